@@ -1,4 +1,4 @@
-"""The mean of sparse updates, and the mix of BatchNorm's running statistics."""
+"""Computes the mean of sparse updates, and the weighted mean of BatchNorm's running statistics."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from compression.decoder import quiet
 from compression.scatter import add_at
 from strategy.robust_aggregation import RobustMean
 
-_SORTED = 32  # below 1 / 32 of all entries, sorting indices is faster than marking them
+# If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
+# marking them in a mask.
+_SORTED = 32
 
 
 @dataclass
 class MeanState:
-    """A sum under way: `sum` float32 (n,), the index sets in it, whether one was dense, weight."""
+    """State of `SparseMean`.
+
+    `sum`: the weighted sum so far, float32 (n,). `sets`: the indices of each added update. `dense`:
+    whether an added update was dense. `weight`: the sum of the weights.
+    """
 
     sum: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     sets: list[NDArray[np.uint32]] = field(default_factory=list)
@@ -31,7 +37,7 @@ class MeanState:
 class SparseMean:
     """The weighted mean of updates of n entries; an entry that a node did not send counts as 0.
 
-    Memory: five bytes for each of the n entries, whatever the number of nodes.
+    It needs five bytes of memory for each of the n entries, for any number of nodes.
     """
 
     def __init__(self, size: int, state: MeanState | None = None) -> None:
@@ -43,7 +49,10 @@ class SparseMean:
 
     @quiet
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
-        """Add `weight` times an update: float32 (k,) at increasing `indices`, (n,) for None."""
+        """Add `weight` times an update.
+
+        `values`: float32 (k,) at the increasing `indices`, or (n,) if `indices` is None.
+        """
         self._state.weight += weight
         values = values if weight == 1.0 else values * np.float32(weight)
         if indices is None:
@@ -55,7 +64,7 @@ class SparseMean:
 
     @quiet
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return the mean at the union of the added indices (None: all), and start again."""
+        """Return the union of the added indices (None: all) and the mean there; reset the sum."""
         state = self._state
         weight = np.float32(state.weight)
         union = None if state.dense else self._union()
@@ -69,7 +78,7 @@ class SparseMean:
         return union, values
 
     def _union(self) -> Indices | None:
-        """Return all added indices, each once, increasing; None if they are all entries."""
+        """Return the increasing union of all added indices; None if it holds all n entries."""
         if len(self._state.sets) == 1:
             union = self._state.sets[0]
         elif sum(map(len, self._state.sets)) * _SORTED < len(self._sum):
@@ -87,10 +96,10 @@ Shares = NDArray[np.float32] | np.float32 | float
 
 @dataclass
 class MixState:
-    """A mix of s statistics under way.
+    """State of `StatisticsMix`, for s statistics.
 
-    `sum`: the sum of weight * share * report, (s,). `shares`: that of weight * share, (s,).
-    `weight`: that of the weights. `low`, `high`: the smallest and largest reports, (s,).
+    `sum`: the sum of weight * share * report, (s,). `shares`: the sum of weight * share, (s,).
+    `weight`: the sum of the weights. `low`, `high`: the smallest and the largest report, (s,).
     """
 
     sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -100,22 +109,23 @@ class MixState:
     high: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def begin(self, size: int) -> None:
-        """Begin a mix of `size` entries."""
+        """Reset the sums, for `size` statistics."""
         self.sum, self.shares, self.weight = np.zeros(size), np.zeros(size), 0.0
         self.low = np.full(size, np.inf, dtype=np.float32)
         self.high = np.full(size, -np.inf, dtype=np.float32)
 
 
 class StatisticsMix:
-    """A convex mix of the model's running statistics and those that nodes report.
+    """A convex combination of the model's running statistics and the statistics that nodes report.
 
-    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1. The result
-    is never beyond the smallest and the largest of x and the reports, whatever optimiser steps the
-    parameters. (Adding a stale difference, or one times a momentum, can make a variance negative,
-    and then the model's outputs NaN.) The statistics are the last entries of a model's vector.
+    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1. So the
+    result is always between the smallest and the largest of x and the reports. If differences were
+    added instead, a stale difference, or one times a momentum, could make a variance negative. Then
+    the model's outputs would be NaN. The statistics are the last entries of a model's vector.
 
-    `kind`: "median" or "trimmed" take the median or trimmed mean (with `trim`, as `RobustMean`) of
-    (1 - a_i) x + a_i s_i for each entry, whatever the weights.
+    `kind`: "mean" computes this formula. "median" and "trimmed" compute, for each entry, the median
+    or the trimmed mean of (1 - a_i) x + a_i s_i, with equal weights (`RobustMean`). `trim`: the
+    share that the trimmed mean cuts off at each end.
     """
 
     def __init__(
@@ -138,13 +148,13 @@ class StatisticsMix:
             self._state.begin(self.size)
 
     def of(self, model: Vector) -> Vector:
-        """Return a model's statistics, (s,): a view."""
+        """Return a view of a model's statistics, (s,)."""
         return model[self.trained :]
 
     def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
-        """Return an update's trained part, as indices (None: all) and values, and its statistics.
+        """Return an update's trained indices (None: all), their values, and its statistics.
 
-        Raises `PayloadError` if the update lacks statistics, or a variance is below 0.
+        Raises `PayloadError` if the update lacks statistics, or if a variance is below 0.
         """
         indices, values = update.indices, update.values
         if not self.size:
@@ -157,7 +167,7 @@ class StatisticsMix:
         return None if indices is None else indices[:cut], values[:cut], statistics
 
     def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
-        """Add a node's report, (s,), with its share, a number or (s,), and weight in the mean."""
+        """Add a node's report, (s,); `share`: a_i, a number or (s,); `weight`: in the mean."""
         if not self.size:
             return
         part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)
@@ -174,9 +184,9 @@ class StatisticsMix:
     def joined(
         self, indices: Indices | None, values: Vector, there: Vector
     ) -> tuple[Indices | None, Vector]:
-        """Return a step's trained part with the new statistics appended; start again.
+        """Return a step's indices and values with the new statistics appended; reset the sums.
 
-        `there`: the current model, float32 (n,), of which the statistics are the last entries.
+        `there`: the current model, float32 (n,); its last entries are the statistics.
         """
         if not self.size:
             return indices, values
@@ -184,7 +194,7 @@ class StatisticsMix:
         state = self._state
         mixed = self._mixed(now)
         low, high = np.minimum(state.low, now), np.maximum(state.high, now)
-        # The mix is convex, but rounding to float32 can leave its bounds.
+        # The combination is convex, but rounding to float32 can exceed the bounds.
         statistics = np.clip(mixed.astype(np.float32), low, high)
         state.begin(self.size)
         if indices is None and len(values) != self.trained:

@@ -1,4 +1,4 @@
-"""The ServerApp: from the run's configuration to a trained model and its records."""
+"""The ServerApp, which reads a run's configuration, trains a model and writes the records."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ log = logging.getLogger("edgewire")
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configured strategy over the grid's nodes."""
+    """Run the configured strategy with the grid's nodes."""
     mark_warnings()
     config = load_config(context.run_config, count_nodes(grid))
-    check_target("partition", config.partition)  # one line here, before every node refuses it
+    check_target("partition", config.partition)  # one error here instead of one at every node
     lasting = grid if isinstance(grid, CheckpointedGrid) else None
-    # Plain `flwr run` takes the nodes that are online; any other run has said how many.
+    # A run that `flwr run` starts directly uses the nodes that are online. All other runs have a
+    # complete configuration in "config", with the number of nodes.
     most = config.nodes if context.run_config.get("config") else None
     nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
     grid = OrderedGrid(nodes or grid)
     if grid.virtual_seconds is None:
         expect_real_time(config)
-        # Only for `flwr run`: the engines start a SuperLink themselves, or are given one.
+        # This check is only for `flwr run`. The engines start a SuperLink or have its address.
         if not context.run_config.get("config") and (line := older_superlink()):
             log.warning("%s", line)
     configure_process()
@@ -60,34 +61,35 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with shutdown if checkpointer.keeps else nullcontext():
             run.start()
-    except PayloadError as error:  # write the last model, and why the run stopped
+    except PayloadError as error:  # write the last model and the reason why the run stopped
         run.finish(stopped=str(error))
         raise
-    except BaseException as error:  # signals too: end at once, without an evaluation
-        with suppress(OSError):  # a full disk: an earlier `model.safetensors` stays
+    except BaseException as error:  # also after a signal: end at once, without an evaluation
+        with suppress(OSError):  # if the disk is full, an earlier `model.safetensors` stays
             run.finish(stopped=why(error, wanted=shutdown.wanted), measure=False)
-        shutdown.go()  # a signal that was held back now ends the process
+        shutdown.go()  # a delayed signal now ends the process
         raise
     run.finish()
     forget(folder)
-    shutdown.go()  # a held signal also ends a sweep before its next run
+    shutdown.go()  # a delayed signal also ends a sweep before its next run
 
 
 def mark_warnings() -> None:
-    """Print EdgeWire's warnings with level and logger name if no handler shows them.
+    """Print EdgeWire's warnings with level and logger name if the logger has no handler.
 
-    `launch.control` looks for that prefix in the run's log.
+    `launch.control` searches the run's log for level and logger name.
     """
-    if not log.hasHandlers():  # a process that Flower started; its output is the run's log
+    if not log.hasHandlers():  # Flower started this process, and its output is the run's log
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(logging.BASIC_FORMAT))
         log.addHandler(handler)
 
 
 def why(error: BaseException, *, wanted: bool = False) -> str:
-    """Return in one line why a run ended: "interrupted" if a user or a signal stopped it.
+    """Return in one line why a run ended; "interrupted" if a user or a signal stopped it.
 
-    `wanted`: a stop was requested and held back; a later failure may have the same cause.
+    `wanted`: True if a stop was requested and delayed. Then the stop is taken as the cause, because
+    a later failure may have the same cause.
     """
     if not isinstance(error, Exception) or wanted or was_stopped(error):
         return "interrupted"

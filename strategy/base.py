@@ -1,4 +1,4 @@
-"""The base class of EdgeWire's strategies: traffic counters, state as bytes, failed nodes."""
+"""The base class of EdgeWire's strategies, with traffic counters, saved state and failed nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the message type of these strategies
-MAX_CONSECUTIVE_FAILURES = 20  # the run ends after so many unusable replies in a row of every node
+# The run ends if every node has sent this many unusable replies in a row.
+MAX_CONSECUTIVE_FAILURES = 20
 FREE = (
     "state",
     "initial",
@@ -34,13 +35,13 @@ FREE = (
     "rates",
 )
 log = getLogger("edgewire")
-FLOWER = getLogger("flwr")  # what `flwr run --stream` shows: the course of a run
+FLOWER = getLogger("flwr")  # `flwr run --stream` shows this logger's messages
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass
 class ServerState:
-    """The state of every EdgeWire server: counters, and each node's last failure reason."""
+    """The state that all EdgeWire servers have: counters, and each node's last failure reason."""
 
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: dict[str, float] | None = None
@@ -48,22 +49,25 @@ class ServerState:
 
 
 class ParameterServer(Strategy):
-    """A server whose nodes send updates of its model.
+    """A server that trains a model with updates from its nodes.
 
-    `update`: "gradient" of one mini-batch, applied at the run's lr, or "delta": the model before
-    local steps minus the model after them, applied at `server_lr`. Raises `ValueError` for others.
+    `update="gradient"`: an update is the gradient of one mini-batch, applied at the run's learning
+    rate. `update="delta"`: an update is the model before local training minus the model after it,
+    applied at the rate `server_lr`. Raises `ValueError` for another `update`, and for a `server_lr`
+    that is not above 0.
 
-    `state` holds the whole state of a run. `save` returns it as bytes between two turns, when the
-    strategy calls `after_turn`. After `load`, a strategy with the same options resumes at that
-    point; its grid must still have the same messages under way.
+    `state` holds the whole state of a run. The strategy calls `after_turn` whenever the state is
+    complete, for example after a round. Only then `save` returns it as bytes. After `load`, a
+    strategy with the same options resumes at that point. The messages without a reply at that point
+    must still be in the grid.
     """
 
-    unit = "ROUND"  # of progress, for the log
-    sends_models = True  # whole models or their updates, both ways
+    unit = "ROUND"  # the unit of progress in the log
+    sends_models = True  # the messages in both directions hold whole models or updates
     State: ClassVar[type[ServerState]]
     state: ServerState
     record_every = 1  # units from one evaluation to the next
-    no_steps = "drop it"  # what to do about an optimizer= of nodes that take no steps
+    no_steps = "drop it"  # advice in an error: what to do with optimizer= if nodes take no steps
 
     def __init__(self, update: str, server_lr: float) -> None:
         if update not in UPDATES:
@@ -71,7 +75,8 @@ class ParameterServer(Strategy):
         if not 0 < server_lr < math.inf:
             raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
         self.update, self.server_lr = update, server_lr
-        self.rate = None if update == "gradient" else server_lr  # of updates; None: the run's lr
+        # The rate at which updates are applied; None: the run's learning rate.
+        self.rate = None if update == "gradient" else server_lr
         self.state = self.State()
         self.screening = Screening()
         self.initial: Initial | None = None  # native tensors of the model that is trained
@@ -81,25 +86,26 @@ class ParameterServer(Strategy):
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes and messages that have crossed the network so far."""
+        """The counters of bytes and messages so far."""
         return self.state.traffic
 
     @property
     def train_metrics(self) -> dict[str, float] | None:
-        """The nodes' last metrics; None if no node has answered."""
+        """The nodes' last metrics; None before the first reply."""
         return self.state.train_metrics
 
     @property
     @abstractmethod
     def done(self) -> int:
-        """The number of units (rounds, pushes, mini-batches) so far."""
+        """The number of units (rounds, asynchronous updates or mini-batches) so far."""
 
     @abstractmethod
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up the messages under way, which no node will answer, and plan new ones.
+        """Delete the messages without a reply, which no node will answer, and plan new messages.
 
-        A resumed server calls this if its state may be older than the nodes' state. Nodes then get
-        the whole model, except the nodes in `back`, which return to the same checkpoint.
+        A resumed server calls this method if the nodes' states may be newer than its state. Then
+        all nodes get the whole model, except those in `back`, which resume from the same
+        checkpoint.
         """
 
     def save(self) -> bytes:
@@ -107,15 +113,16 @@ class ParameterServer(Strategy):
         return to_bytes(self.state, self._options())
 
     def load(self, data: bytes) -> None:
-        """Take a saved state; the next `start` resumes from it.
+        """Set the state to a saved one; the next `start` resumes from it.
 
-        Raises `StateError` for a state of another strategy, or one saved with other options.
+        Raises `StateError` for a state of another strategy, and for one saved with other options.
         """
         self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
 
     def _options(self) -> dict[str, str]:
-        """Return the options that must be the same when a state is loaded; the run's length may
-        differ.
+        """Return the options that must be the same when a state is loaded.
+
+        The length of the run is not among them.
         """
         found = {}
         for name, value in vars(self).items():
@@ -126,7 +133,7 @@ class ParameterServer(Strategy):
         return found
 
     def _begin(self) -> bool:
-        """Begin a run, with an empty state unless one was loaded; return whether it resumes."""
+        """Begin a run, with an empty state unless one was loaded; return whether one was loaded."""
         FLOWER.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         goes_on, self._goes_on = self._goes_on, False
@@ -135,23 +142,23 @@ class ParameterServer(Strategy):
         return goes_on
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the state of nodes that have left the run."""
         for node in nodes:
             self.state.reasons.pop(node, None)
 
     def _turned(self) -> None:
-        """Call `after_turn` at the end of a turn: the state is complete and can be saved."""
+        """Call `after_turn`, because the state is complete and can be saved."""
         if self.after_turn is not None:
             self.after_turn()
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, one line, for options that this strategy does not support."""
+        """Raise `ConfigError`, with one line, for options that this strategy does not support."""
         self._expect_recorded(config.eval_every)
         if self.update == "gradient":
             self._expect_no_steps(config)
 
     def _expect_recorded(self, eval_every: int) -> None:
-        """Raise `ConfigError` unless every evaluation falls on a record."""
+        """Raise `ConfigError` unless `eval_every` is a multiple of `record_every`."""
         if eval_every % self.record_every:
             raise ConfigError(
                 f"eval_every={eval_every} must be a multiple of "
@@ -159,7 +166,7 @@ class ParameterServer(Strategy):
             )
 
     def _expect_no_steps(self, config: Config) -> None:
-        """Raise `ConfigError` for options that only local steps use: a gradient node takes none."""
+        """Raise `ConfigError` for options of local steps, because gradient nodes take none."""
         for key, value, alone in (
             ("local_steps", config.local_steps, None),
             ("local_epochs", config.local_epochs, 1),
@@ -184,42 +191,42 @@ class ParameterServer(Strategy):
         arrays: ArrayRecord,
         result: Result,
     ) -> None:
-        """Call `evaluate_fn`; keep its metrics and log them as Flower's own strategies do."""
+        """Call `evaluate_fn`; put its metrics in `result`, and log them as Flower does."""
         metrics = evaluate_fn(done, arrays) if evaluate_fn else None
         if metrics:
             result.evaluate_metrics_serverapp[done] = metrics
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count an unused reply; log node and reason, after `when`, if the reason is new."""
+        """Count an unusable reply; if the node's reason is new, log it after the text `when`."""
         self.traffic.failures += 1
         reason = in_one_line(reason)
-        if self.state.reasons.get(node) != reason:  # one line, not one for each of 100,000 messages
+        if self.state.reasons.get(node) != reason:  # a node may fail for the same reason each time
             self.state.reasons[node] = reason
             log.warning("%snode %d left out: %s", when, node, reason)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return no messages: `start` makes its own."""
+        """Return no messages, because `start` makes the messages."""
         return []
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return nothing: `start` aggregates by itself."""
+        """Return nothing, because `start` aggregates the updates."""
         return None, None
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return nothing: the nodes do not evaluate."""
+        """Return nothing, because the nodes do not evaluate."""
         return None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return no messages: the nodes do not evaluate."""
+        """Return no messages, because the nodes do not evaluate."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""Collect one round's replies until enough came or time is up; count late ones (stragglers)."""
+"""Collects a round's replies until enough have arrived or the time is over; tracks stragglers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from flwr.app import Message
 from compression.flower.timeouts import AdaptiveTimeout, SlowestReply
 from strategy.ordered_grid import OrderedGrid
 
-LEAST = 4  # stragglers that wait without a look for their replies
+LEAST = 4  # up to this number of late messages, the server does not look for their replies
 
 
 @dataclass
 class StragglersState:
     """The state of `Stragglers`.
 
-    `messages`: message id -> (node, number of the message among the node's). `answered`: node ->
-    the number of its last answered message. `most`: the number of messages above which `Stragglers`
-    looks for their replies.
+    `messages`: by message id, the node and the round of the message. `answered`: by node, the round
+    of the last message that it answered. `most`: above this number of messages, `Stragglers` looks
+    for replies.
     """
 
     messages: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -28,12 +28,12 @@ class StragglersState:
 
 
 class Stragglers:
-    """Keeps late messages until their replies arrive, or can no longer arrive.
+    """Stores late messages until their replies arrive, or can no longer arrive.
 
-    A late reply is not applied; the node's next message tells it so. This class still fetches the
-    replies, so that the SuperLink does not keep them: whenever there are a quarter more late
-    messages than were left the last time. A node answers in order, so a message older than the last
-    one that it answered is lost.
+    A late reply is not applied, and the server's next message to the node says so. This class still
+    fetches late replies, so that the SuperLink can delete them. It does so whenever the number of
+    late messages has grown by a quarter since the last time. A node answers in order. So a message
+    is lost if it is older than the last message that the node answered.
     """
 
     def __init__(self, grid: OrderedGrid, state: StragglersState | None = None) -> None:
@@ -44,25 +44,25 @@ class Stragglers:
         return len(self._state.messages)
 
     def answered(self, node: int, number: int) -> None:
-        """Note that a node has answered a message."""
+        """Record that a node has answered its message of round `number`."""
         self._state.answered[node] = max(number, self._state.answered.get(node, 0))
 
     def add(self, message_id: str, node: int, number: int) -> None:
-        """Add a late message to a node; the numbers of one node's messages increase."""
+        """Add a late message of round `number` to a node; the rounds must increase."""
         self._state.messages[message_id] = node, number
         if len(self._state.messages) > self._state.most:
             self.clear()
             self._state.most = max(LEAST, 5 * len(self._state.messages) // 4)
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone, and the messages to them."""
+        """Delete the data of nodes that have left the run, and of their messages."""
         state = self._state
         state.messages = {key: sent for key, sent in state.messages.items() if sent[0] not in nodes}
         for node in nodes:
             state.answered.pop(node, None)
 
     def clear(self) -> None:
-        """Fetch the replies that have arrived; forget messages whose replies cannot arrive."""
+        """Fetch the replies that have arrived, and delete messages whose replies cannot arrive."""
         for reply in self._grid.pull_before(self._state.messages, self._grid.now):
             self.answered(*self._state.messages[reply.metadata.reply_to_message_id])
         self._state.messages = {
@@ -79,8 +79,9 @@ LONGEST = 8  # the longest backoff, in rounds, of a node that does not answer
 class RoundCollectorState:
     """The state of `RoundCollector`.
 
-    `missed`: node -> rounds in a row without its reply. `again`: node -> the first round in which
-    the server may ask it again.
+    `round`: the number of rounds so far. `missed`: by node, how many rounds in a row it has not
+    replied. `again`: by node, the first round in which the server may ask it again. `late`: the
+    late messages.
     """
 
     round: int = 0
@@ -90,11 +91,12 @@ class RoundCollectorState:
 
 
 class RoundCollector:
-    """Sends a round's messages over a grid and collects the replies; drops those that come late.
+    """Sends a round's messages over a grid, collects the replies, and drops late replies.
 
     Backup workers (Chen et al. 2016, "Revisiting distributed synchronous SGD"): with a quorum, the
-    slowest nodes do not delay a round. A codec with a residual does not lose a late update: the
-    node's next message says that it was not applied, and the node puts it back.
+    slowest nodes do not delay a round. A codec with a residual does not lose a late update. The
+    server's next message to the node says that the update was not applied, and the node adds the
+    update back to its residual.
     """
 
     def __init__(self, grid: OrderedGrid, state: RoundCollectorState | None = None) -> None:
@@ -102,24 +104,26 @@ class RoundCollector:
         self._state = RoundCollectorState() if state is None else state
         self._late = Stragglers(grid, self._state.late)
         self._slowest = SlowestReply()
-        self.time_was_up = False  # whether the last round ended by time-out, not by its quorum
+        self.time_was_up = False  # True if the last round ended by its timeout, not by its quorum
 
     def resting(self) -> set[int]:
-        """Return the nodes that the server must not ask in the coming round.
+        """Return the nodes that the server must not ask in the next round.
 
-        Backoff: after m rounds in a row without a reply the server asks a node again m rounds
-        later, at most `LONGEST`. A node that is always late thus does not collect unread messages.
+        Backoff: after m rounds in a row without a reply, the server asks a node again m rounds
+        later, but at most `LONGEST` rounds later. So a node that is always late does not have a
+        growing queue of unread messages.
         """
         return {node for node, when in self._state.again.items() if when > self._state.round + 1}
 
     def __call__(self, messages: list[Message], quorum: int, timeout: float) -> dict[int, Message]:
-        """Return the replies by node: all, or those that arrived until `quorum` were no errors.
+        """Send messages, and return the replies by node.
 
-        `timeout`: seconds; on a local grid, of virtual time.
+        The method returns when all nodes have replied, when `quorum` replies that are not errors
+        have arrived, or after the timeout. `timeout`: seconds, in virtual time on a virtual clock.
         """
         grid = self._grid
         patience = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
-        ids = list(grid.push_messages(messages, timeout))  # as TTL: no node gets one after it
+        ids = list(grid.push_messages(messages, timeout))  # no node gets a message after the time
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
         while waiting and good < quorum:
@@ -138,14 +142,14 @@ class RoundCollector:
         return replies
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the data of nodes that have left the run."""
         self._late.forget(nodes)
         for node in nodes:
             self._state.missed.pop(node, None)
             self._state.again.pop(node, None)
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
-        """Note which nodes owe a reply, and which no longer do."""
+        """Update the backoff and the late messages; `waiting`: the messages without a reply."""
         for node in answered:
             self._late.answered(node, self._state.round)
             self._state.missed.pop(node, None)

@@ -1,4 +1,4 @@
-"""Make the strategy that a YAML of conf/strategy/ names; a new one needs no change here."""
+"""Makes the strategy that a YAML file in conf/strategy/ names; new strategies need no code here."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ def screening_of(config: Config) -> Screening:
 
 
 class CountedStrategy(Protocol):
-    """A strategy that counts the bytes which cross the network.
+    """A strategy that counts the bytes that cross the network.
 
-    `initial`: the native tensors beside the flat model (`compression/flower/native_tensors.py`);
-    the arguments of `start` do not hold them.
+    `initial`: the native tensors, which are not in the flat model that `start` gets
+    (`compression/flower/native_tensors.py`).
     """
 
     initial: Initial | None
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes and messages that have crossed the network so far."""
+        """The counters of bytes and messages so far."""
 
     @property
     def train_metrics(self) -> Mapping[str, Any] | None:
-        """The last round's, from the nodes; None if no node answered."""
+        """The nodes' training metrics of the last round; None if no node answered."""
 
     @property
     def evaluate_metrics(self) -> Mapping[str, Any] | None:
-        """The last round's, from the nodes' own evaluation; None if there was none."""
+        """The metrics of the last round's evaluation at the nodes; None if there was none."""
 
     def start(
         self,
@@ -61,21 +61,22 @@ class CountedStrategy(Protocol):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds, as Flower's `Strategy.start`; arrays for `evaluate_fn` are flat."""
+        """Run all rounds, like Flower's `Strategy.start`; `evaluate_fn` gets the model flat."""
 
 
 class Checked(CountedStrategy, Protocol):
-    """One of EdgeWire's own strategies, which checks the rest of the configuration itself."""
+    """One of EdgeWire's strategies, which checks the configuration itself."""
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, one line, for options that this strategy does not support."""
+        """Raise `ConfigError`, with one line, for options that this strategy does not support."""
 
 
 def scheme_for(config: Config, data: Data) -> CountedStrategy:
-    """Return the configured strategy for a data set; a pipeline strategy has cut its model.
+    """Return the configured strategy for a data set; if it is a pipeline, its model is cut.
 
-    Raises `ConfigError` as `scheme_of`, and `ConfigError` or `TaskError` for a model that cannot be
-    cut, or not there.
+    Raises the errors of `scheme_of`. Also raises `ConfigError` or `TaskError` for a model that
+    cannot be cut as configured, and `ConfigError` for a strategy that needs data which the server
+    does not have.
     """
     scheme = scheme_of(config)
     if not len(data.train.labels):
@@ -98,12 +99,12 @@ def scheme_for(config: Config, data: Data) -> CountedStrategy:
 
 
 def asks_nodes(scheme: CountedStrategy) -> bool:
-    """Return whether the nodes evaluate the model too, as some of Flower's strategies ask."""
+    """Return whether the strategy asks the nodes to evaluate the model."""
     return isinstance(scheme, Federated) and scheme.evaluates
 
 
 def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
-    """Raise `ConfigError` for a strategy that needs samples at a server without any."""
+    """Raise `ConfigError` for a strategy that needs samples, at a server without samples."""
     if isinstance(scheme, PipelineStrategy):
         raise ConfigError(
             "no photos at the server, which cuts a model by the data: put photos into its own "
@@ -119,9 +120,10 @@ def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
 def scheme_of(config: Config) -> CountedStrategy:
     """Return the configured strategy.
 
-    Raises `ConfigError` for options that it does not take, and combinations it does not support.
-    The YAML files of EdgeWire's own strategies say `_partial_`: such a strategy compresses by
-    itself, and gets its codecs and the seed here. Any other strategy is one of Flower's.
+    Raises `ConfigError` for unknown options, and for combinations that the strategy does not
+    support. A strategy with `_partial_` in its YAML file is one of EdgeWire's. It compresses
+    messages itself, and gets the codecs and the seed here. All other strategies are Flower's or a
+    user's.
     """
     made = strategy_of(config)
     downlink = downlink_of(config)

@@ -1,4 +1,4 @@
-"""Flower's strategies over a compressed grid: round by round, with their state as bytes."""
+"""Runs Flower's strategies over a compressed grid, round by round, and saves their state."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from strategy.run.tagged import Tagged, told
 from task.steps import Evaluation
 
 DEFAULT = Screening()
-METRICS = {  # of our ClientApp's replies
+METRICS = {  # of the replies of EdgeWire's ClientApp
     "train": (LOSS, EXAMPLES, STEPS, SECONDS),
     "evaluate": (*Evaluation._fields, EXAMPLES),
 }
-LEVEL = 10.0  # a loss may be the median of a round times or divided by this
+LEVEL = 10.0  # a loss is limited to between the round's median / LEVEL and the median * LEVEL
 
 
 def level(replies: list[Message]) -> list[Message]:
-    """Limit the losses in replies to median / `LEVEL` .. median * `LEVEL`; return the replies.
+    """Limit the losses in replies to median / `LEVEL` .. median * `LEVEL`, and return the replies.
 
-    q-FedAvg weighs nodes by their losses, and the smallest loss bounds its step: one node that
-    reports a loss of 0 would stop the model.
+    Reason: q-FedAvg weights nodes by their losses, and the smallest loss limits its step. A single
+    node that reports a loss of 0 would stop the training.
     """
     found = [
         (metrics, float(cast(float, metrics[LOSS])))
@@ -64,8 +64,8 @@ def level(replies: list[Message]) -> list[Message]:
 class FederatedState:
     """The state of a run with one of Flower's strategies, as a checkpoint holds it.
 
-    `round`: the last one. `arrays`: the model after it. `kept`: the attributes of the strategy and
-    of each strategy that it wraps.
+    `round`: the last round. `arrays`: the model after this round. `kept`: the attributes of the
+    strategy and of each strategy that it wraps.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
@@ -76,12 +76,13 @@ class FederatedState:
 
 
 class Federated(StatisticsAveraging):
-    """Any of Flower's strategies over a compressed grid; its draws depend on (seed, round) alone.
+    """Runs any of Flower's strategies over a compressed grid.
 
-    Flower's strategies sample nodes with Python's global generator, which other threads of the
-    process use too. This class seeds that generator right before each round draws.
+    Flower's strategies sample nodes with Python's global random generator, which other threads of
+    the process use too. This class seeds the generator immediately before each round's sampling. So
+    the sample depends only on the seed and the round.
 
-    `save` returns the whole state of a run between two rounds, when `after_turn` is called. After
+    `after_turn` is called between two rounds. Then `save` returns the whole state of a run. After
     `load`, a strategy with the same options resumes at that point.
     """
 
@@ -98,14 +99,14 @@ class Federated(StatisticsAveraging):
         self._screening = screening
         self._state = FederatedState()
         self._goes_on = False  # whether `start` resumes a loaded state
-        self.train_metrics: MetricRecord | None = None  # the last round's, from the nodes
+        self.train_metrics: MetricRecord | None = None  # the nodes' metrics of the last round
         self.evaluate_metrics: MetricRecord | None = None
         self.after_turn: Callable[[], None] | None = None
         self.initial: Initial | None = None  # native tensors of the model that is trained
 
     @property
     def traffic(self) -> Traffic:
-        """The bytes and messages that have crossed the network so far."""
+        """The counters of bytes and messages so far."""
         return self._state.traffic
 
     @property
@@ -121,7 +122,7 @@ class Federated(StatisticsAveraging):
     def save(self) -> bytes:
         """Return the state as bytes.
 
-        Raises `TypeError`, one line, for an attribute that cannot be serialized.
+        Raises `TypeError`, with one line, for an attribute that cannot be serialized.
         """
         self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
         for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
@@ -129,9 +130,9 @@ class Federated(StatisticsAveraging):
         return to_bytes(self._state, self._options())
 
     def load(self, data: bytes) -> None:
-        """Take a saved state; the next `start` resumes from it.
+        """Set the state to a saved one; the next `start` resumes from it.
 
-        Raises `StateError` for a state of another strategy, or one saved with other options.
+        Raises `StateError` for a state of another strategy, and for one saved with other options.
         """
         self._state, self._goes_on = from_bytes(FederatedState, data, self._options()), True
         for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
@@ -139,16 +140,14 @@ class Federated(StatisticsAveraging):
                 setattr(strategy, name, value.value)
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Note that nodes outside `back` may be newer than the state.
+        """Record that the states of nodes outside `back` may be newer than the server's state.
 
-        No message is under way between two rounds.
+        Between two rounds all messages have been answered or have timed out.
         """
         self._state.link.dialogue.go_back(back)
 
     def _options(self) -> dict[str, str]:
-        """Return what must be the same when a state is loaded: the classes of all wrapped
-        strategies.
-        """
+        """Return the classes of all wrapped strategies, which must be equal to load a state."""
         return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
 
     def start(
@@ -161,7 +160,7 @@ class Federated(StatisticsAveraging):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the strategy's rounds; arguments and result as `Strategy.start`, arrays flat."""
+        """Run the strategy's rounds with a flat model, like Flower's `Strategy.start`."""
         goes_on, self._goes_on = self._goes_on, False
         initial = self.initial or NONE
         if not goes_on:
@@ -206,7 +205,7 @@ class Federated(StatisticsAveraging):
         evaluate_config: ConfigRecord,
         result: Result,
     ) -> None:
-        """Run one round, its parts in the order of Flower's own `Strategy.start`."""
+        """Run one round, with its parts in the order of Flower's `Strategy.start`."""
         number, arrays = self._state.round + 1, self._state.arrays.value
         messages = self.configure_train(number, arrays, train_config, link)
         replies = link.send_and_receive(messages, timeout=timeout)
@@ -222,7 +221,7 @@ class Federated(StatisticsAveraging):
         self._state.round, self._state.arrays = number, Tagged(arrays)
 
     def _measure(self, evaluate_fn: EvaluateFn | None, of: int, result: Result) -> None:
-        """Call `evaluate_fn` with the newest model; keep its metrics and log them."""
+        """Call `evaluate_fn` with the newest model; put its metrics in `result`, and log them."""
         done, arrays = self._state.round, self._state.arrays.value
         metrics = evaluate_fn(done, arrays) if evaluate_fn else None
         if metrics is not None:
@@ -232,21 +231,21 @@ class Federated(StatisticsAveraging):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure training after seeding the global generator."""
+        """Seed the global generator, then configure training."""
         random.seed(f"{self._seed} {server_round} train")
         return super().configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Configure evaluation after seeding the global generator."""
+        """Seed the global generator, then configure evaluation."""
         random.seed(f"{self._seed} {server_round} evaluate")
         return super().configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Aggregate, and keep the nodes' training metrics."""
+        """Aggregate, and store the nodes' training metrics."""
         if isinstance(self.strategy, QFedAvg):
             replies = level(list(replies))
         arrays, self.train_metrics = super().aggregate_train(server_round, replies)
@@ -255,7 +254,7 @@ class Federated(StatisticsAveraging):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate, and keep the nodes' evaluation metrics."""
+        """Aggregate, and store the nodes' evaluation metrics."""
         self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
         return self.evaluate_metrics
 
@@ -266,7 +265,7 @@ def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
 
 
 def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
-    """Raise `TypeError`, with its name, for an attribute that cannot be serialized."""
+    """Raise `TypeError` for an attribute that cannot be serialized; `name`: the strategy's name."""
     for attribute, value in kept.items():
         try:
             told(value.value, lambda array: 0)
@@ -275,7 +274,7 @@ def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
 
 
 def _is_rule(value: Any) -> bool:
-    """Return whether a value is code or a wrapped strategy, which a state does not save."""
+    """Return whether a value is code or a wrapped strategy, which is not part of a state."""
     if isinstance(value, partial):
         return _is_rule(value.func)
     return isroutine(value) or isinstance(value, type | Strategy)

@@ -1,4 +1,4 @@
-"""Checks of options that Flower's strategies accept silently, then ignore or wait on for ever."""
+"""Refuses options that Flower's strategies accept silently, but then ignore or wait on for ever."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, Strategy
 
 from conf import Config, ConfigError
 
-# With f malicious nodes the proofs need 2 f + 3 nodes for Krum (Blanchard et al. 2017, proposition
-# 4.2) and 4 f + 3 for Bulyan (El Mhamdi et al. 2018, section 4).
+# With f malicious nodes, the proof for Krum needs 2 f + 3 nodes (Blanchard et al. 2017, proposition
+# 4.2), and the proof for Bulyan needs 4 f + 3 nodes (El Mhamdi et al. 2018, section 4).
 KRUM, BULYAN, MORE = 2, 4, 3
 LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # Flower waits for these
 
 
 def expect_limits(strategy: Strategy, config: Config) -> None:
-    """Raise `ConfigError`, one line, for options that one of Flower's strategies cannot honour."""
+    """Raise `ConfigError`, with one line, for options that a strategy of Flower cannot apply."""
     if config.network.crash or config.network.join_seconds:
         raise ConfigError(
             "network.crash and network.join_seconds need a strategy that stands them: "
@@ -24,7 +24,7 @@ def expect_limits(strategy: Strategy, config: Config) -> None:
 
 
 def wrapped(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and those that it wraps, as Flower's differential privacy classes do."""
+    """Return a strategy and all that it wraps; Flower's differential privacy classes wrap one."""
     found = [strategy]
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)
@@ -34,7 +34,7 @@ def wrapped(strategy: Strategy) -> list[Strategy]:
 def _expect_limits(strategy: Strategy, config: Config) -> None:
     if isinstance(strategy, FedAvg):
         _expect_sampled(strategy, config.nodes)
-    else:  # a user's own strategy, if it has FedAvg's option names
+    else:  # a user's strategy that has FedAvg's option names
         for name in LEAST:
             least = getattr(strategy, name, 0)
             if isinstance(least, int) and least > config.nodes:
@@ -49,9 +49,9 @@ def _expect_limits(strategy: Strategy, config: Config) -> None:
 
 
 def expect_trained(nodes: int, share: float, least: int) -> int:
-    """Return how many of `nodes` train in a round, as FedAvg counts them.
+    """Return how many of `nodes` nodes train in a round of FedAvg.
 
-    Raises `ConfigError` if no node would train, or a number is out of range.
+    Raises `ConfigError` if no node would train, or if a number is out of range.
     """
     _expect_share("fraction_train", share)
     _expect_least("min_train_nodes", least, nodes)
@@ -64,7 +64,7 @@ def expect_trained(nodes: int, share: float, least: int) -> int:
 
 
 def _expect_sampled(strategy: FedAvg, nodes: int) -> None:
-    """Refuse shares outside 0..1, and minimum numbers of nodes that the run cannot reach."""
+    """Raise `ConfigError` for shares outside 0..1 and minimum numbers of nodes above `nodes`."""
     expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
     _expect_share("fraction_evaluate", strategy.fraction_evaluate)
     _expect_least("min_evaluate_nodes", strategy.min_evaluate_nodes, nodes)
@@ -72,7 +72,7 @@ def _expect_sampled(strategy: FedAvg, nodes: int) -> None:
 
 
 def _expect_tolerated(strategy: FedAvg, malicious: int, times: int, nodes: int) -> None:
-    """Refuse more malicious nodes than a rule's proof allows: its guarantee would not hold."""
+    """Raise `ConfigError` for more malicious nodes than the proof of the strategy allows."""
     _expect_count("num_malicious_nodes", malicious, 0, nodes)
     drawn = expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
     needed = times * malicious + MORE

@@ -1,4 +1,4 @@
-"""The learning rate of each round, from torch's own schedulers."""
+"""Computes the learning rate of each round with PyTorch's schedulers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from task.process import uncompiled
 
 
 class _Rate(torch.optim.SGD):
-    """An optimiser without steps: a learning rate for a scheduler to change."""
+    """An optimiser that takes no steps; its learning rate is what a scheduler changes."""
 
     def __init__(self, lr: float) -> None:
         with uncompiled():
             super().__init__([torch.zeros(1)], lr=lr)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing: torch's own `step` would import its compiler, which takes seconds."""
+        """Do nothing; PyTorch's `step` would import PyTorch's compiler, which takes seconds."""
 
 
 @dataclass
 class ScheduleState:
-    """What a schedule has received: the number of steps, and losses if its rates depend on them."""
+    """State of `Schedule`: the number of steps, and the losses if the rates depend on them."""
 
     steps: int = 0
     losses: list[float] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Schedule:
         self._options = node
         self._optimizer = _Rate(lr)
         self._scheduler = build("schedule", node)(self._optimizer)
-        self._optimizer.step()  # torch warns if a scheduler steps before its optimiser
+        self._optimizer.step()  # PyTorch warns if a scheduler steps before its optimiser
 
     def load(self, state: ScheduleState) -> None:
         """Repeat the steps of another schedule with the same options."""
@@ -53,19 +53,20 @@ class Schedule:
 
     @property
     def heeds_losses(self) -> bool:
-        """Whether rates depend on losses, so that they are unknown in advance."""
+        """Whether the rates depend on losses, so that they are unknown in advance."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     @property
     def lr(self) -> float:
-        """The learning rate of the coming round."""
+        """The learning rate of the next round."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def step(self, loss: float | None, rounds: int = 1) -> None:
-        """Go on by `rounds`; `loss`: their mean training loss, None if unknown.
+        """Advance the schedule by `rounds` rounds.
 
-        `ReduceLROnPlateau` counts losses, not rounds: it takes one step with `loss`, whatever
-        `rounds` is. Raises `ConfigError` for options with which torch's scheduler cannot compute.
+        `loss`: the mean training loss of these rounds; None if unknown. `ReduceLROnPlateau` counts
+        losses and not rounds, so it takes one step for any number of rounds. Raises `ConfigError`
+        for options with which PyTorch's scheduler fails.
         """
         plateau = self.heeds_losses
         if plateau and loss is None:
@@ -84,24 +85,27 @@ class Schedule:
 
 
 class Rates:
-    """The rate of every mini-batch: all segments use the same rate, whenever they train on it."""
+    """The learning rate of every mini-batch of a cut model.
+
+    All segments use the same rate for a mini-batch, although they train on it at different times.
+    """
 
     def __init__(self, node: Any, lr: float) -> None:
         self._schedule = Schedule(node, lr)
         self._known = [self._schedule.lr]
 
     def share(self, known: list[float]) -> None:
-        """Keep the rates in the list `known` from now on; it may hold those of a resumed run."""
+        """Store the rates in the list `known`, which may hold the rates of a resumed run."""
         while len(self._known) < len(known):
             self.of(len(self._known), known[len(self._known)])
         known[:] = self._known
         self._known = known
 
     def of(self, number: int, newest: float) -> float:
-        """Return the rate of mini-batch `number`, from 0.
+        """Return the learning rate of mini-batch `number`, counted from 0.
 
-        `newest`: the rate as of the last record, for schedules that depend on losses. A mini-batch
-        keeps the rate that was the newest at the first call for it.
+        `newest`: the rate after the last record, for schedules that depend on losses. The first
+        call for a mini-batch determines its rate.
         """
         while len(self._known) <= number:
             if self._schedule.heeds_losses:

@@ -1,4 +1,4 @@
-"""Native tensors at the server: a mix of the values that nodes report."""
+"""Aggregates native tensors (integers, masks, frozen weights) at the server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from compression.flower.server.update_filter import Screening, UpdateFilter, Upd
 
 @dataclass
 class NativeState:
-    """Native tensors that differ from those at the start of the run, by name.
+    """State of `NativeMix`; it holds only tensors that differ from those at the start of the run.
 
-    `now`: the current values. `reports`: what nodes have reported since, with `shares` and
-    `weights`. `screen`: how far each node has moved the tensors.
+    `now`: the current tensors by name. `reports`: for each report of a node since the last `take`,
+    its tensors by name. `shares`, `weights`: for each report, its share and weight. `screen`: the
+    norms of the nodes' changes.
     """
 
     now: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -30,11 +31,11 @@ class NativeState:
 
 
 class NativeMix:
-    """Native tensors at a server whose nodes send updates: the server mixes values, takes no step.
+    """The native tensors at a server whose nodes send updates; they are averaged without a step.
 
     Floats become x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in
-    0..1. Integers become the rounded mean of the reports. `robust`: all tensors become the median
-    of the reports instead.
+    0..1. Integers become the rounded mean of the reports. With `robust`, all tensors become the
+    median of the reports instead.
     """
 
     def __init__(
@@ -50,17 +51,17 @@ class NativeMix:
 
     @property
     def arrays(self) -> Arrays:
-        """The current tensors by name; read only."""
+        """The current tensors by name; treat them as read-only."""
         return {**self.initial.arrays, **self._state.now}
 
     def observe(self, reports: Iterable[Arrays]) -> None:
-        """Take a round's reports, while the screen knows too few distances to judge one."""
+        """Compute the usual norm from a round's reports, while too few reports have been used."""
         if self.initial.arrays and not self._screen.knows:
             now = self.arrays
             self._screen.observe(distance(report, now) for report in reports)
 
     def expect_usual(self, node: int, report: Arrays) -> None:
-        """Raise `PayloadError` for a report that is unusually far from the current tensors."""
+        """Raise `PayloadError` for a report whose distance from the current tensors is unusual."""
         if self.initial.arrays:
             self._screen.clip_factor(node, distance(report, self.arrays), None)
 
@@ -72,7 +73,7 @@ class NativeMix:
             self._state.weights.append(weight)
 
     def take(self) -> None:
-        """Mix the added reports into the tensors; start again."""
+        """Compute the new tensors from the added reports, and delete the reports."""
         state = self._state
         if not state.reports:
             return
@@ -94,10 +95,10 @@ class NativeMix:
         return mean([now, *values], [float(np.sum(weights - parts)), *parts])
 
     def forget(self, nodes: Iterable[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the data of nodes that have left the run."""
         self._screen.forget(nodes)
 
 
 def mean_of(factor: NDArray[np.float32] | np.float32) -> float:
-    """Return the mean of an update's factors, one for each parameter; 1 for an empty array."""
+    """Return the mean of an update's factors, which may differ by parameter; 1 for no factors."""
     return float(np.mean(factor)) if np.size(factor) else 1.0

@@ -1,4 +1,4 @@
-"""Which nodes an asynchronous server sends messages to, and which ones rest (backoff)."""
+"""Decides when an asynchronous server sends a node its next message (backoff)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 
 from strategy.base import MAX_CONSECUTIVE_FAILURES
 
-LONGEST = 64  # the longest rest is LONGEST - 1 times one push of each known node
+# The longest pause of a node: until the server has received (LONGEST - 1) * (number of known
+# nodes) updates.
+LONGEST = 64
 
 
 @dataclass
 class BackoffSchedulerState:
     """The state of `BackoffScheduler`.
 
-    `known`: nodes that take part. `count`: node -> messages sent to it. `failed`: node -> failures
-    in a row. `hopeless`: nodes with `MAX_CONSECUTIVE_FAILURES` of them. `resting`: (pushes of all
-    until which it rests, node).
+    `known`: the nodes that take part. `count`: by node, the number of messages sent to it.
+    `failed`: by node, the number of consecutive failures. `hopeless`: the nodes with at least
+    `MAX_CONSECUTIVE_FAILURES` consecutive failures. `resting`: pairs of (number of updates received
+    by the server at which the pause ends, node).
     """
 
     known: set[int] = field(default_factory=set)
@@ -28,10 +31,10 @@ class BackoffSchedulerState:
 
 
 class BackoffScheduler:
-    """Lets a node rest that keeps failing, longer after each failure, or that is too far ahead.
+    """Delays messages to a node that fails repeatedly, or that is faster than the other nodes.
 
-    `most`: a node is too far ahead above this many times the median number of messages; None:
-    never.
+    The pause gets longer with each failure. `most`: a node also pauses if it got more than `most`
+    times the median number of messages; None switches this off.
     """
 
     def __init__(self, most: float | None, state: BackoffSchedulerState) -> None:
@@ -48,11 +51,11 @@ class BackoffScheduler:
         return new
 
     def remove(self, node: int) -> None:
-        """Note that a node is not available."""
+        """Record that a node is not available."""
         self._state.known.discard(node)
 
     def forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone."""
+        """Delete the data of nodes that have left the run."""
         state = self._state
         state.resting = [(until, node) for until, node in state.resting if node not in nodes]
         state.known -= nodes
@@ -61,17 +64,17 @@ class BackoffScheduler:
             del state.count[node], state.failed[node]
 
     def next(self, node: int) -> int:
-        """Return the number of a node's next message, from 1 on."""
+        """Count a node's next message, and return its number, from 1."""
         self._state.count[node] += 1
         return self._state.count[node]
 
     def used(self, node: int) -> None:
-        """Note that a node's reply was usable."""
+        """Record that a node's reply was usable."""
         self._state.failed.pop(node, None)
         self._state.hopeless.discard(node)
 
     def useless(self, node: int) -> bool:
-        """Note that a node's message failed; return whether every known node is hopeless."""
+        """Record a failure of a node; return whether all known nodes are in `hopeless`."""
         state = self._state
         state.failed[node] += 1
         if state.failed[node] == MAX_CONSECUTIVE_FAILURES:
@@ -79,9 +82,13 @@ class BackoffScheduler:
         return state.hopeless >= state.known
 
     def should_wait(self, node: int, done: int) -> bool:
-        """Return whether a node must rest before its next message; `done`: pushes so far."""
+        """Return whether a node must pause before its next message.
+
+        `done`: the number of updates that the server has received so far.
+        """
         state = self._state
-        # In pushes of every known node: 0, 0, 1, 3, 7, ... after 0, 1, 2, 3, 4, ... failures.
+        # After 0, 1, 2, 3, 4, ... failures a node pauses for 0, 0, 1, 3, 7, ... updates per known
+        # node.
         rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
         if self._most is not None and not rest:
             counts = sorted(state.count[each] for each in state.known)
@@ -91,7 +98,7 @@ class BackoffScheduler:
         return bool(rest)
 
     def ready(self, done: int, *, idle: bool) -> list[int]:
-        """Return nodes whose rest is over at `done` pushes; all resting ones if `idle`."""
+        """Return the nodes whose pause ends at `done` received updates, or all if `idle`."""
         state = self._state
         if not state.resting:
             return []

@@ -1,4 +1,4 @@
-"""The nodes in an order that is the same on every engine, and waiting for nodes."""
+"""Lists nodes in the same order in simulation and deployment, and waits for nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
 
 
 def count_nodes(grid: Grid) -> int:
-    """Return the number of nodes, once it is above 0 and has not changed for half a second."""
+    """Wait until the number of nodes is above 0 and stable for half a second, and return it."""
     nodes = timed(grid)
     before, count = 0, len(nodes.get_node_ids())
     if nodes.virtual_seconds is None and not count:
@@ -27,24 +27,24 @@ def count_nodes(grid: Grid) -> int:
 
 
 class OrderedGrid(GridWrapper):
-    """A wrapper of any grid that lists nodes in an order which is the same on every engine.
+    """A wrapper of any grid that lists the nodes in the same order in simulation and deployment.
 
-    Strategies sample positions in that list, so the same seed draws the same partitions everywhere.
+    Strategies sample positions in this list. So the same seed always draws the same partitions.
     """
 
     @property
     def next_look(self) -> float:
-        """The moment, by `now`, to look for new nodes again; infinity if none will come."""
+        """The value of `now` at which to look for new nodes; infinity if no node will appear."""
         change = self.next_change
         return self.now + LOOK_AGAIN if change is None else change
 
     def wait_for_nodes(self) -> list[int]:
-        """Wait for a node; return the ids of the available nodes, none if no node will come."""
+        """Wait for a node, and return the ids of all available nodes; none if none will appear."""
         while not (nodes := list(self.get_node_ids())):
             if self.next_look == math.inf:
                 break
             if self.virtual_seconds is None:
-                time.sleep(1)  # until the first node comes, or comes back
+                time.sleep(1)  # until a node appears
             else:
                 self.pull_before([], self.next_look)
         return nodes

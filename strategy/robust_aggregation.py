@@ -1,4 +1,4 @@
-"""Robust means of updates, coordinate by coordinate: a few bad nodes have little influence."""
+"""Computes robust means of updates for each coordinate, so that bad nodes have little influence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from compression.scatter import find
 
 KINDS = ("mean", "median", "trimmed")
 ABSENT = ("zero", "left_out")
-_COLUMNS = 1 << 15  # coordinates sorted at a time: bounds the table's memory
+_COLUMNS = 1 << 15  # coordinates that are sorted at a time, which limits the memory of the table
 
 
 class RobustMean:
     """The median, or the trimmed mean, of each coordinate (Yin et al. 2018, Definitions 1 and 2).
 
-    It replaces `SparseMean`. `absent`: an entry that a node did not send counts as 0 ("zero"), or
-    is left out ("left_out"). With zeros, the median does not move a coordinate that fewer than half
-    of the nodes sent. `trim`: the share that is cut off at each end. All nodes count the same,
-    whatever their weights. It keeps all added updates in memory.
+    It is used instead of `SparseMean`. `absent="zero"`: an entry that a node did not send counts as
+    0. Then the median of a coordinate is 0 if fewer than half of the nodes sent it.
+    `absent="left_out"`: only the nodes that sent an entry are used for it. `trim`: the share of
+    values that the trimmed mean cuts off at each end. All nodes have the same weight. All added
+    updates are stored in memory.
     """
 
     def __init__(self, size: int, kind: str, *, trim: float = 0.2, absent: str = "zero") -> None:
@@ -28,17 +29,21 @@ class RobustMean:
         self._added: list[tuple[Indices | None, Vector]] = []
 
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
-        """Add an update: float32 (k,) at strictly increasing `indices`, (n,) for None."""
+        """Add an update; `weight` is ignored.
+
+        `values`: float32 (k,) at the strictly increasing `indices`, or (n,) if `indices` is None.
+        """
         self._added.append((indices, values))
 
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return the result at the union of the added indices (None: all), and start again."""
+        """Return the union of the added indices (None: all) and the result there; start anew."""
         added, self._added = self._added, []
         sets = [indices for indices, _ in added if indices is not None]
         union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None
         count = self._size if union is None else len(union)
         result = np.empty(count, dtype=np.float32)
-        # A table of nodes x coordinates, some columns at a time: sorting each column ranks nodes.
+        # The table has a row per node and a column per coordinate, for _COLUMNS coordinates at a
+        # time. Each column is sorted.
         for first in range(0, count, _COLUMNS):
             last = min(first + _COLUMNS, count)
             table = np.full((len(added), last - first), self._fill, dtype=np.float32)
@@ -49,7 +54,7 @@ class RobustMean:
 
     def _middle(self, table: NDArray[np.float32]) -> Vector:
         """Return the median or trimmed mean of each column of (nodes, columns), without NaN."""
-        table.sort(axis=0)  # NaN, an absent entry, sorts to the end
+        table.sort(axis=0)  # an absent entry is NaN, which is sorted to the end
         there = np.count_nonzero(table == table, axis=0)
         if self._median:
             low, high = (there - 1) // 2, there // 2
@@ -58,7 +63,7 @@ class RobustMean:
             low, high = cut, there - 1 - cut
         rows = np.arange(len(table))[:, None]
         inside = (rows >= low) & (rows <= high)
-        if self._median:  # the mean of the one or two in the middle
+        if self._median:  # the mean of the one or two middle values
             inside = (rows == low) | (rows == high)
         total = np.where(inside, table, 0).sum(axis=0, dtype=np.float64)
         return np.asarray(total / inside.sum(axis=0), dtype=np.float32)

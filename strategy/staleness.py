@@ -1,8 +1,8 @@
 """Staleness policies of asynchronous servers: the factor of an update made from an older model.
 
-An update's staleness is the number of server steps between sending the model to the node and the
-update's arrival: 0 if the server took no step in between. A step applies one update, or with a
-buffer several.
+An update's staleness is the number of server steps between the sending of the model and the arrival
+of the update. It is 0 if the server took no step in between. A step applies one update, or several
+updates if the server has a buffer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from compression.base import Indices, Vector
 
 Counts = NDArray[np.uint32]
-SHARE = 32  # copying n counts takes about as long as adding at n / 32 logged entries
-STEP_COST = 512  # logged entries that take as long as the overhead of one logged step
+SHARE = 32  # copying n counts takes about as long as adding n / SHARE logged entries
+STEP_COST = 512  # the overhead of one logged step, in logged entries that take as long
 
 
 class Seen(NamedTuple):
-    """The counts at some moment: a copy, and the first `steps` entries of the log after it."""
+    """The counts at some moment: a copy, plus the first `steps` entries of the log."""
 
     copy: NDArray[np.uint32]
-    log: list[NDArray[np.uint32] | None]  # shared: may have grown since
+    log: list[NDArray[np.uint32] | None]  # shared with later `Seen`, so it may have more entries
     steps: int
 
 
@@ -33,8 +33,8 @@ class Seen(NamedTuple):
 class Counted:
     """The state of `PerParameter`; empty for other policies.
 
-    `counts`: steps by entry, uint32 (n,). `seen`: the current `Seen`. `logged`: the cost of the log
-    since the last copy, in entries.
+    `counts`: the number of steps that changed each entry, uint32 (n,). `seen`: the current `Seen`.
+    `logged`: the cost of the log since the last copy, in entries.
     """
 
     counts: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -43,34 +43,35 @@ class Counted:
 
 
 class Staleness(ABC):
-    """A factor for each update, or for each of its entries.
+    """Base class of staleness policies: a factor for each update, or for each of its entries.
 
-    The server calls `seen` when it sends a model, keeps the result while the message is under way,
-    and passes it to `factor` with the update made from that model.
+    The server calls `seen` when it sends a model, and stores the result until the node replies. It
+    then passes the result to `factor` with the update.
     """
 
     def start(self, size: int, state: Counted) -> None:  # noqa: B027 (most keep nothing)
         """Begin with a model of `size` entries, or resume with the saved counts."""
 
     def seen(self) -> Seen | None:
-        """Return what to remember of this moment; later steps do not change its meaning."""
+        """Return the data about this moment that `factor` needs; None if it needs none."""
         return None
 
     @abstractmethod
     def factor(
         self, staleness: int, seen: Seen | None, indices: Indices | None
     ) -> Vector | np.float32:
-        """Return the factor of an update's values, float32 (k,) or one for all.
+        """Return the factor of an update's values: float32 (k,), or one number for all values.
 
-        `indices`: its k entries, strictly increasing; None: every entry.
+        `staleness`: the update's staleness. `seen`: the result of `seen` when the model was sent.
+        `indices`: the strictly increasing indices of the k values; None: every entry.
         """
 
     def applied(self, indices: Indices | None) -> None:  # noqa: B027
-        """Note that the model now includes a step with these entries."""
+        """Record a step that changed these entries; None: every entry."""
 
 
 class Ignored(Staleness):
-    """Factor 1: old updates count the same as new ones (Hogwild, Recht et al. 2011)."""
+    """The factor 1 for all updates, old and new (Hogwild, Recht et al. 2011)."""
 
     def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1."""
@@ -80,7 +81,7 @@ class Ignored(Staleness):
 class Global(Staleness):
     """1 / staleness for the whole update (Zhang et al. 2016, "Staleness-aware async-SGD", eq. 6).
 
-    AdaComp's paper uses it in its baselines ASGD and, with compressed updates, Comp-ASGD.
+    AdaComp's paper uses this factor in two baselines: ASGD, and Comp-ASGD with compressed updates.
     """
 
     def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
@@ -102,23 +103,24 @@ class Polynomial(Staleness):
 
 
 class PerParameter(Staleness):
-    """1 / staleness of each parameter: the number of steps that touched it in between.
+    """1 / staleness of each parameter, where the staleness counts the steps that changed it.
 
     AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
-    had an entry i, even if its value was 0 (equation 3 does not count zeros). If C' is C at the
-    moment when the node was sent the model, its update's staleness is C[indices] - C'[indices].
+    had an entry i. An entry with the value 0 is counted too, although equation 3 does not count
+    zeros. Let C' be C at the moment when the server sent the model to the node. Then the staleness
+    of the node's update is C[indices] - C'[indices].
 
-    A copy of C for every message would cost n counts each. Instead this class copies C only when
-    going through the updates since the last copy would cost more, and logs the indices of each
-    update after it. C' is then a copy plus the logged updates before the sending, which `staleness`
-    counts again. The cost of a call is that of the entries in a few updates. Python frees a copy
-    and its log with the last message that refers to them.
+    A copy of C for every message would need n counts each. Instead, this class logs the indices of
+    each update after the last copy. It makes a new copy only when counting the logged updates would
+    cost more. So C' is a copy plus those logged updates that came before the sending; `staleness`
+    counts them again. A call costs as much time as the entries in a few updates. Python deletes a
+    copy and its log with the last message that refers to them.
     """
 
     def start(self, size: int, state: Counted) -> None:
         """Begin with counts of 0, or resume with the saved counts."""
         self._state = state
-        self._touched: Counts = np.zeros(size, dtype=np.uint32)  # all 0 outside of `staleness`
+        self._touched: Counts = np.zeros(size, dtype=np.uint32)  # all 0 except inside `staleness`
         if not len(state.counts):
             state.counts = np.zeros(size, dtype=np.uint32)
             self._copy()
@@ -131,9 +133,9 @@ class PerParameter(Staleness):
         return self._state.seen
 
     def staleness(self, seen: Seen, indices: Indices | None) -> Counts:
-        """Return the number of steps that have touched each entry since `seen`, uint32 (k,)."""
+        """Return how many steps have changed each entry since `seen`, uint32 (k,)."""
         at = slice(None) if indices is None else indices
-        # C - C' at the entries, where C' = copy + the logged steps that the sent model had.
+        # C - C' at the entries, where C' = copy + the logged steps before the model was sent.
         stale: Counts = self._state.counts[at] - seen.copy[at]
         before = seen.log[: seen.steps]
         sparse = [step for step in before if step is not None]
@@ -152,7 +154,7 @@ class PerParameter(Staleness):
         return np.divide(np.float32(1), own, out=own)
 
     def applied(self, indices: Indices | None) -> None:
-        """Count the step. The log keeps the array `indices`: the caller must not change it."""
+        """Count a step; the caller must not change `indices` later, because the log stores it."""
         state = self._state
         state.counts[slice(None) if indices is None else indices] += np.uint32(1)
         copy, log, steps = state.seen

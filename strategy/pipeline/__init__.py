@@ -1,1 +1,1 @@
-"""Pipeline training of one model cut over nodes: schedule, placement of segments, messages."""
+"""Pipeline training of one model that is cut into segments, each trained by one node."""

@@ -1,4 +1,4 @@
-"""The activation store: payloads from segments, until the segments that need them are done."""
+"""Stores payloads from segments at the server until other segments need them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ Place = tuple[int, int, int]  # segment, mini-batch, micro-batch
 class StoreState:
     """The state of an `ActivationStore`.
 
-    `inputs`, `labels`, `gradients` (by receiving segment): payloads by mini-batch and micro-batch.
-    `samples`: their numbers of samples; `usual`: the last such number. `lost`: mini-batches of
-    backpropagation that all segments must skip.
+    `inputs`: payloads by receiving segment, mini-batch and micro-batch. `labels`: payloads by
+    mini-batch and micro-batch. `gradients`: by receiving segment, payloads by mini-batch and
+    micro-batch. `samples`: the number of samples by mini-batch and micro-batch. `usual`: the last
+    number of samples. `lost`: mini-batches of backpropagation that all segments must skip.
     """
 
     inputs: dict[Place, bytes] = field(default_factory=dict)
@@ -28,10 +29,11 @@ class StoreState:
 
 
 class ActivationStore:
-    """Payloads by the segment that they are for; the server forwards them unchanged.
+    """Stores payloads by the segment that receives them; the server forwards them unchanged.
 
-    `labels_for`: the segments that see labels. `synthetic`: gradients train a segment's module and
-    go with the segment's next message; without it each gradient has its own message.
+    `labels_for`: the segments that get labels. `synthetic`: True if gradients train a segment's
+    module for synthetic gradients. Then a segment gets gradients with its next message. Otherwise
+    the server sends each gradient in a separate message.
     """
 
     def __init__(self, labels_for: range, synthetic: bool, state: StoreState | None = None) -> None:
@@ -39,7 +41,7 @@ class ActivationStore:
         self._state = StoreState() if state is None else state
 
     def put(self, task: Task, name: str, payload: bytes) -> None:
-        """Store a payload from a segment; `name`: `output`, `gradients` or `labels`."""
+        """Store a payload from a segment; `name`: "output", "gradients" or "labels"."""
         key = task.batch, task.micro
         if task.batch in self._state.lost:
             return
@@ -55,7 +57,7 @@ class ActivationStore:
         self._state.samples[task.batch, task.micro] = self._state.usual = samples
 
     def samples(self, task: Task) -> int:
-        """Return the number of samples in a task's mini-batches; if unknown, the last known one."""
+        """Return the number of samples in a task's mini-batches; if unknown, the last number."""
         return self._state.samples.get((task.batch, task.micro), self._state.usual)
 
     def take(self, task: Task) -> dict[str, bytes] | None:
@@ -80,14 +82,14 @@ class ActivationStore:
         return found
 
     def done(self, task: Task) -> None:
-        """Forget what belongs to mini-batches up to a task's: all segments are done with them."""
+        """Delete the data of mini-batches up to a task's, which all segments have finished."""
         for kept in (self._state.labels, self._state.samples):
             for key in [key for key in kept if key[0] <= task.batch]:
                 del kept[key]
         self._state.lost = {batch for batch in self._state.lost if batch > task.batch}
 
     def lose(self, batch: int) -> None:
-        """Forget a mini-batch that a segment could not use; the other segments skip it too."""
+        """Delete a mini-batch that a segment could not use, so that other segments skip it too."""
         for key in [key for key in self._state.inputs if key[1] == batch]:
             del self._state.inputs[key]
         if not self._synthetic:

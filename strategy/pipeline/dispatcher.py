@@ -1,4 +1,4 @@
-"""The messages of a cut model: send tasks, take replies, send a task again if its node is gone."""
+"""Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from strategy.pipeline.state import LOST, PipelineState, UnderWay
 from strategy.pipeline.traffic import Opened, opened, plain_bytes
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
-TRIES = 3  # another node takes over after so many failures in a row
+TRIES = 3  # after TRIES consecutive failures another node takes over the segment
 
 
 class Scheduling(Protocol):
-    """What the dispatcher needs of its strategy; `PipelineStrategy` explains the options."""
+    """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
 
     micros: int
     synthetic: bool
@@ -56,18 +56,19 @@ class Scheduling(Protocol):
     rates: Rates
 
     def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: what was sent and answered so far."""
+        """Return the schedule of a run; `state`: the numbers of tasks sent and answered so far."""
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count a failure and log its node."""
+        """Count a failure, and log the node and the reason."""
 
 
 class Dispatcher:
-    """Sends tasks as the schedule gives them, takes replies, and handles faults.
+    """Sends tasks in the order of the schedule, reads replies, and handles faults.
 
-    If a task fails because of its input, its mini-batch is lost: later segments skip it. If a node
-    is gone, or has lost its segment, the segment loses the steps since its last copy: the node that
-    takes over begins with that copy, and gets all tasks without a reply again.
+    If a task fails because of its input, later segments skip its mini-batch. If a node is gone, or
+    has lost its segment, another node takes over. This node begins with the last copy of the
+    segment at the server, so the steps since that copy are lost. It gets all unanswered tasks of
+    the segment again.
     """
 
     def __init__(
@@ -99,24 +100,25 @@ class Dispatcher:
         count = len(plan.parts)
         if not state.under_way:
             state.begin(count)
-        elif grid.virtual_seconds is None:  # a resumed run has another clock than its moments
+        elif grid.virtual_seconds is None:  # the saved moments are those of another clock
             state.shift(grid.now - state.now)
         self._sent, self.links = state.under_way, state.links
         strategy.rates.share(state.rates)
         self._flow = strategy.flow(count, batches, state.flow)
         first = 1 if strategy.synthetic and strategy.conditioned else count - 1
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
-        # The last segment to step with a mini-batch: backpropagation ends at the first segment.
+        # The segment that is the last to train on a mini-batch. Backpropagation ends at the first
+        # segment, synthetic gradients at the last.
         self._sees_last = count - 1 if strategy.synthetic else 0
         self._slowest = SlowestReply()
         self._placement = Placement(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
-        """Return whether any work is left; at the end, ask segments for the copies they owe."""
+        """Return whether any work is left; at the end of the run, request missing copies."""
         return not self._flow.finished or any(self._sent) or self._fetch_owed()
 
     def turn(self) -> None:
-        """Send the tasks that are ready, wait for replies, take them."""
+        """Send the tasks that are ready, wait for replies, and read them."""
         for task in self._flow.ready():
             self._send(self._prepared(task))
         self._wait()
@@ -124,19 +126,22 @@ class Dispatcher:
         self._state.now = self._grid.now
 
     def means(self) -> dict[str, float] | None:
-        """Return the mean loss and mean error of the modules since the last call, or None."""
+        """Return the means since the last call, of the loss and of the synthetic gradients' error.
+
+        None if there was no loss.
+        """
         state = self._state
         found = {"loss": state.losses, "prediction_error": state.errors}
         means = {name: sum(row) / len(row) for name, row in found.items() if row}
         state.losses, state.errors = [], []
         return means if "loss" in means else None
 
-    # sending
+    # messages
 
     def _prepared(self, task: Task) -> UnderWay:
-        """Take a task's input out of the store; mark the task as lost if its input is."""
+        """Take a task's input from the store; if the input is lost, mark the task as lost."""
         arrays = self._store.take(task)
-        if arrays is None:  # without a message there is no reply, so do not ask for a copy
+        if arrays is None:  # the task is not sent, so its reply cannot hold a copy
             sent = UnderWay(task, {}, "", LOST)
         else:
             sent = UnderWay(task, arrays, self.copies.wanted(task))
@@ -144,7 +149,7 @@ class Dispatcher:
         return sent
 
     def _send(self, sent: UnderWay) -> None:
-        """Send a task's message, unless its input is lost or no node holds its segment."""
+        """Send a task's message, unless its input is lost or its segment has no node."""
         task, plan = sent.task, self._plan
         node = self._placement.node(task.segment)
         if sent.message_id == LOST or node is None:
@@ -186,7 +191,7 @@ class Dispatcher:
         return [self._strategy.rates.of(number, newest) for number in numbers]
 
     def _fetch_owed(self) -> bool:
-        """At the end, ask segments for copies that they owe; return whether any segment does."""
+        """Request missing copies of segments at the end; return whether any copy is missing."""
         owing = [i for i in range(len(self._sent)) if self.copies.owed(i, self._batches)]
         for segment in owing:
             task = Task(segment, "", self._batches, 0)
@@ -197,7 +202,7 @@ class Dispatcher:
     # replies
 
     def _wait(self) -> None:
-        """Wait for the next replies; give up late ones, look for nodes for free segments."""
+        """Wait for the next replies; handle late tasks, and find nodes for segments without one."""
         waiting = {
             sent.message_id: sent
             for row in self._sent
@@ -205,7 +210,7 @@ class Dispatcher:
             if sent.reply is None and sent.message_id not in ("", LOST)
         }
         if any(row and (row[0].message_id == LOST or row[0].reply) for row in self._sent):
-            return  # a reply or a lost task can be taken without waiting
+            return  # a reply or a lost task can be processed without waiting
         oldest = min((sent.when for sent in waiting.values()), default=math.inf)
         patience = self._slowest.limit(self._grid, self._timeout)
         deadline = min(oldest + patience, self._placement.next_look)
@@ -229,7 +234,7 @@ class Dispatcher:
                 self._hand_out(segment, self._placement.replace(segment))
 
     def _take_replies(self) -> None:
-        """Take the replies, each segment's in the order of sending."""
+        """Process the replies, for each segment in the order in which the tasks were sent."""
         for row in self._sent:
             while row and (row[0].reply is not None or row[0].message_id == LOST):
                 if not self._take(row[0]):
@@ -241,9 +246,9 @@ class Dispatcher:
                     self._store.done(sent.task)
 
     def _take(self, sent: UnderWay) -> bool:
-        """Take a reply, or handle its failure; return False if the task must be done again."""
+        """Process a reply or its failure; return False if the task must be sent again."""
         task, reply = sent.task, sent.reply
-        if reply is None:  # the task was never sent: its input is lost
+        if reply is None:  # the task was never sent, because its input is lost
             self._store.lose(task.batch)
             return True
         try:
@@ -261,10 +266,10 @@ class Dispatcher:
         return True
 
     def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
-        """Handle a task that failed; return False if it must be done again.
+        """Handle a task that failed; return False if the task must be sent again.
 
-        It is done again if its node is gone, has lost the segment, or fails so often that another
-        node takes over. Otherwise its mini-batch is lost.
+        The task is sent again if its node is gone, if the node has lost the segment, or if the node
+        fails so often that another node takes over. Otherwise the task's mini-batch is lost.
         """
         segment, failed = sent.task.segment, reply.error is not None
         guilty = self._sender_of_damage(sent) if failed else None
@@ -288,10 +293,11 @@ class Dispatcher:
         return False
 
     def _sender_of_damage(self, sent: UnderWay) -> int | None:
-        """Return the segment that sent a task a payload which cannot be decoded, or None.
+        """Return the segment that sent a payload of this task that cannot be decoded, or None.
 
-        The server checks only the headers of the payloads that it forwards. It decodes them here,
-        after a failure, to find out whether the sender or the receiver is at fault.
+        The server checks only the headers of the payloads that it forwards. After a failure it
+        decodes the payloads here, to find out whether the sender or the receiver caused the
+        failure.
         """
         segment, part = sent.task.segment, self._plan.parts[sent.task.segment]
         samples = self._store.samples(sent.task)
@@ -303,7 +309,7 @@ class Dispatcher:
         return None
 
     def _open(self, sent: UnderWay, reply: Opened) -> None:
-        """Check a reply and take its content. Raises `PayloadError` if it is not usable."""
+        """Check a reply and store its content; raises `PayloadError` if it is unusable."""
         task, plan = sent.task, self._plan
         found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
         self.links.count_received(task.segment, reply, traffic)
@@ -345,7 +351,7 @@ class Dispatcher:
             )
 
     def _count_refusals(self, segment: int, refused: bool) -> None:
-        """Note whether a segment could use the gradients that it received."""
+        """Record whether a segment could use the gradients that it received."""
         if refused:
             self._count_failure(segment + 1, "gradients that the segment before could not use")
             self._report_bad_peer(segment + 1, segment)
@@ -353,10 +359,10 @@ class Dispatcher:
             self._state.accused.pop((segment + 1, segment), None)
 
     def _report_bad_peer(self, segment: int, by: int) -> None:
-        """Note that the neighbour `by` could not use the payload of a segment.
+        """Record that the neighbouring segment `by` could not use the payload of a segment.
 
-        After `TRIES` times in a row another node takes the segment over. After `TRIES` more, the
-        accuser may be at fault: another node takes over the segment `by`.
+        After `TRIES` consecutive reports another node takes over `segment`. After `TRIES` more
+        reports another node takes over `by`, because the node that reports may be the faulty one.
         """
         said = self._state.accused[segment, by] = self._state.accused[segment, by] + 1
         if said % TRIES == 0:
@@ -364,14 +370,14 @@ class Dispatcher:
             self._hand_out(guilty, self._placement.replace(guilty, fails=True))
 
     def _fails_often(self, segment: int) -> bool:
-        """Return whether a segment has failed so often that another node should try its tasks."""
+        """Return whether another node should take over, after `TRIES` consecutive failures."""
         return self._state.hopeless[segment] % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
         """Send the unanswered tasks of a segment to its node again.
 
-        `anew`: the node begins with the last copy. Without it a node that is only late keeps its
-        segment, and may step twice with a mini-batch.
+        `anew`: True if the node must begin with the last copy of the segment. If False, the node is
+        only late and continues with its own state. Then it may train twice on a mini-batch.
         """
         self._state.fresh[segment] |= anew
         for sent in self._sent[segment]:

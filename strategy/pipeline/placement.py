@@ -1,4 +1,4 @@
-"""The placement of segments: which node holds which, spare nodes, segments without a node."""
+"""Assigns the segments of a cut model to nodes, and replaces nodes that are gone or fail."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ log = getLogger("edgewire")
 
 
 class Placement:
-    """Gives each segment a node; spare nodes take over from nodes that are gone, or fail.
+    """Assigns a node to each segment; spare nodes take over from nodes that are gone or fail.
 
-    `holders`: the node of each segment, a list that this class changes; empty at first. `failed`:
-    node -> how often a segment was taken from it; spare nodes with fewer failures come first.
-
-    Raises `PayloadError` if there are fewer nodes than segments, and no more will come.
+    `holders`: the node of each segment. The list is empty at first, and this class changes it.
+    `failed`: by node, how often a segment was taken from it. Spare nodes with fewer failures are
+    used first. Raises `PayloadError` if there are fewer nodes than segments, and no further nodes
+    will appear.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Placement:
         return nodes[:segments]
 
     def node(self, segment: int) -> int | None:
-        """Return the node that holds a segment; None while no node does."""
+        """Return the node of a segment; None if the segment has no node."""
         return self._nodes[segment]
 
     def replace(self, segment: int, *, fails: bool = False) -> bool:
-        """Give a segment to a spare node; return whether its node has changed.
+        """Assign a segment to a spare node; return whether its node has changed.
 
-        Without a spare node, a node that is available keeps the segment. `fails`: the node is
-        available, but its replies are not usable.
+        If there is no spare node, the segment stays with its node as long as this node is
+        available. `fails`: True if the node is available, but its replies are unusable.
         """
         here, before = list(self._grid.get_node_ids()), self._nodes[segment]
         if fails and before is not None:
@@ -74,11 +74,11 @@ class Placement:
 
     @property
     def next_look(self) -> float:
-        """The moment, by the grid's `now`, to look for nodes again; infinity if none is missing."""
+        """The value of `now` at which to look for nodes again; infinity if no node is missing."""
         return self._grid.next_look if None in self._nodes else math.inf
 
     def find(self) -> list[int]:
-        """Give spare nodes to segments without a node; return these segments."""
+        """Assign spare nodes to segments without a node; return these segments."""
         found = []
         for segment, node in enumerate(self._nodes):
             if node is None:
@@ -89,7 +89,7 @@ class Placement:
         return found
 
     def _free(self, here: Iterable[int]) -> list[int]:
-        """Return the spare nodes among `here`, those with the fewest failures first."""
+        """Return the spare nodes among `here`, ordered by increasing number of failures."""
         free = (node for node in here if node not in self._nodes)
         return sorted(free, key=self._failed.__getitem__)
 

@@ -1,4 +1,4 @@
-"""The plan of a cut model: its parts, their costs, and the tensors between them."""
+"""Plans a cut model: its parts, their costs, and the tensors that are sent between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AUTO = "auto"
 
 
 class CutOptions(Protocol):
-    """The options for cutting a model; `PipelineStrategy` explains them."""
+    """The options that determine how a model is cut; `PipelineStrategy` explains them."""
 
     cuts: Any
     segments: int | None
@@ -47,11 +47,12 @@ class CutOptions(Protocol):
 
 
 class Plan:
-    """The parts of a model, with `costs` and layer `names` of each.
+    """The parts of a cut model; part i is trained as segment i.
 
-    `beside`: each part's native tensors, by name. `modules`: the number of parameters of each
-    part's module. `codecs`: the codecs of "output" and "gradients". `classes`: the number of
-    labels. `copies`: what a copy of each part may hold.
+    For each part: `costs`: its cost. `names`: the names of its layers. `beside`: its native
+    tensors, by name. `modules`: the number of parameters of its module for synthetic gradients.
+    `copies`: the tensors that a copy of it may hold. For the model: `codecs`: the codecs of
+    "output" and "gradients". `classes`: the number of classes.
     """
 
     def __init__(
@@ -74,11 +75,11 @@ class Plan:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The numbers of the layers with which a new segment begins."""
+        """The numbers of the layers at which a new segment begins."""
         return tuple(part.first for part in self.parts[1:])
 
     def steps(self, task: Task, micros: int) -> float:
-        """Return a task's cost; the unit is one backpropagation step of the whole model."""
+        """Return a task's cost, in backpropagation steps of the whole model."""
         cost = self.costs[task.segment]
         ends = task.segment + 1 == len(self.parts)
         forward, backward = task.phase in ("train", "forward"), task.phase != "forward" or ends
@@ -88,19 +89,19 @@ class Plan:
         return share * task.batches / micros
 
     def plain(self, task: Task, samples: int) -> Mapping[str, list[tuple[tuple[int, ...], str]]]:
-        """Return shapes and dtypes of the uncompressed tensors in a task's messages, by name."""
+        """Return, by name, shapes and dtypes of the uncompressed tensors in a task's messages."""
         part, many = self.parts[task.segment], task.batches
         shapes = {
             "input": part.input,
             "output": part.output,
-            "gradients": part.input,  # in its reply
-            GRADIENTS: part.output,  # in the message to it
+            "gradients": part.input,  # in the reply of the part's node
+            GRADIENTS: part.output,  # in the message to the part's node
         }
         found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
         return {**found, "labels": [((samples,), "int64")] * many}
 
     def asked(self, task: Task) -> list[str]:
-        """Return the names of the payloads that a task's reply must hold for other segments."""
+        """Return the names of the payloads for other segments that a task's reply must hold."""
         ends = task.segment + 1 == len(self.parts)
         forward, backward = task.phase in ("train", "forward"), task.phase in ("train", "backward")
         return [
@@ -112,9 +113,10 @@ class Plan:
     def check(self, task: Task, samples: int, payloads: Mapping[str, bytes], copy: bool) -> None:
         """Raise `PayloadError` unless a reply holds exactly the payloads that its task asks for.
 
-        `copy`: whether one is a copy of the segment, which `Snapshots.take` checks. Of activations
-        and gradients this checks the header alone; the receiving node decodes them. It checks all
-        labels, so that no node gets labels out of range.
+        `copy`: True if one payload must be a copy of the segment; `Snapshots.take` checks this
+        payload. The method checks only the headers of activations and gradients, because the
+        receiving node decodes them. It decodes all labels, so that no node gets labels out of
+        range.
         """
         part, wanted = self.parts[task.segment], self.asked(task)
         names = [*wanted, "copy"] if copy else wanted
@@ -131,7 +133,7 @@ class Plan:
             unpack_labels(payloads["labels"], (task.batches, samples), self._classes)
 
     def described(self) -> list[dict[str, Any]]:
-        """Return the plan for `result.json` and its picture: a dict of plain values a segment."""
+        """Return the plan for `result.json`, with one dictionary for each segment."""
         return [
             {
                 "layers": names,
@@ -150,8 +152,8 @@ def plan_of(
 ) -> Plan:
     """Return a strategy's plan for the configured model.
 
-    `cuts`: those of a resumed run; None: the strategy's. Raises `TaskError` if the model, the nodes
-    or the mini-batches do not allow it.
+    `cuts`: the cuts of a resumed run; None: the cuts of the strategy. Raises `TaskError` if the
+    plan is not possible with this model, number of nodes or mini-batch size.
     """
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
@@ -175,7 +177,7 @@ def plan_of(
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:
-    """Return the number of parameters of a part's module; 0 without modules."""
+    """Return the number of parameters of a part's module for synthetic gradients; 0 without one."""
     if not hidden:
         return 0
     with torch.device("meta"):
@@ -184,7 +186,7 @@ def _module_entries(part: Part, classes: int, hidden: int) -> int:
 
 
 def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.Module) -> None:
-    """Raise `TaskError` for mini-batches too small for the micro-batches, or for BatchNorm."""
+    """Raise `TaskError` for mini-batches that are too small for micro-batches or BatchNorm."""
     samples = min(config.batch_size, len(data.train.labels))
     least = samples // strategy.micros
     if least < 1:
@@ -199,7 +201,7 @@ def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.M
 
 
 def _cuts(strategy: CutOptions, config: Config, data: Data, layers: int) -> tuple[int, ...]:
-    """Return the cuts: the given ones, or the best by the layers' times measured here."""
+    """Return the configured cuts, or measure the layers' times and return the best cuts."""
     if strategy.cuts != AUTO:
         given = strategy.cuts
         if isinstance(given, str) or not hasattr(given, "__iter__"):
@@ -210,7 +212,7 @@ def _cuts(strategy: CutOptions, config: Config, data: Data, layers: int) -> tupl
     segments = strategy.segments or min(config.nodes, layers)
     limits = _limits(strategy.memory_mb, segments)
     if segments in (1, layers) and limits is None:
-        return tuple(range(1, segments))  # there is nothing to choose
+        return tuple(range(1, segments))  # only one choice of cuts is possible
     images = prepare(data.train.images[: config.batch_size], data.mean, data.std)
     make = partial(model_of, config, data)
     return balanced(measure(make, images, data.classes, strategy.hidden), segments, limits)

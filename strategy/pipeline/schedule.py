@@ -1,14 +1,15 @@
-"""The schedules of a cut model: which segment works on which mini-batch, and when.
+"""The schedules of a cut model: when each segment works on which mini-batch.
 
-Four segments (rows), mini-batches 0, 1, 2, ...; each column is a moment, `.` an idle node:
+The rows are four segments, the numbers are mini-batches 0, 1, 2, ... A column is a moment, and `.`
+is an idle node:
 
     sequential   0 . . . 1 . . .     pipeline   0 1 2 3 4 5     GPipe      0a 0b .  .  .  .  0a 0b
                  . 0 . . . 1 . .                . 0 1 2 3 4     (F B,      .  0a 0b .  0a 0b .  .
                  . . 0 . . . 1 .                . . 0 1 2 3     2 micro-   .  .  .. .. .. .. .  .
                  . . . 0 . . . 1                . . . 0 1 2     batches)
 
-`async` is the pipeline without a common clock: a segment goes on as soon as it has an input, at
-most `queue` messages ahead.
+`async` is the pipeline without a common clock: a segment continues as soon as it has an input, but
+at most `queue` messages ahead.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ SCHEDULES = ("sequential", "pipeline", "async")
 
 
 class Task(NamedTuple):
-    """The work that one message asks of a segment: mini-batches `batch` to `batch + batches - 1`.
+    """The work that one message asks of a segment.
 
-    With micro-batches it is micro-batch `micro` of one mini-batch. `phase`: "train" (with synthetic
-    gradients), "forward" or "backward"; in the last segment "forward" includes the backward pass.
+    The work is on the mini-batches `batch` to `batch + batches - 1`. With micro-batches, it is on
+    micro-batch `micro` of the mini-batch `batch`. `phase`: "train" (with synthetic gradients),
+    "forward" or "backward". In the last segment "forward" includes the backward pass.
     """
 
     segment: int
@@ -36,29 +38,31 @@ class Task(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number of mini-batches that the segment has seen after this task."""
+        """The number of mini-batches that the segment has processed after this task."""
         return self.batch + self.batches
 
 
 class PipelineSchedule(Protocol):
-    """Yields tasks when they may be sent; must be told of answers in the order of sending."""
+    """Yields tasks that may be sent; replies must be reported in the order of sending."""
 
     def ready(self) -> Iterator[Task]:
-        """Yield the tasks that may be sent now; each of them counts as sent."""
+        """Yield the tasks that may be sent now, and count each as sent."""
 
     def answered(self, task: Task) -> None:
-        """Note a reply; a failed task counts as answered too."""
+        """Record a reply; the reply may be a failure."""
 
     @property
     def finished(self) -> bool:
-        """Whether all mini-batches are done."""
+        """Whether all segments are done with all mini-batches."""
 
 
 @dataclass
 class PipelineScheduleState:
-    """Numbers of tasks by segment: `sent` and `done` forward, `backward` and `back` backward.
+    """Numbers of tasks by segment.
 
-    With synthetic gradients a task is both, and counts as forward.
+    `sent`, `done`: forward tasks that were sent, and that were answered. `backward`, `back`:
+    backward tasks that were sent, and that were answered. With synthetic gradients a task includes
+    the forward and the backward pass, and is counted as a forward task.
     """
 
     sent: list[int] = field(default_factory=list)
@@ -67,13 +71,13 @@ class PipelineScheduleState:
     back: list[int] = field(default_factory=list)
 
     def begin(self, segments: int) -> None:
-        """Begin with counts of 0, unless a loaded state has counts."""
+        """Set all counts to 0, unless a loaded state has counts."""
         for row in (self.sent, self.done, self.backward, self.back):
             row += [0] * (segments - len(row))
 
 
 class Synthetic:
-    """The schedule of synthetic gradients: each segment steps with a mini-batch in one task."""
+    """The schedule of synthetic gradients: a segment trains on a mini-batch in one task."""
 
     def __init__(
         self,
@@ -92,13 +96,13 @@ class Synthetic:
 
     @property
     def finished(self) -> bool:
-        """Whether the last segment is done with all mini-batches."""
+        """Whether the last segment has answered the tasks of all mini-batches."""
         return self._done[-1] == self._groups
 
     def ready(self) -> Iterator[Task]:
         """Yield the tasks that may be sent now."""
         if self._schedule != "async" and self._sent != self._done:
-            return  # a column of the picture above ends when all its tasks are answered
+            return  # a column of the picture in the module's docstring ends with its last reply
         done = tuple(self._done)
         for segment in range(self._segments):
             while self._may_send(segment, done):
@@ -111,7 +115,7 @@ class Synthetic:
                 return
 
     def answered(self, task: Task) -> None:
-        """Note a reply."""
+        """Record a reply."""
         self._done[task.segment] += 1
 
     def _may_send(self, segment: int, done: tuple[int, ...]) -> bool:
@@ -122,17 +126,19 @@ class Synthetic:
             return segment > 0 or done[-1] == group
         if self._schedule == "pipeline":
             return True
-        # async: bound the inputs that wait at the next segment, and the tasks that wait at this one
+        # async: limit the inputs that wait at the next segment, and the tasks that wait at this
+        # segment.
         ahead = segment + 1 == self._segments or group - self._done[segment + 1] < 2 * self._queue
         return ahead and group - self._done[segment] < self._queue
 
 
 class Backpropagation:
-    """Ordinary backpropagation over the cuts; with micro-batches a pipeline (GPipe).
+    """Exact backpropagation over the cuts; with micro-batches it is a pipeline (GPipe).
 
-    Huang et al. 2019. All micro-batches of a mini-batch see the same weights. A segment may begin
-    the next mini-batch when the server has sent it all backward tasks of the previous one. With
-    schedule "sequential", the first segment waits until it has answered them.
+    Huang et al. 2019. All micro-batches of a mini-batch are computed with the same weights. A
+    segment may begin a mini-batch when the server has sent it all backward tasks of the mini-batch
+    before. With the schedule "sequential", the first segment begins a mini-batch only when it has
+    answered all backward tasks of the mini-batch before.
     """
 
     def __init__(
@@ -162,7 +168,7 @@ class Backpropagation:
                 yield self._task(segment, "forward", self._forward[segment] - 1)
 
     def answered(self, task: Task) -> None:
-        """Note a reply."""
+        """Record a reply."""
         ends = task.segment + 1 == self._segments
         if task.phase == "forward":
             self._passed[task.segment] += 1

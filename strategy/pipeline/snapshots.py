@@ -1,4 +1,4 @@
-"""Copies of the segments at the server: for evaluation, the final model, and takeovers."""
+"""Copies of the segments at the server, for evaluation, the final model, and new nodes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from task.layers import Part
 
 @dataclass
 class SnapshotsState:
-    """The state of `Snapshots`. A point is a number of mini-batches after which a model is wanted.
+    """The state of `Snapshots`; a point is a number of mini-batches after which a copy is needed.
 
-    By segment: `asked`, the last point for which a task asks for a copy; `delivered`, the number of
-    points with a copy; `full`, the number of full copies asked for; `last`, the last full copy.
-    `weights`: point -> each segment's vector. `natives`: point -> native tensors by their names in
-    the model.
+    By segment: `asked`: the last point for which the server has requested a copy. `delivered`: the
+    number of points for which it has a copy. `full`: the number of full copies requested. `last`:
+    the last full copy. By point: `weights`: each segment's vector. `natives`: native tensors by
+    their names in the model.
     """
 
     asked: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class SnapshotsState:
     natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
     def begin(self, copies: list[bytes]) -> None:
-        """Begin with these full copies, and no point asked for."""
+        """Begin with these full copies; no copy is requested yet."""
         self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
         self.last = copies
 
@@ -45,10 +45,10 @@ class SnapshotsState:
 class Snapshots:
     """Decides when a segment must send a copy, and joins the copies to models.
 
-    The points are the multiples of `record_every`, and the last mini-batch. After multiples of
-    `every` (0: never) a copy is full: it also holds what training needs to go on. All copies of a
-    point were made after the same mini-batch, so the joined model has seen exactly the same data in
-    every segment.
+    Copies are needed after each multiple of `record_every` mini-batches, and after the last
+    mini-batch. After multiples of `every` (0: never) a copy is full: it also holds the state that a
+    node needs to continue the training. All copies of a point were made after the same mini-batch.
+    So all segments of the joined model were trained on the same data.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Snapshots:
             )
 
     def last(self, segment: int) -> bytes:
-        """Return the full copy with which a node takes a segment over."""
+        """Return the full copy with which a new node of a segment begins."""
         return self._state.last[segment]
 
     def wanted(self, task: Task) -> str:
@@ -84,7 +84,7 @@ class Snapshots:
         if not task.steps:
             return ""
         newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
-        due = newest > self._state.asked[task.segment]  # not if a task under way asks for it
+        due = newest > self._state.asked[task.segment]  # False if an earlier task asks for the copy
         self._state.asked[task.segment] = max(newest, self._state.asked[task.segment])
         full = task.end // self._every if self._every else 0
         if full > self._state.full[task.segment]:
@@ -93,12 +93,12 @@ class Snapshots:
         return "weights" if due else ""
 
     def failed(self, segment: int) -> None:
-        """Note that a reply did not bring its copy: the next task asks for it again."""
+        """Record that a reply did not hold its copy, so that the next task asks for it again."""
         self._state.asked[segment] = self._state.delivered[segment] * self._record_every
         self._state.full[segment] = 0
 
     def owed(self, segment: int, end: int) -> bool:
-        """Return whether a segment owes a copy of a point up to `end`."""
+        """Return whether a segment's copy of a point up to `end` is missing."""
         point = self._point(segment)
         return point is not None and point <= end
 
@@ -108,7 +108,7 @@ class Snapshots:
         return None if before >= self._batches else min(before + self._record_every, self._batches)
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
-        """Take a segment's copy. Raises `PayloadError` for a payload that is not one."""
+        """Store a segment's copy; raises `PayloadError` for any other payload."""
         part, form = self._parts[task.segment], self._plan.copies[task.segment]
         vectors, beside = unpack_copy(payload, form, whole=kind == "all")
         state = vectors[STATE]
@@ -121,9 +121,9 @@ class Snapshots:
             self._state.delivered[task.segment] += 1
 
     def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
-        """Return the next point with all copies, its model, float32 (n,), and native tensors.
+        """Return the next point, its model, float32 (n,), and its native tensors; delete the point.
 
-        Forgets the point. Returns None if a copy of the next point is missing.
+        Return None if a copy of the next point is missing.
         """
         for point in sorted(self._state.weights):
             states = self._state.weights[point]
@@ -149,7 +149,7 @@ class Snapshots:
 
 
 def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
-    """Return for each part the extents of its tensors: in the model's vector, in its own."""
+    """Return, for each tensor of each part, its extents in the model's and in the part's vector."""
     bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
     found = []
     for part in parts:

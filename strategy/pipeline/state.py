@@ -1,4 +1,4 @@
-"""The state of a cut model's server: messages under way, placement, snapshots, losses."""
+"""The state of a cut model's server: unanswered tasks, placement, snapshots, losses."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from strategy.pipeline.schedule import PipelineScheduleState, Task
 from strategy.pipeline.snapshots import SnapshotsState
 from strategy.pipeline.traffic import Links, Opened
 
-LOST = "lost"  # in place of a message's id: its input was lost, so it cannot be sent
+LOST = "lost"  # in place of a message's id: the task's input was lost, so it cannot be sent
 
 
 @dataclass
 class UnderWay:
-    """A task under way, with its payloads, so that another node can take the task over."""
+    """An unanswered task with its payloads, so that it can be sent to another node."""
 
     task: Task
     arrays: dict[str, bytes]
     copy: str  # the copy of the segment that the reply must hold: "", "weights" or "all"
     message_id: str = ""  # "": not sent
     number: int = 0
-    when: float = 0.0  # when it was sent, by the grid's `now`
+    when: float = 0.0  # the grid's `now` when it was sent
     reply: Opened | None = None
 
 
@@ -31,11 +31,15 @@ class UnderWay:
 class PipelineState(ServerState):
     """The state of a cut model's run, as a checkpoint holds it.
 
-    By segment: `under_way`, its tasks under way; `handed`, how often the server has handed it out;
-    `fresh`, whether the next message must hold its copy; `hopeless`, failures in a row; `holders`,
-    its node. `failed`: node -> how often a segment was taken from it. `accused`: (segment, by which
-    neighbour) -> useless payloads in a row. `losses`, `errors`: since the last record. `rates`: of
-    each mini-batch. `cuts`: of the model.
+    - By segment: `under_way`: its unanswered tasks. `handed`: how often the server has given it to
+      a node. `fresh`: True if the next message must hold a copy of it. `hopeless`: the number of
+      consecutive failures. `holders`: its node.
+    - `failed`: by node, how often a segment was taken from it.
+    - `accused`: by (segment, neighbouring segment), the number of consecutive payloads of the
+      segment that the neighbour could not use.
+    - `losses`, `errors`: the losses, and the errors of synthetic gradients, since the last record.
+    - `rates`: the learning rate of each mini-batch.
+    - `cuts`: the layers at which the model is cut.
     """
 
     under_way: list[deque[UnderWay]] = field(default_factory=list)
@@ -53,17 +57,17 @@ class PipelineState(ServerState):
     copies: SnapshotsState = field(default_factory=SnapshotsState)
     cuts: list[int] = field(default_factory=list)
     links: Links = field(default_factory=Links)
-    now: float = 0.0  # the moment of this state
+    now: float = 0.0  # the grid's `now` when this state was saved
 
     def begin(self, segments: int) -> None:
-        """Begin with nothing sent."""
+        """Begin without any task."""
         self.under_way = [deque() for _ in range(segments)]
         self.handed, self.hopeless = [0] * segments, [0] * segments
         self.fresh = [True] * segments
         self.links.begin(segments)
 
     def shift(self, by: float) -> None:
-        """Add `by` seconds to all saved moments."""
+        """Add `by` seconds to all saved values of `now`."""
         for row in self.under_way:
             for sent in row:
                 sent.when += by

@@ -1,4 +1,4 @@
-"""Bytes of a cut model's run: by link, by direction, and by kind of payload."""
+"""Counts the bytes of a cut model's run by segment, by direction, and by kind of payload."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from compression.flower.records import records
 from compression.flower.traffic import reason_of
 
 Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and dtypes of its tensors
-LONGEST = 1e9  # the most seconds to believe of a task: a sum of huge floats becomes infinity
+LONGEST = 1e9  # a report of more seconds is ignored, so that the sum of seconds stays finite
 KINDS = {"input": "activations", "output": "activations", "labels": "labels", "copy": "copies"}
 
 
 class Opened(NamedTuple):
     """The content of a reply: payloads by name, metrics, the number of its message, its bytes.
 
-    For an error reply `error` is the reason, and `code` Flower's error code.
+    For an error reply, `error` is the reason, and `code` is Flower's error code.
     """
 
     payloads: dict[str, bytes]
@@ -41,12 +41,13 @@ class Opened(NamedTuple):
 
 
 def opened(reply: Message) -> Opened:
-    """Return the content of a reply, not yet checked."""
+    """Return the content of a reply, without a check."""
     if reply.has_error():
         return Opened({}, None, None, reason_of(reply), reply.error.code)
     payloads: dict[str, bytes] = {}
     for _, record in records(reply.content, ArrayRecord):
-        # A second payload of one name gets a name that no task asks for: `Plan.check` refuses it.
+        # A second payload with the same name gets a name that no task asks for, so that
+        # `Plan.check` refuses it.
         for name, array in record.items():
             payloads[name if name not in payloads else f"{name} (again)"] = array.data
     metrics = next(iter(records(reply.content, MetricRecord)), None)
@@ -59,10 +60,10 @@ def opened(reply: Message) -> Opened:
 
 @dataclass
 class Links:
-    """Counts bytes by link, and payload bytes by kind.
+    """Counts bytes by segment and direction, and payload bytes by kind.
 
-    By segment: bytes `up` and `down`, real `seconds` of work, and the mini-batches (`batches`) that
-    these seconds are of.
+    By segment: `up`, `down`: the bytes of replies and of messages. `seconds`: real seconds of work.
+    `batches`: the number of mini-batches in these seconds.
     """
 
     up: list[int] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Links:
     batches: list[float] = field(default_factory=list)
 
     def begin(self, segments: int) -> None:
-        """Begin with counts of 0, unless a loaded state has counts."""
+        """Set all counts to 0, unless a loaded state has counts."""
         for row in (self.up, self.down, self.seconds, self.batches):
             row += [0] * (segments - len(row))
 
@@ -84,13 +85,13 @@ class Links:
         plain: Plain,
         traffic: Traffic,
     ) -> None:
-        """Count a message to a segment; `size`: of its content with these payloads."""
+        """Count a message to a segment; `size`: the size of its content with these payloads."""
         self.down[segment] += size[0]
         traffic.count_sent(size, plain_bytes(payloads, plain))
         self._count(payloads)
 
     def count_received(self, segment: int, reply: Opened, traffic: Traffic) -> None:
-        """Count a segment's reply, whether it is used or not."""
+        """Count a segment's reply, also if it is not used."""
         self.up[segment] += reply.size[0]
         traffic.count_received(reply.size, 0)
         self._count(reply.payloads)
@@ -102,9 +103,9 @@ class Links:
             self.batches[segment] += batches
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counters by name, those of links as lists by segment.
+        """Return the counters by name; counters by segment are lists.
 
-        `seconds_by_segment`: the mean real seconds of a mini-batch. The slowest segment bounds the
+        `seconds_by_segment`: the mean real seconds for a mini-batch. The slowest segment limits the
         speed of the pipeline.
         """
         kinds = ("activations", "gradients", "labels", "copies")
@@ -124,10 +125,10 @@ class Links:
 
 
 def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
-    """Return the bytes that payloads would have as Flower's plain Arrays.
+    """Return the bytes that payloads would have as Flower's Arrays without compression.
 
-    This trusts the payloads' headers: the payloads are the server's own, or `Plan.check` has passed
-    them.
+    The function does not check the payloads' headers. The server must have made the payloads, or
+    `Plan.check` must have accepted them.
     """
     total = 0
     for name, payload in payloads.items():
@@ -135,7 +136,7 @@ def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
         shapes = plain.get(key, [])
         if name == "copy":
             shapes = [((describe(payload).n,), "float32")]
-        elif key == GRADIENTS and shapes:  # one for each mini-batch of the task it answers
+        elif key == GRADIENTS and shapes:  # one payload for each mini-batch of a task
             one = max(math.prod(shapes[0][0]), 1)
             shapes = shapes[:1] * (describe(payload).n // one)
         total += sum(_array_bytes(shape, dtype) for shape, dtype in shapes)
@@ -144,5 +145,5 @@ def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
 
 @lru_cache(maxsize=64)
 def _array_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    """Return the bytes of a Flower Array with this shape and dtype, by making one."""
+    """Make a Flower Array with this shape and dtype, and return its bytes."""
     return len(Array(np.zeros(shape, dtype)).data)

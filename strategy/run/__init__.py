@@ -1,1 +1,1 @@
-"""The run around a strategy: its records, checkpoints, nodes and shutdown."""
+"""Everything in a run besides its strategy: records, checkpoints, nodes and shutdown."""

@@ -1,7 +1,8 @@
-"""A run's checkpoint: one file of named parts in its folder, replaced atomically.
+"""Reads and writes a run's checkpoint, one file of named parts in the run's folder.
 
-The first line is JSON: the format, and each part's name, size and checksum. The parts follow, one
-after the other. The previous checkpoint stays until the new one is complete.
+The first line is JSON. It holds the format, and each part's name, size and checksum. The parts
+follow. The file is replaced atomically, so the previous checkpoint stays until the new one is
+complete.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from conf import ConfigError
 
 FILE = "checkpoint"
 MARK, FORMAT = "edgewire-checkpoint", 2  # increase FORMAT if older versions cannot read the file
-PAUSE = 60.0  # seconds between a failed checkpoint and the next attempt
-SHARE = 0.02  # the largest share of a run's time that goes into checkpoints
+PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
+SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 log = getLogger("edgewire")
 
 
 class Checkpoints:
-    """Writes a run's checkpoints into `folder` ("": writes none).
+    """Writes a run's checkpoints into `folder`; if this is "", it writes none.
 
-    A checkpoint is due after every `every` units (rounds, pushes, mini-batches; 0 or None: never).
-    It is delayed until writing takes at most `SHARE` of the run's time.
+    A checkpoint is due after each `every` units, which are rounds, asynchronous updates or
+    mini-batches (0 or None: never). It is delayed as long as checkpoints would take more than
+    `SHARE` of the run's time.
     """
 
     def __init__(self, folder: str, every: int | None) -> None:
         self.folder = Path(folder) if folder and every else None
         self._every, self._done = every or 1, 0
-        self._next = -math.inf  # no checkpoint before this moment of `time.perf_counter()`
+        self._next = -math.inf  # no checkpoint before this value of `time.perf_counter()`
 
     def due(self, done: int) -> bool:
         """Return whether a checkpoint is due after `done` units."""
@@ -47,8 +49,8 @@ class Checkpoints:
     def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> bool:
         """Write a checkpoint at `done` units; return whether that succeeded.
 
-        Never raises: a full disk must not end the run. `began`: the moment of
-        `time.perf_counter()` at which the work on the checkpoint began.
+        This method never raises, because a full disk must not end the run. `began`: the value of
+        `time.perf_counter()` when the work on the checkpoint began.
         """
         if self.folder is None:
             return False
@@ -62,22 +64,25 @@ class Checkpoints:
         return True
 
     def went_on(self, done: int) -> None:
-        """Note that the run resumes with `done` units."""
+        """Record that the run resumes at `done` units."""
         self._done = done
 
     def miss(self, reason: str) -> None:
-        """Log why a checkpoint was not written; the previous one stays. Try again after `PAUSE`."""
+        """Log why a checkpoint was not written, and wait `PAUSE` seconds before the next attempt.
+
+        The previous checkpoint stays.
+        """
         log.warning("no checkpoint could be written, the one before stays: %s", reason)
         self._next = time.perf_counter() + PAUSE
 
     def give_up(self, reason: str) -> None:
-        """Log why this run cannot have checkpoints; write no more."""
+        """Log why this run cannot have checkpoints, and write no further ones."""
         log.warning("no checkpoints of this run: %s", reason)
         self.folder = None
 
 
 def write(folder: Path, parts: Mapping[str, bytes]) -> None:
-    """Replace the checkpoint in a folder atomically. Raises `OSError`; the old one stays then."""
+    """Replace the checkpoint in a folder atomically; if it raises `OSError`, the old one stays."""
     said = [[name, len(part), xxh3_64_hexdigest(part)] for name, part in parts.items()]
     head = json.dumps({MARK: FORMAT, "parts": said, "checksum": _checksum(said)})
     partial = folder / f"{FILE}.part"
@@ -101,7 +106,7 @@ def _checksum(said: list[list[Any]]) -> str:
 
 
 def _sync(folder: Path) -> None:
-    """Write a folder's own entries (the rename) to the disk, where the system supports it."""
+    """Write a folder's entries, such as a renamed file, to the disk if the system supports it."""
     with suppress(OSError):
         there = os.open(folder, os.O_RDONLY)
         try:
@@ -111,14 +116,14 @@ def _sync(folder: Path) -> None:
 
 
 def forget(folder: str) -> None:
-    """Remove the checkpoint of an earlier run in the same folder, or of a finished run."""
+    """Remove the checkpoint in a folder, which an earlier or a finished run has left."""
     if folder:
         with suppress(OSError):
             (Path(folder) / FILE).unlink(missing_ok=True)
 
 
 def expect(folder: Path) -> None:
-    """Raise `ConfigError`, one line, for a folder from which no run can resume."""
+    """Raise `ConfigError`, with one line, for a folder from which no run can resume."""
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: there is no such folder")
     if (folder / FILE).is_file():
@@ -137,7 +142,7 @@ def expect(folder: Path) -> None:
 def read(folder: Path) -> dict[str, bytes]:
     """Return a checkpoint's parts by name.
 
-    Raises `ConfigError`, one line, for a missing, damaged or incompatible checkpoint.
+    Raises `ConfigError`, with one line, for a missing, damaged or incompatible checkpoint.
     """
     expect(folder)
     try:

@@ -1,4 +1,4 @@
-"""Writes a run's checkpoints (strategy, run, grid and nodes) and resumes a run from one."""
+"""Writes the checkpoints of a run's strategy, records, grid and nodes, and resumes from one."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from strategy.run.serialization import StateError, from_bytes, to_bytes
 
 T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
-FREE = ("checkpoint_every", "verbose", "engine", "device")  # a resume may change these
+FREE = ("checkpoint_every", "verbose", "engine", "device")  # options that a resume may change
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """A strategy whose state a new instance can resume: EdgeWire's own, and `Federated`."""
+    """A strategy that can resume from a saved state: EdgeWire's strategies and `Federated`."""
 
     after_turn: Callable[[], None] | None
 
     @property
     def done(self) -> int:
-        """The number of rounds, pushes or mini-batches so far."""
+        """The number of rounds, asynchronous updates or mini-batches so far."""
 
     def save(self) -> bytes:
-        """Return the state as bytes. Raises `TypeError` for a value that has no byte form."""
+        """Return the state as bytes; raises `TypeError` for a value that cannot be saved."""
 
     def load(self, data: bytes) -> None:
-        """Take a saved state; the next `start` resumes from it."""
+        """Set the state to a saved one; the next `start` resumes from it."""
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up the messages under way. Nodes not in `back` may be newer than the state."""
+        """Delete the unanswered messages; nodes outside `back` may have newer states."""
 
 
 @runtime_checkable
 class CheckpointedGrid(Protocol):
-    """A grid whose nodes end with this process: a checkpoint must hold their states too."""
+    """A grid whose nodes end with this process, so that a checkpoint must hold their states too."""
 
     def drain(self) -> None:
-        """Compute the replies to all messages under way."""
+        """Compute the replies to all unanswered messages."""
 
     def save(self) -> Any:
-        """Return the state of grid and nodes, a dataclass. Raises `OSError` on a full disk."""
+        """Return a dataclass with the state of grid and nodes; raises `OSError` on a full disk."""
 
     def load(self, state: Any) -> None:
-        """Resume with a saved state; to be called before the first message."""
+        """Resume with a saved state; call `load` before the first message."""
 
 
 @dataclass
 class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
-    `config`: the run's configuration as JSON. `stepped`: rounds that the schedule has counted.
-    `model`: the model of the last record, float32 (n,). `measured`: whether it was evaluated.
-    `natives`: its native tensors.
+    `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
+    rate's schedule has counted. `model`: the model of the last record, float32 (n,). `measured`:
+    whether this model was evaluated. `natives`: the native tensors of this model.
     """
 
     config: str
@@ -84,8 +84,8 @@ class RunState:
 class RunCheckpointer:
     """Writes a run's checkpoints, and resumes a run from one.
 
-    `lasting`: the run's grid if its nodes end with this process. `nodes`: the run's grid if its
-    nodes outlive this process.
+    `lasting`: the run's grid, if its nodes end with this process. `nodes`: the run's grid, if its
+    nodes continue after this process.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RunCheckpointer:
         return self._checkpoints.folder is not None
 
     def turned(self) -> None:
-        """Write a checkpoint if one is due or a stop is requested; stop if that is requested."""
+        """Write a checkpoint if one is due, or if a stop is requested; then stop if requested."""
         assert self._strategy is not None
         done = self._strategy.done
         due = self._stopping.wanted or self._checkpoints.due(done)
@@ -121,7 +121,7 @@ class RunCheckpointer:
         if not self.keeps:
             return
         if self._lasting is not None:
-            self._lasting.drain()  # not part of a checkpoint's cost: the run needs it anyway
+            self._lasting.drain()  # not counted as a checkpoint's cost, because the run needs it
         began = time.perf_counter()
         try:
             parts = {RUN: to_bytes(self._state()), STRATEGY: strategy.save()}
@@ -154,7 +154,8 @@ class RunCheckpointer:
     def load(self, folder: Path) -> None:
         """Resume the run from the checkpoint in a folder.
 
-        Raises `ConfigError`, one line, for one that cannot be read or belongs to another run.
+        Raises `ConfigError`, with one line, for a checkpoint that cannot be read or belongs to
+        another run.
         """
         run, strategy = self._run, self._strategy
         parts = checkpoint_file.read(folder)
@@ -187,13 +188,13 @@ class RunCheckpointer:
 
 
 def _words(config: Config) -> str:
-    """Return a configuration as JSON, without the keys in `FREE`, which do not change a run."""
+    """Return a configuration as JSON, without the options in `FREE`."""
     plain = {key: value for key, value in asdict(config).items() if key not in FREE}
     return json.dumps(plain, sort_keys=True, default=str)
 
 
 def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
-    """Raise `ConfigError` if two configurations differ; `nodes`: compare their `nodes=` too."""
+    """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
     now = json.loads(_words(config))
     for key in sorted(set(now) | set(before)):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):

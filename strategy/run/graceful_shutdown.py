@@ -1,7 +1,7 @@
-"""Holds Ctrl-C and SIGTERM back until a run has written its checkpoint.
+"""Delays Ctrl-C and SIGTERM until a run has written its checkpoint.
 
-Flower's simulation runs a ServerApp in a thread, which gets no signals. A file with the name `STOP`
-in the run folder tells such a ServerApp to stop.
+Flower's simulation runs a ServerApp in a thread, which gets no signals. Such a ServerApp stops if
+the run folder has a file with the name `STOP`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 5.0  # the longest time, in seconds, to hold a signal back
-STOP = "stop"  # the file's name
+GRACE = 5.0  # the most seconds for which a signal is delayed
+STOP = "stop"  # the name of the file that requests a stop
 Handler = Callable[[int, FrameType | None], object]
 
 
 class GracefulShutdown:
-    """A context in which the first signal to stop waits for `go`, at most `GRACE` seconds.
+    """A context that delays the first signal until `go` is called, but at most `GRACE` seconds.
 
-    A second signal acts at once, as it does outside of the context. Only signals with a Python
-    handler are held back, and only in the process's main thread, where Python runs handlers.
-    `folder`: the run folder, in which a file `STOP` counts as a signal; "": no folder.
+    A second signal is not delayed. Only signals with a Python handler are delayed, and only in the
+    main thread of the process, because Python runs handlers there. `folder`: the run folder; a file
+    `STOP` in it is treated as a signal ("": no folder).
     """
 
     def __init__(self, folder: str = "") -> None:
         self._file = Path(folder) / STOP if folder else None
-        self.asked: int | None = None  # the number of the signal that is held back
+        self.asked: int | None = None  # the number of the delayed signal
         self._before: dict[int, Handler] = {}
         self._timer: threading.Timer | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether a signal or the file asks the run to end."""
+        """Whether a signal or the file `STOP` has requested that the run ends."""
         return self.asked is not None or (self._file is not None and self._file.exists())
 
     def __enter__(self) -> GracefulShutdown:
@@ -58,9 +58,9 @@ class GracefulShutdown:
             signal.signal(number, before)
 
     def go(self) -> None:
-        """Call the handler of a signal that is held back, which usually raises; else do nothing.
+        """Call the handler of the delayed signal, if there is one; the handler usually raises.
 
-        Deletes the file if it exists and raises `KeyboardInterrupt` for it.
+        If the file `STOP` exists, delete it and raise `KeyboardInterrupt`.
         """
         number, self.asked = self.asked, None
         if number is not None:

@@ -1,4 +1,4 @@
-"""A run on nodes that outlive its server: which take part, and which return to a checkpoint."""
+"""Selects the nodes of a run, and tells them of its checkpoints, if they outlive the server."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from conf import ConfigError
 from protocol.lineage import Checkpoint, RunLineage, keeps, told
 from strategy.flower_checks import LEAST
 
-# A strategy that asks for the nodes so often, for so many seconds, and sends nothing, waits.
+# A strategy is waiting for nodes if it has asked for the nodes ASKS times, in SECONDS seconds, and
+# has not sent a message.
 ASKS, SECONDS = 10, 10.0
 log = getLogger("edgewire")
 
 
 @dataclass
 class RunLineageState:
-    """The state of a `MembershipGrid`. A life is one server process of a run that resumes.
+    """The state of a `MembershipGrid`.
 
-    `key`: the first life. `checkpoints`: each life, and the units done at its last checkpoint.
-    `keeping`: nodes that keep their states for a resume. `first`: the first nodes of the run.
+    A run that was resumed has had several server processes; `life` is the number of one of them.
+    `key`: the life of the run's first server. `checkpoints`: for each life, the units (rounds or
+    updates) done at its last checkpoint. `keeping`: the nodes that store their states for a resume.
+    `first`: the first nodes of the run.
     """
 
     key: int = 0
@@ -36,19 +39,20 @@ class RunLineageState:
 
 
 class MembershipGrid(GridWrapper):
-    """A grid whose nodes outlive this process: each message names the run's lives and checkpoints.
+    """A grid whose nodes continue after this process ends.
 
-    With these a node returns to the checkpoint that a restarted server resumed from. `keeping`: the
-    nodes that have said that they keep what this needs (`protocol.lineage`). `most`: the
-    number of nodes that take part; None: all.
+    Each message holds the run's server processes (`RunLineageState`) and their checkpoints. From
+    this data a node finds the checkpoint from which a restarted server resumed, and sets its state
+    to that checkpoint. `keeping`: the nodes that have replied that they store the states that this
+    needs (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
     """
 
     def __init__(self, grid: Grid | TimedGrid, life: int, most: int | None = None) -> None:
         super().__init__(grid)
         self._most = most
-        self._first: set[int] = set()  # the first `most` nodes: they get their places back
+        self._first: set[int] = set()  # the first `most` nodes, which may return
         self._part: set[int] = set()  # nodes that take part
-        self._surplus: set[int] = set()  # nodes that are online and do not
+        self._surplus: set[int] = set()  # nodes that are online and do not take part
         self._lives = RunLineage(life, life)
         self.keeping: set[int] = set()
         self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
@@ -70,14 +74,15 @@ class MembershipGrid(GridWrapper):
         self.keeping, self._first = state.keeping, state.first
 
     def kept(self, done: int) -> None:
-        """Note that a checkpoint at `done` units is on the disk."""
+        """Record that a checkpoint at `done` units is on the disk."""
         self._lives = self._lives.kept(done)
 
     def get_node_ids(self) -> Sequence[int]:
         """Return the online nodes that take part; see `TimedGrid`.
 
-        Places go to the run's first nodes, then to nodes that have a place, then to others. In real
-        time the log names nodes that are gone, and nodes that get no place.
+        If more than `most` nodes are online, the run's first nodes are chosen, then nodes that take
+        part already, then others. In real time, nodes that are gone, and nodes that do not take
+        part, are logged.
         """
         found = super().get_node_ids()
         most = len(found) if self._most is None else self._most
@@ -95,9 +100,10 @@ class MembershipGrid(GridWrapper):
         return [node for node in found if node in part]
 
     def _expect_progress(self, there: int) -> None:
-        """Log that the strategy waits for nodes, at intervals that double.
+        """Log that the strategy waits for nodes; the interval doubles each time.
 
-        Raises `ConfigError` if all `most` nodes are online, because no others can take part.
+        Raises `ConfigError` if `most` nodes are online already, because no other node can take
+        part.
         """
         now = time.monotonic()
         if not self._asked:

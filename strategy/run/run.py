@@ -1,4 +1,4 @@
-"""One run on the server: its strategy, the model that it evaluates, the rows that it records."""
+"""One run on the server: it starts the strategy, evaluates the model and writes the records."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from task.flat_model import FlatModel, expect_numbers
 from task.rng import IsolatedRng
 from task.steps import Evaluation, evaluate, prepare
 
-OWN = ("drift", "staleness", "prediction_error")  # metrics of some strategies beside the loss
+OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
 log = logging.getLogger("edgewire")
 
 
 class Run:
-    """One run on the server: it starts the strategy, evaluates the model, writes the records."""
+    """Starts a run's strategy on the server, evaluates the model, and writes the records."""
 
     def __init__(self, config: Config, grid: OrderedGrid, records: RunLog) -> None:
         self.config = config
@@ -50,7 +50,7 @@ class Run:
         self.variances = variances(layout)
         if not isinstance(self.strategy, PipelineStrategy):
             expect_named(config, layout)
-        self.stepped = 0  # rounds that the schedule has counted
+        self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
         self.initial: ArrayRecord | None = None  # the model before training
         self.natives: Arrays = {}  # native tensors of the model in the module
@@ -59,7 +59,7 @@ class Run:
             raise TaskError(f"model={config.model.name}: no parameter is to be trained")
 
     def prepare(self) -> None:
-        """Take the initial model; tell the strategy its native tensors and the grid its size."""
+        """Set the initial model, the strategy's native tensors, and the model size of the grid."""
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         self.natives = self.model.natives()
         self.strategy.initial = Initial(self.natives) if self.natives else None
@@ -70,7 +70,7 @@ class Run:
             log.warning("%s", self._untested())
 
     def _untested(self) -> str:
-        """Return a line for a server without test data: who measures the accuracy, if anyone."""
+        """Return a log line for a server without test data; it says where accuracy is measured."""
         said = "no photos at the server to test on: accuracy is"
         if asks_nodes(self.strategy):
             return f"{said} of what the nodes hold back (dataset.holdout)"
@@ -79,7 +79,7 @@ class Run:
         return f"{said} not measured"
 
     def start(self) -> None:
-        """Train: run the strategy, which calls `round_done` after every round."""
+        """Run the strategy, which calls `round_done` after every round."""
         if self.initial is None:
             self.prepare()
         assert self.initial is not None
@@ -93,9 +93,10 @@ class Run:
         )
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Evaluate the model after a round (0: before the first), write its row, set the next lr.
+        """Evaluate the model after a round, write the round's row, and set the next learning rate.
 
-        `arrays`: the model as one flat vector, and native tensors. Returns the metrics.
+        `server_round`: the round; 0: before the first. `arrays`: the model as one flat vector, and
+        its native tensors. Returns the metrics.
         """
         last = server_round == self.config.rounds
         metrics, self.newest = MetricRecord(), arrays
@@ -129,7 +130,7 @@ class Run:
         return metrics
 
     def _own(self, name: str) -> dict[str, Any]:
-        """Return what the strategy's method `name` returns; {} for a strategy without it."""
+        """Call the strategy's method `name` and return its result; {} if it has no such method."""
         found: dict[str, Any] = getattr(self.strategy, name, dict)()
         return found
 
@@ -139,7 +140,7 @@ class Run:
         self.model.load(to_vector(arrays), self.natives)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the module's state dict, for the model that `show` loaded."""
+        """Return the state dict of the model that `show` loaded."""
         self.model.reset(self.natives)  # an evaluation may have changed buffers
         found: dict[str, Tensor] = self.model.module.state_dict()
         return found
@@ -147,34 +148,35 @@ class Run:
     def _measure(self, arrays: ArrayRecord) -> Evaluation:
         self.newest = None
         self.show(arrays)
-        with IsolatedRng(self.model.state.device, self.config.seed):  # some models draw here too
+        with IsolatedRng(self.model.state.device, self.config.seed):  # some models use randomness
             return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
 
     def _measured_at_nodes(self) -> dict[str, float]:
-        """Return the nodes' own metrics as `node_*`, if the strategy asked (fraction_evaluate)."""
+        """Return the metrics of the nodes' evaluation as `node_*`; {} if there was none."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return {}
         return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
 
     def _only_at_nodes(self) -> MetricRecord:
-        """Return the nodes' own metrics under the names of the server's metrics."""
+        """Return the metrics of the nodes' evaluation under the names of the server's metrics."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return MetricRecord()
         return MetricRecord({name: cast(float, measured[name]) for name in Evaluation._fields})
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
-        """Return the smallest of BatchNorm's running variances; {} for a model without any."""
+        """Return the smallest running variance of BatchNorm; {} for a model without BatchNorm."""
         if not self.variances:
             return {}
         vector = to_vector(arrays)
         return {"least_variance": min(float(vector[a:b].min()) for a, b in self.variances)}
 
     def finish(self, stopped: str | None = None, *, measure: bool = True) -> None:
-        """Write the result and the weights of the last round's model, even if a run ends early.
+        """Write the result and the weights of the last round's model, also if a run ends early.
 
-        `stopped`: why the run did not reach its end. `measure`: evaluate that model if it was not.
+        `stopped`: why the run ended early; None if it did not. `measure`: True to evaluate the last
+        round's model if this has not been done.
         """
         if not self.records.last:
             return

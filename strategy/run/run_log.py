@@ -1,4 +1,4 @@
-"""A run's result files: `history.jsonl`, `result.json`, `model.safetensors`."""
+"""Writes a run's result files: `history.jsonl`, `result.json`, `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from strategy.run.tagged import Tagged
 
 Row = dict[str, Any]
 MEASURED = ("accuracy", "loss", "top5")
-OFTEN = 60.0  # seconds between two writings of the newest model
+OFTEN = 60.0  # seconds from one writing of the newest model to the next
 log = getLogger("edgewire")
 HISTORY = "history.jsonl"
-BLOWN_UP = 1000  # a model has diverged above this many times the loss before training
+BLOWN_UP = 1000  # above this many times the loss before training, a model has diverged
 
 
 @dataclass
@@ -36,8 +36,8 @@ class RunLogState:
     """The state of a `RunLog`, as a checkpoint holds it.
 
     `last`: the last row. `measured`, `first`: the last and the first row with an evaluation.
-    `best`: the best accuracy. `worst`: the largest loss. `seconds`: since the start. `size`: bytes
-    of the history.
+    `best`: the best accuracy. `worst`: the largest loss. `seconds`: the seconds since the start.
+    `size`: the bytes of the history.
     """
 
     last: Tagged
@@ -50,11 +50,11 @@ class RunLogState:
 
 
 class RunLog:
-    """Writes the result files of one run into `folder` ("": writes nothing).
+    """Writes the result files of one run into `folder`; if this is "", it writes nothing.
 
-    `anew`: begin an empty history; otherwise `load` must follow. Every row of the history holds the
-    counters so far. The result is the last row plus what is known only at the end. NaN and infinity
-    become null.
+    `anew`: True to begin an empty history; otherwise call `load` afterwards. Each row of the
+    history holds the counters so far. The result is the last row, plus values that are known only
+    at the end. NaN and infinity are written as null.
     """
 
     def __init__(self, folder: str, *, anew: bool = True) -> None:
@@ -64,20 +64,20 @@ class RunLog:
         self._best: float | None = None
         self._first: Row = {}  # the first row with an evaluation, before training
         self._worst = 0.0  # the largest loss
-        self._history: TextIO | None = None  # open for the whole run: there may be 100,000 rounds
+        self._history: TextIO | None = None  # open for the whole run, which may have 100,000 rounds
         self._start = time.perf_counter()
-        self._kept: float | None = None  # when the model was last written; None: not yet
+        self._kept: float | None = None  # the time when the model was last written; None: not yet
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder is not None and anew:
-            for name in ("model.safetensors", "result.json"):  # of an earlier run
+            for name in ("model.safetensors", "result.json"):  # files of an earlier run
                 (self.folder / name).unlink(missing_ok=True)
             self._history = (self.folder / HISTORY).open("w")
 
     def save(self) -> RunLogState:
-        """Write the history to the disk; return the state that belongs to it.
+        """Write the history to the disk, and return the state at its end.
 
-        Raises `OSError` if it cannot be written.
+        Raises `OSError` if the history cannot be written.
         """
         if self._history is None:
             raise OSError("history.jsonl is not written any more")
@@ -87,9 +87,9 @@ class RunLog:
         return RunLogState(*rows, self._best, self._worst, seconds, self._history.tell())
 
     def load(self, state: RunLogState) -> None:
-        """Resume with a saved state; cut off the history's later rows.
+        """Resume with a saved state, and delete the history's later rows.
 
-        Raises `ConfigError` for a history that is shorter than the state says.
+        Raises `ConfigError` for a history that is shorter than in the state.
         """
         assert self.folder is not None
         path = self.folder / HISTORY
@@ -108,28 +108,28 @@ class RunLog:
         self._start = time.perf_counter() - state.seconds
 
     def add(self, row: Row) -> Row:
-        """Append one round's row, with the seconds since the start; return it."""
+        """Append a round's row, with the seconds since the start, and return it."""
         self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
         if row.get("accuracy") is not None:
             self.measured(row)
         if self._history is not None:
             try:
                 self._history.write(_json(row) + "\n")
-                self._history.flush()  # other programs follow the run by this file
-            except OSError as error:  # a full disk: the run goes on; its end may find room again
+                self._history.flush()  # other programs read this file during the run
+            except OSError as error:  # the disk is full: continue, because space may be freed later
                 log.warning("history.jsonl ends here, it cannot be written: %s", error)
                 self._history = None
         return row
 
     @property
     def due(self) -> bool:
-        """Whether to write the newest model now, in case the run does not reach its end."""
+        """Whether to write the newest model now, in case the run does not finish."""
         if self.folder is None:
             return False
         return self._kept is None or time.perf_counter() - self._kept > OFTEN
 
     def keep(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace `model.safetensors` atomically. Logs a warning if that fails; never raises."""
+        """Replace `model.safetensors` atomically; log a warning if that fails, but never raise."""
         self._kept = time.perf_counter()
         try:
             self._save(weights)
@@ -150,26 +150,27 @@ class RunLog:
             raise
 
     def measured(self, row: Row) -> None:
-        """Note the accuracy and loss of the newest model."""
+        """Record the accuracy and the loss of the newest model."""
         self._measured = row
         self._first = self._first or row
         self._best = max(row["accuracy"], self._best or 0.0)
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
     def diverged(self, trained: Iterable[Tensor]) -> bool:
-        """Return whether the model has diverged: its loss or one of its weights is not finite.
+        """Return whether the model has diverged.
 
-        It has also diverged if the loss ever exceeded `BLOWN_UP` times the loss before training (or
-        1, if that is more), and the accuracy is less than twice the accuracy before training.
-        Without an evaluation only the weights count. Only `trained` tensors must be finite: a mask
-        may hold infinity.
+        It has diverged if its loss, or a value in the tensors `trained`, is not finite. Other
+        tensors, such as a mask, may hold infinity. It has also diverged if both of the following
+        are true: a loss of the run exceeded `BLOWN_UP` times the larger of 1 and the loss before
+        training, and the accuracy is less than twice the accuracy before training. Without an
+        evaluation only the weights are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True
         now, before = self._measured, self._first
         if not now:
             return False
-        if now["loss"] - now["loss"] != 0:  # it is not finite
+        if now["loss"] - now["loss"] != 0:  # the loss is not finite
             return True
         blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
         return bool(blown_up and now["accuracy"] < 2 * before["accuracy"])
@@ -177,11 +178,12 @@ class RunLog:
     def finish(
         self, summary: Row, weights: Mapping[str, Tensor], trained: Tensor | None = None
     ) -> Row:
-        """Write `result.json` and `model.safetensors`, with `weights`; return the result.
+        """Write `result.json`, and `model.safetensors` with `weights`; return the result.
 
-        The result holds `summary` and the last row's counters. Accuracy and loss are those of the
-        last evaluation; `best_accuracy` is the best of all rounds. `diverged` is about the last
-        round's model; `trained`: the tensor that must be finite (None: all weights).
+        The result holds `summary`, the last row's counters, and the accuracy and loss of the last
+        evaluation. `best_accuracy` is the best accuracy of all rounds. `diverged` says whether the
+        last round's model has diverged. `trained`: the tensor that must be finite for this; None:
+        all weights must be finite.
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in MEASURED})
@@ -193,7 +195,7 @@ class RunLog:
             self._history.close()
         if self.folder is not None:
             self.keep(weights)
-            partial = self.folder / "result.json.part"  # renamed when complete
+            partial = self.folder / "result.json.part"  # it is renamed when it is complete
             partial.write_text(_json(result, indent=2) + "\n")
             os.replace(partial, self.folder / "result.json")
         return result
@@ -204,7 +206,7 @@ def _json(row: Row, indent: int | None = None) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Return a value with None in place of NaN and infinity, which JSON cannot express."""
+    """Return a value with None in place of NaN and infinity, because JSON does not have these."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -215,11 +217,12 @@ def _finite(value: Any) -> Any:
 def _versions() -> dict[str, str]:
     packages = ("edgewire-app", "flwr", "torch", "torchvision", "numpy", "hydra-core")
     found = {"python": platform.python_version()}
-    # The CPU's vector instructions change the last bits, and after many steps the accuracy.
+    # Other vector instructions of the CPU give other last bits, and after many steps another
+    # accuracy.
     found["cpu"] = torch.backends.cpu.get_cpu_capability()
     for package in packages:
         try:
             found[package] = version(package)
-        except ImportError:  # run from a checkout or a bundle that is not installed
+        except ImportError:  # EdgeWire runs from a checkout or a bundle, and is not installed
             found[package] = "not installed"
     return found

@@ -1,9 +1,14 @@
-"""A strategy's state as bytes and back: one dataclass of arrays and plain values, never pickled.
+"""Converts a strategy's state, a dataclass, to bytes and back, without pickle.
 
-Values are ints, floats, bools, strings, bytes, None and arrays; and lists, deques, sets, tuples,
-dicts, dataclasses and named tuples of these, whose fields declare the types; Flower's records and
-messages; and `Tagged` values, which carry a type tag (`strategy.run.tagged`). An array that occurs
-twice is stored once, and is one array again after loading. The bytes are a safetensors file.
+The bytes are a safetensors file. The dataclass may hold:
+
+- ints, floats, bools, strings, bytes, None and arrays;
+- lists, deques, sets, tuples, dicts, dataclasses and named tuples of allowed values; the fields
+  must declare their types;
+- Flower's records and messages;
+- `Tagged` values, which are saved with a type tag (`strategy.run.tagged`).
+
+An array object that occurs twice is stored once, and is again one object after loading.
 """
 
 from __future__ import annotations
@@ -23,19 +28,20 @@ from safetensors.numpy import load, save
 from strategy.run.tagged import FLOWERS, Tagged, made, told
 
 T = TypeVar("T")
-HEAD = "state"  # the tensor that holds everything but the arrays, as JSON
+HEAD = "state"  # the name of the tensor that holds all values except the arrays, as JSON
 PLAIN = (bool, int, float, str, NoneType)
 LISTS = (list, deque, set, tuple)
 
 
 class StateError(ValueError):
-    """The bytes are not a state, or belong to another strategy."""
+    """Raised for bytes that are not a state, or that are the state of another strategy."""
 
 
 def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
-    """Return a dataclass as bytes, together with the options that `from_bytes` must be given.
+    """Return a dataclass as bytes.
 
-    Raises `TypeError` for a value of an unsupported type.
+    `options`: saved with the dataclass; `from_bytes` must get the same options. Raises `TypeError`
+    for a value of an unsupported type.
     """
     writer = _Writer()
     head = [type(state).__name__, dict(options or {}), writer.plain(state)]
@@ -47,7 +53,7 @@ def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
 def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = None) -> T:
     """Undo `to_bytes`; the arrays are writable copies.
 
-    Raises `StateError` for other bytes, and for a state that was saved with other options.
+    Raises `StateError` for bytes that are not a state, and for one saved with other options.
     """
     try:
         arrays = {name: array.copy() for name, array in load(bytes(data)).items()}
@@ -67,15 +73,18 @@ def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = N
 
 
 class _Writer:
-    """Turns values into plain lists for JSON; collects the arrays, each once."""
+    """Converts values to plain lists for JSON, and collects each array once."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[Any]] = []
-        self._places: dict[int, int] = {}  # an array's id -> its place
-        self._alive: list[Any] = []  # references, so that Python does not reuse an id
+        self._places: dict[int, int] = {}  # by an array's id, its number
+        self._alive: list[Any] = []  # references to the arrays, so that Python does not reuse an id
 
     def plain(self, value: Any) -> Any:
-        """Return a value as plain lists, an array as its number. Raises `TypeError`."""
+        """Return a value as plain lists, and an array as its number.
+
+        Raises `TypeError` for a value of an unsupported type.
+        """
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, Tagged):

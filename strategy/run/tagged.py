@@ -1,7 +1,8 @@
-"""Values of undeclared type as JSON with a type tag, and arrays: Flower's records, and others.
+"""Converts values without a declared type, such as Flower's records, to JSON with type tags.
 
-In a state of EdgeWire's own, a field's type tells `strategy.run.serialization` what to build. The
-attributes of Flower's and users' strategies have no declared types: a tag precedes each value.
+In the states of EdgeWire's strategies, the fields declare their types, from which
+`strategy.run.serialization` restores the values. The attributes of Flower's and users' strategies
+have no declared types, so each value is saved with a tag.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Tagged(NamedTuple):
 
 
 def told(value: Any, place: Place) -> Any:
-    """Return a value as plain lists for JSON. Raises `TypeError` for an unsupported type."""
+    """Return a value as plain lists for JSON; raises `TypeError` for an unsupported type."""
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
@@ -87,7 +88,7 @@ def told(value: Any, place: Place) -> Any:
 
 
 def made(plain: Any, arrays: Arrays) -> Any:
-    """Undo `told`. Raises `TypeError`, `KeyError` or `ValueError` for any other input."""
+    """Undo `told`; raises `TypeError`, `KeyError` or `ValueError` for any other input."""
     if isinstance(plain, PLAIN):
         return plain
     word, *rest = plain
