@@ -1,6 +1,6 @@
-"""Reuses temporary arrays, because the first use of fresh memory costs more than most work in it.
+"""Reuses temporary arrays, because the first use of new memory takes more time than most work.
 
-``x.abs()`` of 45 MB into fresh memory takes as long as nine copies, mostly because of page faults.
+``x.abs()`` of 45 MB into new memory takes as long as nine copies, mostly because of page faults.
 With memory that was used before, ``x.abs()`` takes as long as one copy.
 """
 

@@ -152,9 +152,9 @@ class Codec:
     ) -> bytes:
         """Encode a sparse vector: (k,) float32 at strictly increasing indices, zeros elsewhere.
 
-        If ``indices`` is None, ``values`` is the whole vector, (layout.size,). The vector is sparse
-        already, such as a mean of sparse updates, so it needs no selection and the cost depends
-        only on k. A codec that selects, or uses error feedback, encodes the dense vector instead.
+        If ``indices`` is None, ``values`` is the whole vector, (layout.size,). An example is a mean
+        of sparse updates. Such a vector needs no selection, and the cost depends only on k. A codec
+        that selects, or uses error feedback, encodes the dense vector instead.
         ``memory``, ``seed`` and the errors are the same as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:

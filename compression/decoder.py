@@ -50,7 +50,7 @@ class Update(NamedTuple):
     def dense(self, out: Vector | None = None) -> Vector:
         """Return the (n,) float32 vector.
 
-        If the update is sparse, the result is written to ``out``, (n,) float32, if it is given.
+        A sparse update is written to ``out``, (n,) float32, if ``out`` is given.
         """
         if self.indices is None:
             return self.values

@@ -25,10 +25,7 @@ def sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
 
 
 def rank(size: int, share: float, side: int = 1) -> int:
-    """Return a bound of the rank in a sample that corresponds to the rank ``share`` of all values.
-
-    The bound is ``share`` times ``size`` plus 3 sigma (``side`` 1) or minus 3 sigma (``side`` -1).
-    """
+    """Return ``share`` of a sample of ``size``, plus 3 sigma (``side`` 1) or minus 3 sigma (-1)."""
     return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
 
 

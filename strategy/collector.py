@@ -123,7 +123,8 @@ class RoundCollector:
         """
         grid = self._grid
         patience = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
-        ids = list(grid.push_messages(messages, timeout))  # no node gets a message after the time
+        # The timeout is also the messages' time to live, so no node gets a message after it.
+        ids = list(grid.push_messages(messages, timeout))
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
         while waiting and good < quorum:

@@ -72,7 +72,7 @@ class Checked(CountedStrategy, Protocol):
 
 
 def scheme_for(config: Config, data: Data) -> CountedStrategy:
-    """Return the configured strategy for a data set; if it is a pipeline, its model is cut.
+    """Return the configured strategy for a data set; a pipeline strategy also cuts its model.
 
     Raises the errors of `scheme_of`. Also raises `ConfigError` or `TaskError` for a model that
     cannot be cut as configured, and `ConfigError` for a strategy that needs data which the server

@@ -142,7 +142,7 @@ class Federated(StatisticsAveraging):
     def abandon(self, back: Collection[int] = ()) -> None:
         """Record that the states of nodes outside `back` may be newer than the server's state.
 
-        Between two rounds all messages have been answered or have timed out.
+        Between two rounds there are no unanswered messages to delete.
         """
         self._state.link.dialogue.go_back(back)
 

@@ -14,7 +14,7 @@ from task.process import uncompiled
 
 
 class _Rate(torch.optim.SGD):
-    """An optimiser that takes no steps; its learning rate is what a scheduler changes."""
+    """An optimiser that takes no steps; a scheduler changes its learning rate."""
 
     def __init__(self, lr: float) -> None:
         with uncompiled():

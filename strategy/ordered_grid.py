@@ -15,7 +15,7 @@ LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
 
 
 def count_nodes(grid: Grid) -> int:
-    """Wait until the number of nodes is above 0 and stable for half a second, and return it."""
+    """Wait until the number of nodes is above 0 and stable for half a second; return the number."""
     nodes = timed(grid)
     before, count = 0, len(nodes.get_node_ids())
     if nodes.virtual_seconds is None and not count:

@@ -36,7 +36,7 @@ class RobustMean:
         self._added.append((indices, values))
 
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return the union of the added indices (None: all) and the result there; start anew."""
+        """Return the union of the added indices (None: all) and the result; delete all updates."""
         added, self._added = self._added, []
         sets = [indices for indices, _ in added if indices is not None]
         union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None

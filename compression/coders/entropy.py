@@ -16,7 +16,7 @@ from .zstd import Zstd, planes, zstd
 _ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32
 
 # Up to _FEW indices Rice codes are tried too. Reason: pcodec's tables are 2 to 4 % of the coded
-# size of 2048 indices, and 19 % of that of 64.
+# size of 2048 indices, and 19 % of the coded size of 64 indices.
 _FEW = 2048
 _PIECE = 1 << 16  # entries in each of the two samples of a longer stream
 _WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time, so it must save 3 %

@@ -82,7 +82,7 @@ class AckTracker:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update; the update is pending until `applied`, `settle` or `drop`.
+        """Decode a node's update; it is pending until `applied`, `settle` or `drop` is called.
 
         `layout`, `own`: the parameters of `decode_update`, for the whole model. Raises PayloadError
         for an update that was applied before, for an update of another compression method, for an
@@ -135,7 +135,7 @@ class AckTracker:
             state.forgot = True
 
     def applied(self, nodes: Iterable[int]) -> None:
-        """Record that the pending updates of these nodes were applied, and of no other node."""
+        """Record that the pending updates of these nodes were applied, and all others were not."""
         for node in nodes:
             self.settle(node, applied=True)
         self._state.pending.clear()

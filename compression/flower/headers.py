@@ -68,14 +68,14 @@ class DownlinkHeader(NamedTuple):
 class UplinkHeader(NamedTuple):
     """Header of a node's reply, read by the server's `CompressedGrid`; a None is not sent.
 
-    - `number`: the `number` of the message that this replies to. The server uses it to recognise
-      a reply that arrives twice.
+    - `number`: the `number` of the message that the node replies to. The server uses it to
+      recognise a reply that arrives twice.
     - `sequence`: the sequence number of the update, from 1. It is sent only if the node has a
       residual, because then the node must know whether the update is applied.
     - `version`: the version of the model that the node has now.
     - `whole`: 1 if the payload is the model, None if it is the change of the model.
-    - `named`: 1 if the payload holds the names of its tensors. It does if the app returned other
-      tensors than the message held.
+    - `named`: 1 if the payload holds the names of its tensors. It is 1 if the app returned other
+      tensors than those in the message.
     - `untied`: positions of the copies (`DownlinkHeader.tied`) that the payload holds, because they
       no longer equal their sources. The payload leaves out all other copies, unless `named` is 1.
     """

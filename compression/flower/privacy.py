@@ -49,7 +49,7 @@ def keeps_clip(codec: Codec, layout: Layout) -> bool:
 def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> bool:
     """Return whether the L2 norm of an update's trained entries is at most `clip`.
 
-    If it is larger, no mod has clipped the update: the app uses `clipping_norm` in its
+    If the norm is larger, no mod has clipped the update. Then the app uses `clipping_norm` in its
     configuration for another purpose, such as gradient clipping.
     """
     beside = set(exact_tensors(layout, codec.exact_names))

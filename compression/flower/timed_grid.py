@@ -54,7 +54,7 @@ class TimedGrid(Protocol):
         """
 
     def tend(self) -> None:
-        """Give queued messages to idle worker processes; call it in long work between two pulls."""
+        """Send queued messages to idle worker processes; call `tend` if the next pull is late."""
 
     def follow(self, plain_bytes: int, note: str = "") -> None:
         """Start to estimate the time that the run would take without compression.

@@ -95,7 +95,7 @@ def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
 
 
 def multiply(levels: NDArray[np.int8], scales: Vector, size: int, out: Vector) -> None:
-    """Set (m,) ``out`` to each level times its bucket's scale; (m,) begins at a bucket's start."""
+    """Set ``out``, (m,), to each level times its bucket's scale; ``levels[0]`` begins a bucket."""
     np.copyto(out, levels)
     _by_bucket(np.multiply, out, scales, size, out)
 

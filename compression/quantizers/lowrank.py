@@ -31,7 +31,7 @@ class Factored(NamedTuple):
 
 
 def plan(parts: TensorSlices, rank: int) -> Factored:
-    """Return the tensors sent as products, which have more entries than P and Q, and the others.
+    """Decide which tensors are sent as products: those with more entries than P and Q together.
 
     The result depends only on rank, sizes and shapes, which sender and receiver know.
     """

@@ -22,12 +22,13 @@ LEAST = 1000
 class GradientDropping(ResidualSparsifier):
     """Sends residual + update, without the share ``drop`` of entries of smallest magnitude.
 
-    The residual stores the entries that are not sent. Aji & Heafield 2017, "Sparse communication
-    for distributed gradient descent", Algorithm 1. ``scope="global"`` has one threshold for the
-    model, as in the paper. ``scope="tensor"`` has one threshold for each tensor. ``cut="sampled"``
-    computes the threshold from a random sample of 0.1 % of the entries, at least 1,000, as in the
-    paper. So the number of entries sent varies. ``cut="exact"`` sends exactly the share 1 -
-    ``drop``.
+    The residual stores the entries that are not sent.
+
+    Aji & Heafield 2017, "Sparse communication for distributed gradient descent", Algorithm 1.
+    ``scope="global"`` has one threshold for the model, as in the paper. ``scope="tensor"`` has one
+    threshold for each tensor. ``cut="sampled"`` computes the threshold from a random sample of
+    0.1 % of the entries, at least 1,000, as in the paper. So the number of entries sent varies.
+    ``cut="exact"`` sends exactly the share 1 - ``drop``.
     """
 
     name: ClassVar[str] = "gradient_dropping"

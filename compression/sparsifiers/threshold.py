@@ -43,7 +43,7 @@ class Threshold(ResidualSparsifier):
         return above(given, self.threshold)
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Remove from the residual, and return, tau with the entry's sign or the whole entry."""
+        """Return the values at ``indices``, as ``sent`` says, and subtract them from ``given``."""
         if self.sent == "value":
             return super().take(given, indices)
         values = np.copysign(np.float32(self.threshold), given[indices])

@@ -126,9 +126,9 @@ class Dispatcher:
         self._state.now = self._grid.now
 
     def means(self) -> dict[str, float] | None:
-        """Return the means since the last call, of the loss and of the synthetic gradients' error.
+        """Return the mean loss and the mean error of synthetic gradients since the last call.
 
-        None if there was no loss.
+        The result is None if no node has reported a loss.
         """
         state = self._state
         found = {"loss": state.losses, "prediction_error": state.errors}

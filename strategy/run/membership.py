@@ -26,10 +26,10 @@ log = getLogger("edgewire")
 class RunLineageState:
     """The state of a `MembershipGrid`.
 
-    A run that was resumed has had several server processes; `life` is the number of one of them.
-    `key`: the life of the run's first server. `checkpoints`: for each life, the units (rounds or
-    updates) done at its last checkpoint. `keeping`: the nodes that store their states for a resume.
-    `first`: the first nodes of the run.
+    A run that was resumed has had several server processes. Each has a number, called its life.
+    `key`: the life of the first server process. `checkpoints`: for each life, the units (rounds,
+    updates or mini-batches) done at its last checkpoint. `keeping`: the nodes that store their
+    states for a resume. `first`: the first nodes of the run.
     """
 
     key: int = 0
@@ -41,16 +41,16 @@ class RunLineageState:
 class MembershipGrid(GridWrapper):
     """A grid whose nodes continue after this process ends.
 
-    Each message holds the run's server processes (`RunLineageState`) and their checkpoints. From
-    this data a node finds the checkpoint from which a restarted server resumed, and sets its state
-    to that checkpoint. `keeping`: the nodes that have replied that they store the states that this
-    needs (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
+    Each message holds the run's server processes and their checkpoints (`RunLineageState`). From
+    these a node finds the checkpoint from which a restarted server resumed, and resumes from the
+    same checkpoint. `keeping`: the nodes that store the states for this, according to their replies
+    (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
     """
 
     def __init__(self, grid: Grid | TimedGrid, life: int, most: int | None = None) -> None:
         super().__init__(grid)
         self._most = most
-        self._first: set[int] = set()  # the first `most` nodes, which may return
+        self._first: set[int] = set()  # the first `most` nodes of the run
         self._part: set[int] = set()  # nodes that take part
         self._surplus: set[int] = set()  # nodes that are online and do not take part
         self._lives = RunLineage(life, life)

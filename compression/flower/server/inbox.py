@@ -183,11 +183,10 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
 
 
 def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
-    """Return a content with only the reply's model, if the message asked for training, and metrics.
+    """Return a content with only the metrics `names` and, after training, the reply's model.
 
-    `names`: the names of the metrics; their values must be finite numbers. Raises `PayloadError`
-    for a missing metric, a loss below 0, an accuracy outside [0, 1], and for a reply to training
-    that does not hold exactly one model.
+    Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
+    for an accuracy outside [0, 1], and for a reply to training without exactly one model.
     """
     metrics = dict[str, Any]()
     for _, each in records(content, MetricRecord):

@@ -77,7 +77,7 @@ def expect_no_old_api(content: RecordDict) -> None:
 
 
 class SentModels:
-    """Finds the model in a message's content, which is the first ArrayRecord.
+    """Finds the model in a message's content; the model is the first ArrayRecord.
 
     `layout`: the layout of the float32 vector, if the model is one flat vector and the nodes know
     its layout; None for named arrays. `plain_bytes`: the bytes of the model with this layout
