@@ -1,14 +1,13 @@
 """Encodes model updates to bytes with a sparsifier, a quantizer and a coder, and decodes them.
 
-The package uses no files, networks or models. In the following list each module imports only
-modules before it: layout, base, batchnorm, registry (finds the methods), wire_header,
-native_tensors and wire (the parts of a payload), decoder, codec (encodes), make (builds a codec
-from names).
+The package uses no files, networks or models. Each module imports only modules that are earlier in
+this list: layout, base, batchnorm, registry, wire_header, native_tensors, wire, decoder, codec,
+make.
 
-A public name is imported on first use, for this reason: Python 3.14 has a package `compression`
-too. If this folder has the same name, it hides Python's package, so the standard library imports
-its modules through this package. `shutil` does so during its own import, and that import must not
-load any other module of this project.
+A public name is imported on first use. Reason: Python 3.14 also has a package `compression`. If
+this folder has the same name, it hides Python's package. Then the standard library imports its
+modules through this package. `shutil` does so during its own import, and that import must not load
+any other module of this project.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Separates BatchNorm's running statistics, which are sent exactly, from the trained entries.
 
 Running statistics are not gradients, and a running variance must not become negative. So they skip
-the sparsifier and the quantizer. They are sent as values, not as changes: a change that is stale,
+the sparsifier and the quantizer. They are sent as values, not as changes. A change that is stale,
 or that an optimiser has scaled, could make a variance negative. Tensors with a name that matches
 one of a codec's ``exact`` patterns are sent in the same way. Below, all these tensors are called
 exact.

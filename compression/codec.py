@@ -111,8 +111,8 @@ class Codec:
         ``own``: the tensors that are sent in their own dtype, sorted by position in the model.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
-        for NaN or infinity in the update (the memory is unchanged), and if the sum of update and
-        residual exceeds float32 (the memory is emptied).
+        for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the
+        sum of update and residual exceeds float32; then the memory is emptied.
         """
         _check_update(update, layout)
         raw = own_bytes(own) if own else None

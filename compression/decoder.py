@@ -196,8 +196,8 @@ def declared(
 
     `decode_update` accepts the payload with these results as ``layout`` and ``own``. The function
     checks the checksum and the lengths. It decodes no value. Raises the PayloadErrors of
-    `decode_update`. Also raises PayloadError for more than ``max_size`` entries or ``max_tensors``
-    tensors, for two tensors with the same name, and for a position behind the last tensor.
+    `decode_update`. Also raises PayloadError for more than ``max_size`` entries, for more than
+    ``max_tensors`` tensors, for equal names, and for a position behind the last tensor.
     """
     parsed = parse(payload, None, max_size, max_tensors)
     layout, own = parsed.layout, {each.position: each for each in parsed.own}

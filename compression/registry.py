@@ -23,8 +23,9 @@ def register(stage: str) -> Callable[[M], M]:
     """Return a class decorator that adds a method to a stage.
 
     The decorator raises TypeError for a class that is not a dataclass with defaults, or that does
-    not derive from the stage's base class. It raises ValueError for an id outside 0 to 255, for a
-    name or id that another method has, and for an option that has another type in another method.
+    not derive from the stage's base class. It raises ValueError for an id outside 0 to 255, and for
+    a name or id that another method has. It also raises ValueError for an option that has another
+    type in another method.
     """
 
     def add(cls: M) -> M:

@@ -105,8 +105,8 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
 
     ``weights``: (n,) float32 or float64, finite, each 0 or >= 1e-300. The distribution is that of
     torch.multinomial without replacement. If fewer than k weights are positive, these entries are
-    all chosen, and the missing ones are a uniform choice of the others. Raises ValueError unless
-    0 <= k <= n < 2**32.
+    all chosen. The remaining ones are then chosen uniformly from the other entries. Raises
+    ValueError unless 0 <= k <= n < 2**32.
 
     Entry i gets an exponential clock that rings at -log(1 - U_i) / w_i, U_i uniform. The entries of
     the first k clocks to ring are chosen (Efraimidis & Spirakis, Information Processing Letters

@@ -123,9 +123,9 @@ class StatisticsMix:
     added instead, a stale difference, or one times a momentum, could make a variance negative. Then
     the model's outputs would be NaN. The statistics are the last entries of a model's vector.
 
-    `kind`: "mean" computes this formula. "median" and "trimmed" compute, for each entry, the median
-    or the trimmed mean of (1 - a_i) x + a_i s_i, with equal weights (`RobustMean`). `trim`: the
-    share that the trimmed mean cuts off at each end.
+    `kind="mean"` computes this formula. `kind="median"` and `kind="trimmed"` compute, for each
+    entry, the median or the trimmed mean of (1 - a_i) x + a_i s_i (`RobustMean`). Both ignore the
+    weights. `trim`: the share that the trimmed mean cuts off at each end.
     """
 
     def __init__(

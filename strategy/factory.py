@@ -74,9 +74,8 @@ class Checked(CountedStrategy, Protocol):
 def scheme_for(config: Config, data: Data) -> CountedStrategy:
     """Return the configured strategy for a data set; a pipeline strategy also cuts its model.
 
-    Raises the errors of `scheme_of`. Also raises `ConfigError` or `TaskError` for a model that
-    cannot be cut as configured, and `ConfigError` for a strategy that needs data which the server
-    does not have.
+    Raises the errors of `scheme_of`. Raises `ConfigError` or `TaskError` for a model that cannot be
+    cut as configured. Raises `ConfigError` for a strategy that needs data at a server without data.
     """
     scheme = scheme_of(config)
     if not len(data.train.labels):

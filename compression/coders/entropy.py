@@ -101,9 +101,9 @@ def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
 def _numbers(data: Array, spec: Spec) -> bytes:
     """Code levels or floats with zstd or pcodec.
 
-    For a long stream, two samples decide which of the two is used. zstd is better for dense int8
-    and dense floats. pcodec is 10 to 50 % smaller for QSGD and sparse ternary levels. It is 3 to
-    15 % smaller for top-k float32 of small models and for bfloat16 of any model.
+    For a long stream, two samples decide which of the two is used. The coder zstd is better for
+    dense int8 and dense floats. The coder pcodec is 10 to 50 % smaller for QSGD and sparse ternary
+    levels. It is 3 to 15 % smaller for top-k float32 of small models and for bfloat16 of any model.
     """
     pieces = [data]
     if data.size > 2 * _PIECE:
@@ -135,8 +135,8 @@ def _order_0(pieces: list[Array]) -> float:
 def _zstd(data: Array, spec: Spec) -> bytes:
     """Code floats by byte planes, as `Zstd` does, but with a separate table for each plane.
 
-    Float16 streams of up to 128 kB become 10 % smaller than with `Zstd`, which uses one table for
-    all planes of so short a stream.
+    `Zstd` uses one table for all planes of a stream of up to 128 kB. With separate tables, float16
+    streams of this size become 10 % smaller.
     """
     rows = np.split(planes(data), data.itemsize) if spec.kind is Kind.FLOATS else [data]
     return _frame(_ZSTD, rows)

@@ -27,8 +27,8 @@ class Zstd(Coder):
     """Codes a stream as one zstd frame.
 
     Floats are reordered to byte planes: the first bytes of all values, then all second bytes, and
-    so on. For float32 the coded size is about 4 % smaller than in the original order, and coding
-    takes about half of the time. ``level``: 1 to 19.
+    so on. For float32 the coded size is about 4 % smaller than in the original order. Coding takes
+    about half of the time. ``level``: 1 to 19.
     """
 
     name: ClassVar[str] = "zstd"

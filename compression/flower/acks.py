@@ -85,8 +85,8 @@ class AckTracker:
         """Decode a node's update; it is pending until `applied`, `settle` or `drop` is called.
 
         `layout`, `own`: the parameters of `decode_update`, for the whole model. Raises PayloadError
-        for an update that was applied before, for an update of another compression method, for an
-        update that repeats indices that are not stored here, and for a broken payload.
+        for a broken payload, and for a payload of another compression method. Also raises
+        PayloadError if the update was applied before, or repeats indices that are not stored here.
         """
         uplink = self._uplink
         if uplink is not None and not uplink.made(payload):

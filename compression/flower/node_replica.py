@@ -197,8 +197,8 @@ class NodeReplica:
     def model(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Followed:
         """Return the server's model after this message.
 
-        Raises `PayloadError` if the node lacks the version `note.base`, if the result differs from
-        the checksum, or if the payload does not fit the model.
+        Raises `PayloadError` if the node lacks the version `note.base`, or if the payload does not
+        fit the model. Also raises it if the result's checksum differs from the header's.
         """
         if note.rates is not None or MODEL in arrays:
             if self._layout is None:

@@ -102,8 +102,8 @@ def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
     """Return the `TensorSplit` for changes of a model.
 
-    Three kinds of tensors are beside the vector: tensors that are not floats, BatchNorm statistics
-    that are not float32, and tensors with a name that matches a pattern in `exact`.
+    Tensors that are not floats are beside the vector. So are BatchNorm statistics that are not
+    float32, and tensors with a name that matches a pattern in `exact`.
     """
     beside = [
         t

@@ -176,8 +176,8 @@ def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[Te
     """Return the `TensorSplit` of a message's model with its copies, and the copies.
 
     `form`: the `TensorSplit` of the payload, without copies. Raises `PayloadError` for copies of
-    tensors that the payload does not hold, for duplicate names, for copies that are too large, and
-    for a vector of more than `most` entries.
+    tensors that the payload does not hold, and for copies that are too large. Also raises it for
+    duplicate names, and for a vector of more than `most` entries.
     """
     names, said = note.copies or [], note.tied or []
     if not names and not said:

@@ -25,7 +25,9 @@ LONGEST_REASON, LONGEST_LINE = 4096, 400  # the most characters of a node's erro
 
 @dataclass
 class Traffic:
-    """Counters of a run; uplink means from the nodes to the server, downlink the other direction.
+    """Counters of the bytes, updates and failures of a run.
+
+    The uplink is from the nodes to the server. The downlink is from the server to the nodes.
 
     - `*_bytes`: bytes of the payloads.
     - `*_bytes_float32`: bytes that Flower would send for the same models without compression. It

@@ -46,8 +46,8 @@ def pieces(parts: TensorSlices, columns: bool) -> Iterator[Column]:
 def _groups(parts: TensorSlices, columns: bool) -> list[int]:
     """Return the number of groups of each tensor: one, or one per index of its first dimension.
 
-    A tensor has several groups if ``columns`` is True, the tensor has two or more dimensions, all
-    its entries are sent, and each group has at least NARROW values.
+    A tensor has several groups if all of the following are true: ``columns`` is True, the tensor
+    has two or more dimensions, all its entries are sent, and a group has NARROW or more values.
     """
     sizes = np.diff(parts.segments).tolist()
     if parts.shapes is None or not columns:

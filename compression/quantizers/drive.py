@@ -43,9 +43,9 @@ class Drive(Quantizer):
 
     Algorithm 1 with a structured rotation. D is a diagonal matrix of random signs. H is Hadamard's
     matrix with the entries 1 and -1 (`rotation.transform`). A chunk is up to 8,192 values of one
-    tensor. It is padded with zeros to d values, where d is a power of two and at least 8. Two
-    things differ from the paper: the paper rotates the whole vector at once, and its sender and
-    receiver agree on the seed beforehand. Here each payload holds a new seed.
+    tensor. It is padded with zeros to d values, where d is a power of two and at least 8. The paper
+    rotates the whole vector at once. In the paper, sender and receiver agree on the seed
+    beforehand; here each payload holds a new seed.
 
     ``scale="unbiased"``: the scale is |x|²/|y|₁, for the mean of many nodes without error feedback.
     The squared error of one node is then π/2 - 1 = 0.571 of |x|² for large d. ``scale="least"``:
@@ -53,8 +53,8 @@ class Drive(Quantizer):
     value is 2/π of x on average. So it suits a single sender, or error feedback, which corrects
     this bias.
 
-    The attribute ``unbiased`` is False, because a Hadamard rotation is as good as a uniform one
-    only if no few entries of x dominate. The squared error of the mean of many nodes falls to
+    The attribute ``unbiased`` is False. Reason: a Hadamard rotation is not as good as a uniform
+    rotation if a few entries of x dominate. The squared error of the mean of many nodes falls to
     0.0005 |x|² for Gaussian x of 64 entries or more. It may stay at 0.3 |x|² if all entries except
     four are 0. If one entry dominates, all other entries are lost.
 

@@ -40,11 +40,10 @@ _ONE = 0x3C00  # the bits of float16 1.0; bits have the same order as magnitudes
 class Float16(Quantizer):
     """Sends IEEE 754 half precision of x / scale, where scale = max |x| of the tensor.
 
-    Without a scale, most values of a small update would be subnormal in half precision. If all
-    selected values of the update are within a factor of 2^14, they share one scale, and the
-    smallest of them becomes a power of two. Then most values have one of two or three exponents,
-    and need 8 % fewer bytes after coding. Error: at most |x| 2^-11 + scale 2^-25, plus float32's
-    rounding.
+    Without a scale, most values of a small update would be subnormal in half precision. Selected
+    values share one scale if they are all within a factor of 2^14. With this scale the smallest
+    value becomes a power of two. Then most values have one of two or three exponents, and need 8 %
+    fewer bytes after coding. Error: at most |x| 2^-11 + scale 2^-25, plus float32's rounding.
     Streams: T float32 scales, k float16 in [-1, 1].
     """
 

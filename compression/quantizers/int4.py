@@ -42,8 +42,8 @@ class Int4(Quantizer):
     bfloat16. A bfloat16 has half the size of a float32 and the same range. The rounded scale is at
     most 1/128 larger, and the product of a level and a scale is exact. Error: at most scale / 2,
     plus float32's rounding.
-    Streams: the upper 16 bits of each block's scale as uint16; two levels per byte, in two's
-    complement, the first level in the lower nibble.
+    Streams: the upper 16 bits of each block's scale as uint16; the levels in two's complement, two
+    per byte, the first in the lower nibble.
     """
 
     name: ClassVar[str] = "int4"
@@ -90,8 +90,8 @@ class Int4(Quantizer):
     ) -> Vector:
         """Multiply by the scales.
 
-        Raises PayloadError for the level -8, for padding other than 0, and for scales that are
-        negative or infinite when multiplied by 7.
+        Raises PayloadError for the level -8, for padding other than 0, for negative scales, and for
+        scales that are infinite when multiplied by 7.
         """
         halves, packed = streams[0], cast(NDArray[np.uint8], streams[1])
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)

@@ -43,13 +43,13 @@ class PowerSgd(Quantizer):
     (out, ...), written as a matrix of out rows and divided by its largest magnitude. This magnitude
     is sent as the scale. A tensor is sent uncompressed if it has fewer than two dimensions, or no
     more entries than P and Q together. If only k entries of a tensor are selected, they fill a
-    matrix of ceil(sqrt(k)) columns row by row, and zeros pad the last row. In this case each step
+    matrix of ceil(sqrt(k)) columns row by row. Zeros pad the last row. In this case each step
     starts with a random Q, because the selected entries have other positions at each step.
 
     In the paper all workers begin with the same Q, and all-reduce first P, then Q. Their result
     approximates the mean of the matrices M with this rank. Here each node begins with a different Q
     and sends its P and Q, and the server averages the products. So a payload can be decoded alone,
-    one message per step is enough, and the rank of the mean is up to ``rank`` times the number of
+    and one message per step is enough. The rank of the mean is up to ``rank`` times the number of
     nodes. But the server's traffic grows with the number of nodes. P is made orthonormal by QR in
     float64 instead of Gram-Schmidt. QR gives the same space, and also works if M Q has dependent
     columns.

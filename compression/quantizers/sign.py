@@ -38,12 +38,13 @@ class Sign(Quantizer):
     """Sends one bit per value: a value is decoded as the mean of all values with the same sign.
 
     0 counts as positive. This is 1-bit SGD with the threshold 0. The means minimise the squared
-    error. The method converges only with error feedback. ``means="column"`` sends two means for
-    each column of a weight matrix, as in the paper. The paper's layers are W^T x + a, so a column
-    belongs to one output unit. In PyTorch this is one index of the first dimension of (out, in,
-    ...). ``means="tensor"`` sends two means for each tensor. A tensor also has only two means if it
-    has fewer than two dimensions, fewer than 64 values per column, or if only some of its values
-    are sent.
+    error. The method converges only with error feedback.
+
+    ``means="column"`` sends two means for each column of a weight matrix, as in the paper. The
+    paper's layers are W^T x + a, so a column belongs to one output unit. In PyTorch a column is one
+    index of the first dimension of (out, in, ...). A tensor still has only two means if it has
+    fewer than two dimensions, or fewer than 64 values per column. The same holds if only some of
+    its values are sent. ``means="tensor"`` sends two means for each tensor.
 
     Streams: float32 means, first all means of negative values; signs, eight per byte.
     """

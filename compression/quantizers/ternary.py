@@ -44,10 +44,10 @@ class Ternary(Quantizer):
 
     This is TernGrad with one scale per layer, max |x| of a tensor after gradient clipping. Values
     beyond ``clip`` standard deviations of their tensor are clipped; 0 switches clipping off. The
-    method is unbiased for the clipped values. The standard deviation is computed about 0 (the root
-    mean square) and not about the mean, because the deviation about the mean is 0 for a tensor of
-    one entry or of equal entries. Each node has different scales. In the paper the workers agree on
-    the largest scale, in order to add ternary gradients.
+    method is unbiased for the clipped values. The standard deviation is computed about 0, so it is
+    the root mean square. About the mean it would be 0 for a tensor of equal entries. Each node has
+    different scales. In the paper the workers agree on the largest scale, in order to add ternary
+    gradients.
 
     Error: at most max(|x|, scale). The bias is at most 2^-22 scale.
     Streams: T float32 scales; five levels per byte, as base-3 digits of level + 1.

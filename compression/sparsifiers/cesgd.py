@@ -37,8 +37,8 @@ class CESGD(Sparsifier):
 
     The last two operators are not in the paper. M is the map. With the operator ``map``, M is the
     sum of all V, as in the paper. With the other operators, M is the sum of only those V after
-    which the loss fell ("previously sending the exact gradient will make the loss function
-    decrease"). A map of zeros is treated as ``density`` everywhere.
+    which the loss fell. The reason is the paper's "previously sending the exact gradient will make
+    the loss function decrease". A map of zeros is treated as ``density`` everywhere.
 
     The first three operators do not control how many coordinates are sent. The last two send the
     share ``density`` on average at every step (c as in Wangni et al. 2018, "Gradient

@@ -31,8 +31,8 @@ class ESGD(Sparsifier):
     """Sends 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
 
     Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
-    1 and 2. While the loss falls, the same set S of coordinates is sent, and the hidden weights H
-    of its coordinates increase by 1. Otherwise a new set S is drawn with the weights H + 1. Q is
+    1 and 2. While the loss falls, the same set S of coordinates is sent. The hidden weights H of
+    these coordinates increase by 1. Otherwise a new set S is drawn with the weights H + 1. Q is
     the set of unsent coordinates whose residual exceeds the mean |g|. The coordinates in Q, the
     largest first, replace those coordinates of S that have the lowest H. They replace at most the
     share ``cap`` of S.

@@ -19,8 +19,8 @@ class RandomK(ResidualSparsifier):
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
     2.1). With ``rescale=true`` there is no residual. Instead the values sent are multiplied by
-    n / k, so that their expectation is the update (the paper's equation 3; Konecny et al. 2016,
-    "random mask"). The result is unbiased but has a large variance.
+    n / k (the paper's equation 3; Konecny et al. 2016, "random mask"). Then their expectation is
+    the update, but their variance is large.
     """
 
     name: ClassVar[str] = "randomk"

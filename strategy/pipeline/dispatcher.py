@@ -268,8 +268,9 @@ class Dispatcher:
     def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
         """Handle a task that failed; return False if the task must be sent again.
 
-        The task is sent again if its node is gone, if the node has lost the segment, or if the node
-        fails so often that another node takes over. Otherwise the task's mini-batch is lost.
+        The task is sent again if its node is gone or has lost the segment. It is also sent again if
+        the node has failed so often that another node takes over. Otherwise the task's mini-batch
+        is lost.
         """
         segment, failed = sent.task.segment, reply.error is not None
         guilty = self._sender_of_damage(sent) if failed else None

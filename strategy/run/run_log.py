@@ -159,11 +159,11 @@ class RunLog:
     def diverged(self, trained: Iterable[Tensor]) -> bool:
         """Return whether the model has diverged.
 
-        It has diverged if its loss, or a value in the tensors `trained`, is not finite. Other
-        tensors, such as a mask, may hold infinity. It has also diverged if both of the following
-        are true: a loss of the run exceeded `BLOWN_UP` times the larger of 1 and the loss before
-        training, and the accuracy is less than twice the accuracy before training. Without an
-        evaluation only the weights are checked.
+        The model has diverged if its loss, or a value in the tensors `trained`, is not finite.
+        Other tensors, such as a mask, may hold infinity. The model has also diverged if both of the
+        following are true. First, a loss of the run exceeded `BLOWN_UP` times the larger of 1 and
+        the loss before training. Second, the accuracy is less than twice the accuracy before
+        training. Without an evaluation only the weights are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True

@@ -92,9 +92,9 @@ class CompressionMod:
     adds the reply back to the residual.
 
     With a `layout`, the app gets and returns the model as one flat vector (a `FlatArray`, without
-    copies), and the metric `seconds` of the reply includes the mod's own time. Without a `layout`,
-    the app gets and returns named arrays in their shapes and dtypes. An app that computes an update
-    itself (a gradient, which the server subtracts) returns an `update_record`.
+    copies). The metric `seconds` of the reply then includes the time of the mod. Without a
+    `layout`, the app gets and returns named arrays in their shapes and dtypes. An app that computes
+    an update itself (a gradient, which the server subtracts) returns an `update_record`.
 
     `initial`: the native tensors, which are not in the flat vector, with the values that the app's
     model starts with. `native_tensors.py` describes how the app gets and returns them. `optimizer`:
@@ -351,9 +351,10 @@ def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout
     """Return the layout of the app's tensors with the dtypes in which the reply sends them.
 
     `theirs`: the tensors that the app returned. `ours`: the tensors of the message. A tensor that
-    was a float in the message, and is one now, keeps the app's dtype. So does a new tensor, and a
-    former float with a name that matches `exact`: a server's mean made floats of its integers. All
-    other tensors get the dtype of the message.
+    was a float in the message, and is a float now, keeps the app's dtype. A new tensor also keeps
+    it. So does an integer tensor that was a float in the message and whose name matches `exact`,
+    because a server's mean may have turned integers into floats. All other tensors get the dtype of
+    the message.
     """
     was = dict(zip(ours.names, ours.dtypes, strict=True))
     dtypes = tuple(

@@ -45,10 +45,10 @@ class FailurePolicy:
 
     A round is unusable if it has replies and the server can use none of them. The run ends after
     `patience` consecutive unusable rounds with replies of at least `MANY` nodes. It also ends after
-    `few` consecutive unusable rounds with any number of nodes; `few` may be larger, because a
-    single bad node may be the only node. Two kinds of rounds are not counted as unusable: a round
-    without replies, because the network may recover, and a round whose errors make the server send
-    the whole model again. Raises `ValueError` for a `patience` below 1.
+    `few` consecutive unusable rounds with any number of nodes. `few` may be larger than `patience`,
+    because a single bad node may be the only node. A round without replies is not counted, because
+    the network may recover. A round after which the server sends the whole model again is not
+    counted either. Raises `ValueError` for a `patience` below 1.
     """
 
     def __init__(

@@ -151,8 +151,8 @@ def answered(
 
     `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
     values of the message's model. `whole`: True if the payload holds the model, not its change.
-    Raises `PayloadError` for values beyond float32, for infinity in a native tensor that was finite
-    before, and for a negative running variance or counter of BatchNorm.
+    Raises `PayloadError` for values beyond float32, and for a negative running variance or counter
+    of BatchNorm. Also raises it for infinity in a native tensor that was finite before.
     """
     if not whole and form is not sent:
         start = moved(start, sent, form)
@@ -186,7 +186,8 @@ def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> Rec
     """Return a content with only the metrics `names` and, after training, the reply's model.
 
     Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
-    for an accuracy outside [0, 1], and for a reply to training without exactly one model.
+    and for an accuracy outside [0, 1]. Also raises it for a reply to training that does not hold
+    exactly one model.
     """
     metrics = dict[str, Any]()
     for _, each in records(content, MetricRecord):

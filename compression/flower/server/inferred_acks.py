@@ -43,13 +43,12 @@ def name_of(model: Model) -> bytes:
 class InferredAcks:
     """Infers whether nodes' updates were applied, because Flower's strategies do not report it.
 
-    When the strategy sends a node its next message, the node's pending update is settled. It counts
-    as applied if the message holds another model, or the same model in the same round. It counts as
-    not applied if the message holds the same model in another round or without a round, because
-    then the update's round has failed. If any node gets this model in a later round, the pending
-    updates of the other nodes of the failed round also count as not applied. Messages to other
-    nodes in the same round settle nothing, because a strategy may send a round's messages in
-    batches.
+    When the strategy sends a node its next message, the node's pending update is settled. The
+    update counts as applied if the message holds another model, or the same model in the same
+    round. It counts as not applied if the message holds the same model in another round, or without
+    a round: the update's round has failed. If any node gets the same model in a later round, all
+    pending updates of the failed round count as not applied. Messages to other nodes in the same
+    round settle nothing, because a strategy may send a round's messages in batches.
     """
 
     def __init__(self, receipts: AckTracker, state: InferredAcksState | None = None) -> None:

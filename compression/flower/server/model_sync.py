@@ -202,8 +202,8 @@ class StepLogSync:
     """Stores the last applied updates and their learning rates, so that nodes can repeat the steps.
 
     A node gets the updates that it lacks, with the rates at which they were applied. It gets a
-    snapshot (the model and the optimiser's state) in three cases: it has no replica yet, it replied
-    with an error, or a snapshot is smaller than the updates that it lacks (`WORTH_IT`). If a node's
+    snapshot (the model and the optimiser's state) if it has no replica yet, or has replied with an
+    error. It also gets a snapshot if this is smaller than the updates (`WORTH_IT`). If a node's
     reply was lost, the node may have a later version than the server knows. Then the node skips the
     updates that it has already applied. If `follow` is False, every message holds the whole model,
     and nodes have no replica.

@@ -79,8 +79,8 @@ def expect_no_old_api(content: RecordDict) -> None:
 class SentModels:
     """Finds the model in a message's content; the model is the first ArrayRecord.
 
-    `layout`: the layout of the float32 vector, if the model is one flat vector and the nodes know
-    its layout; None for named arrays. `plain_bytes`: the bytes of the model with this layout
+    `layout`: the layout of a model that is one flat vector, if the nodes know it; None for named
+    arrays. `plain_bytes`: the bytes of the model with this layout
     without compression. `exact`: patterns of names; tensors with such a name are sent in their own
     dtype. `apart`: patterns of names; tensors with such a name are never treated as copies.
     """
@@ -100,8 +100,8 @@ class SentModels:
         """Return the model in a content; None if it has none that can be compressed.
 
         `first`: True for the first model of the run. Raises `ValueError` for a message of Flower's
-        old API, for a record with the header's name, and for a pattern in `exact` that matches no
-        tensor. Raises `PayloadError` if the first model holds NaN.
+        old API, and for a record with the header's name. Also raises `ValueError` for a pattern in
+        `exact` that matches no tensor. Raises `PayloadError` if the first model holds NaN.
         """
         expect_no_old_api(content)
         there = records(content, ArrayRecord)

@@ -168,8 +168,8 @@ class ServerSessionState:
     def go_back(self, along: Collection[int] = ()) -> None:
         """Record that the server resumes from a checkpoint; its nodes may have later versions.
 
-        All nodes except `along` get the whole model next. The data about applied replies stays: if
-        a node's last reply is newer than the checkpoint, the node adds this reply back to its
+        All nodes except `along` get the whole model next. The data about applied replies is not
+        deleted. So a node whose last reply is newer than the checkpoint adds this reply back to its
         residual. `along`: the nodes that resume from the same checkpoint, and so have the versions
         in it.
         """

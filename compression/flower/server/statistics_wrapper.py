@@ -101,13 +101,13 @@ class StatisticsAveraging(Strategy):
     flat vector; None for named arrays.
 
     A robust strategy (Krum, median, trimmed mean, ...) protects against bad values from some nodes.
-    So a robust strategy also sees the float32 statistics, and the wrapper computes the median of
-    the remaining tensors instead of the mean.
+    So a robust strategy also sees the float32 statistics. For the remaining tensors the wrapper
+    then computes the median instead of the mean.
 
     If the wrapped strategy overrides `start`, its `start` is not called. Raises `TypeError` unless
-    `strategy` is a strategy of Flower's message API. `configure_train` raises `ValueError` if the
-    wrapped strategy is a differential privacy wrapper and the model has tensors that the strategy
-    would not see, because the noise would not cover these tensors.
+    `strategy` is a strategy of Flower's message API. With a differential privacy wrapper,
+    `configure_train` raises `ValueError` if the model has tensors that the strategy would not see.
+    Reason: the noise would not cover these tensors.
     """
 
     def __init__(
