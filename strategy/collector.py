@@ -110,8 +110,8 @@ class RoundCollector:
         """Return the nodes that the server must not ask in the next round.
 
         Backoff: if a node has not replied in m consecutive rounds, the server asks it again after
-        min(m, `LONGEST`) rounds. So a node that is always late does not have a
-        growing queue of unread messages.
+        min(m, `LONGEST`) rounds. So a node that is always late does not have a growing queue of
+        unread messages.
         """
         return {node for node, when in self._state.again.items() if when > self._state.round + 1}
 

@@ -47,8 +47,8 @@ class Snapshots:
 
     Copies are needed after each multiple of `record_every` mini-batches, and after the last
     mini-batch. After multiples of `every` (0: never) a copy is full. A full copy also holds the
-    state that a node needs to continue the training. All copies of a point were made after the same mini-batch.
-    So all segments of the joined model were trained on the same data.
+    state that a node needs to continue the training. All copies of a point were made after the same
+    mini-batch. So all segments of the joined model were trained on the same data.
     """
 
     def __init__(

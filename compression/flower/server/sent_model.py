@@ -80,9 +80,9 @@ class SentModels:
     """Finds the model in a message's content; the model is the first ArrayRecord.
 
     `layout`: the layout of a model that is one flat vector, if the nodes know it; None for named
-    arrays. `plain_bytes`: the bytes of the model with this layout
-    without compression. `exact`: patterns of names; tensors with such a name are sent in their own
-    dtype. `apart`: patterns of names; tensors with such a name are never treated as copies.
+    arrays. `plain_bytes`: the bytes of the model with this layout without compression. `exact`:
+    patterns of names; tensors with such a name are sent in their own dtype. `apart`: patterns of
+    names; tensors with such a name are never treated as copies.
     """
 
     def __init__(
