@@ -1,8 +1,8 @@
 """Encodes native tensors: integers, and other tensors on request, that are sent in their own dtype.
 
-A payload holds native tensors beside the float32 vector. They are values, never changes, and are
-exact to the last bit. A table before the payload's table of shapes declares them. The payload's
-last stream holds their concatenated bytes.
+A payload holds native tensors beside the float32 vector, without a conversion to float32. They are
+values, never changes, and are exact to the last bit. A table before the payload's table of shapes
+declares them. The payload's last stream holds their concatenated bytes.
 """
 
 import math

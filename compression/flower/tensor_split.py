@@ -1,6 +1,7 @@
 """Splits a model's tensors into one float32 vector and tensors that are sent in their own dtype.
 
-Below, a tensor is "beside the vector" if it is sent in its own dtype.
+In its own dtype means: exactly, without a conversion to float32. Below, such a tensor is called
+"beside the vector".
 """
 
 from __future__ import annotations

@@ -29,12 +29,12 @@ class Traffic:
 
     The uplink is from the nodes to the server. The downlink is from the server to the nodes.
 
-    - `*_bytes`: bytes of the payloads.
-    - `*_bytes_float32`: bytes that Flower would send for the same models without compression. It
-      sends one Array per tensor in the tensor's dtype, which is usually float32.
+    - `uplink_bytes`, `downlink_bytes`: bytes of the payloads.
+    - `*_bytes_float32`: bytes that Flower would send for the same models without compression.
+      Flower sends one Array per tensor in the tensor's dtype, which is usually float32.
     - `*_other_bytes`: bytes of the records that Flower sends with or without compression. These are
       other ArrayRecords' data and the serialised ConfigRecords and MetricRecords.
-    - `*_note_bytes`: bytes of the headers, a record that only compressed messages have.
+    - `*_note_bytes`: bytes of the headers, records that only compressed messages have.
     - `uplink_entries`: entries in the nodes' updates after sparsification.
     - `uplink_entries_whole`: entries in the same updates before sparsification.
     - `client_updates`, `failures`: the number of updates, and of replies that could not be used.

@@ -59,7 +59,7 @@ class Run:
             raise TaskError(f"model={config.model.name}: no parameter is to be trained")
 
     def prepare(self) -> None:
-        """Set the initial model and the native tensors; start the grid's `TimedGrid.follow`."""
+        """Set the initial model and the native tensors, and call the grid's `follow`."""
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         self.natives = self.model.natives()
         self.strategy.initial = Initial(self.natives) if self.natives else None

@@ -1,4 +1,4 @@
-"""Counts unusable replies, and ends a run whose replies cannot be used."""
+"""Counts unusable replies, and ends a run after too many rounds without a usable reply."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class StepLogSync:
         return self._cache[base]
 
     def checksum(self) -> bytes:
-        """Return the 8-byte checksum of the model; each node compares it with its own checksum."""
+        """Return the 8-byte checksum of the model, which nodes compare with their model's."""
         return checksum(self._replica.model)
 
     def _updates(self, base: int) -> ModelUpdate:
