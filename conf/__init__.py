@@ -1,6 +1,7 @@
 """The configuration: Hydra's groups (YAML), their types (`schema`), and checks."""
 
 from conf.load import load_config, run_config
+from conf.option_group import OptionGroup
 from conf.schema import Config, ConfigError, NetworkConfig
 
-__all__ = ["Config", "ConfigError", "NetworkConfig", "load_config", "run_config"]
+__all__ = ["Config", "ConfigError", "NetworkConfig", "OptionGroup", "load_config", "run_config"]

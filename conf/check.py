@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from conf.codecs import codec_of, downlink_of, gradients_of
+from conf.option_group import OptionGroup
 from conf.schema import FOREVER, Config, ConfigError
 from conf.targets import GROUPS, callable_of, inner_target_of, target_of
 
@@ -122,17 +123,33 @@ def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A checked class and its checked arguments: plain values, and other `Target`s."""
+    """A checked class and its checked arguments: plain values, and other `Target`s.
+
+    `groups`: the class's parameters of a kind of `OptionGroup`; `options` has the groups' fields.
+    """
 
     make: Callable[..., Any]
     options: dict[str, Any]
+    groups: tuple[inspect.Parameter, ...] = ()
 
     def made(self, *args: Any, **options: Any) -> Any:
-        """Return a new object from the checked arguments and those given here."""
+        """Return a new object from the checked arguments and those given here.
+
+        Raises `ConfigError` for an argument that the configuration has and the caller gives too.
+        """
         own = {
             key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
             for key, value in self.options.items()
         }
+        for parameter in self.groups:
+            if given := {key: own.pop(key) for key in _fields(parameter) if key in own}:
+                default, kind = parameter.default, parameter.annotation
+                same = isinstance(default, kind)
+                own[parameter.name] = replace(default, **given) if same else kind(**given)
+        if twice := own.keys() & options.keys():
+            key = min(twice)
+            hint = f"give {key}= in its place" if hasattr(Config, key) else "drop it"
+            raise ConfigError(f"the run itself sets {key}: {hint}")
         return self.make(*args, **{**own, **options})
 
 
@@ -174,7 +191,7 @@ def build(group: str, node: Any) -> Any:
 
 def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) -> Target:
     """Check the keys beside a `_target_` against the target's signature."""
-    parameters, takes_any = _parameters(target)
+    parameters, takes_any, groups = parameters_of(target)
     options = {str(key): value for key, value in node.items() if key != "_target_"}
     for key, value in options.items():
         if key.startswith("_") or (key not in parameters and not takes_any):
@@ -190,7 +207,7 @@ def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) ->
         _expect_values(f"{group}.{key}", value)
         if key in parameters:
             _check_type(f"{group}.{key}", value, annotation)
-    return Target(target, options)
+    return Target(target, options, groups)
 
 
 def _expect_values(key: str, value: Any) -> None:
@@ -207,10 +224,13 @@ def _expect_values(key: str, value: Any) -> None:
             _expect_values(key, inner)
 
 
-def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
+def parameters_of(
+    target: Any,
+) -> tuple[dict[str, inspect.Parameter], bool, tuple[inspect.Parameter, ...]]:
     """Return a target's named parameters, and whether it has `**options` for any other name.
 
-    A class with `**options` may pass them to its base classes, so this includes theirs.
+    A class with `**options` may pass them to its base classes, so this includes theirs. The fields
+    of an `OptionGroup` replace the parameter that takes it; the last value has these parameters.
     """
     found = dict[str, inspect.Parameter]()
     for each in inspect.getmro(target)[:-1] if inspect.isclass(target) else (target,):
@@ -219,8 +239,20 @@ def _parameters(target: Any) -> tuple[dict[str, inspect.Parameter], bool]:
         if not _takes_any(here):
             break
     kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    named = {name: p for name, p in found.items() if p.kind not in kinds}
-    return named, _takes_any(_signature(target).parameters)
+    groups = tuple(p for p in found.values() if _is_group(p.annotation))
+    named = {name: p for name, p in found.items() if p.kind not in kinds and p not in groups}
+    for group in groups:
+        named |= _fields(group)
+    return named, _takes_any(_signature(target).parameters), groups
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, OptionGroup)
+
+
+def _fields(group: inspect.Parameter) -> Mapping[str, inspect.Parameter]:
+    """Return the fields of a parameter's `OptionGroup`, as parameters."""
+    return _signature(group.annotation).parameters
 
 
 def _signature(target: Any) -> inspect.Signature:

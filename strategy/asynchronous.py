@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from compression import Codec, Layout, PayloadError, Update, decode_update
+from compression import Layout, PayloadError, Update, decode_update
 from compression.base import Indices, Vector, is_finite
 from compression.decoder import quiet
 from compression.flower import flat_record, to_arrays
@@ -33,12 +33,15 @@ from compression.flower.server.update_filter import (
 )
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.flower.traffic import flower_bytes
+from conf import OptionGroup
 from conf.schema import FOREVER
 from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
     MAX_CONSECUTIVE_FAILURES,
+    NO_CODECS,
     STEP_MESSAGE,
+    Codecs,
     EvaluateFn,
     ParameterServer,
     ServerState,
@@ -86,6 +89,42 @@ class PushesState(ServerState):
     now: float = 0.0
 
 
+@dataclass(frozen=True)
+class Mixing(OptionGroup):
+    """FedAsync (Xie et al. 2019, Algorithm 1): the server averages its model with a node's.
+
+    `mix`: x = (1 - a) x + a (the node's model), with a = server_lr * the staleness factor.
+    `proximal_mu` is rho in the local loss: each node adds rho / 2 |x - x_sent|^2 to its loss, where
+    x_sent is the model that it received. Raises `ValueError` for a `proximal_mu` below 0.
+    """
+
+    mix: bool = False
+    proximal_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.proximal_mu < math.inf:
+            raise ValueError("proximal_mu, a number of at least 0, goes with update=delta")
+
+
+@dataclass(frozen=True)
+class Sending(OptionGroup):
+    """How many messages a node gets.
+
+    `in_flight`: the most messages under way to one node; above 1 a node need not wait for the
+    server. `most`: a node rests once the server has sent it more than `most` times the median
+    number of messages; None: never. Otherwise a node that answers at once would train the model
+    alone. Raises `ValueError` for numbers below 1.
+    """
+
+    in_flight: int = 1
+    most: float | None = None
+
+    def __post_init__(self) -> None:
+        expect_positive(in_flight=self.in_flight)
+        if self.most is not None and not self.most >= 1:
+            raise ValueError(f"most must be a number of at least 1, or null, not {self.most!r}")
+
+
 class Asynchronous(ParameterServer):
     """Send each node the newest model and apply its update on arrival, without waiting for others.
 
@@ -93,20 +132,16 @@ class Asynchronous(ParameterServer):
     Comp-ASGD and AdaComp (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a
     gradient, applied at the run's lr, or a delta (`update="delta"`), applied at `server_lr`.
 
-    `mix`: x = (1 - a) x + a (the node's model), with a = server_lr * factor (FedAsync, Xie et al.
-    2019, Algorithm 1). `proximal_mu` is rho in FedAsync's local loss: each node adds
-    rho / 2 |x - x_sent|^2 to its loss, where x_sent is the model that it received. `buffer` K > 1:
-    the server takes one step with the mean of K updates (FedBuff, Nguyen et al. 2022, Algorithm 1).
-    Staleness then counts steps, and the server drops what is in the buffer at the end.
-
-    `in_flight`: the most messages under way to one node; above 1 a node need not wait for the
-    server. With a `downlink` codec a node gets the difference between the newest model and the
-    version that the server knows it to have; the next difference includes what encoding lost.
-    `most`: a node rests once the server has sent it more than `most` times the median number of
-    messages. Otherwise a node that answers at once would train the model alone.
+    `mixing`: the server averages models in place of applying updates. `buffer` K > 1: the server
+    takes one step with the mean of K updates (FedBuff, Nguyen et al. 2022, Algorithm 1). Staleness
+    then counts steps, and the server drops what is in the buffer at the end. `sending`: how many
+    messages a node gets. With a `downlink` codec a node gets the difference between the newest
+    model and the version that the server knows it to have; the next difference includes what
+    encoding lost.
 
     The run ends after `pushes` replies, used or not. `evaluate_fn` gets the model after every
-    `record_every` pushes. The server sends a new message to a node that misses the time-out.
+    `record_every` pushes. The server sends a new message to a node that misses the time-out. Raises
+    `ValueError` for options that do not go together.
     """
 
     unit = "PUSH"
@@ -120,39 +155,31 @@ class Asynchronous(ParameterServer):
         staleness: Staleness = IGNORED,
         update: str = "gradient",
         server_lr: float = 1.0,
-        mix: bool = False,
-        proximal_mu: float = 0.0,
+        mixing: Mixing = Mixing(),
         buffer: int = 1,
-        in_flight: int = 1,
-        most: float | None = None,
+        sending: Sending = Sending(),
         record_every: int = 1,
-        uplink: Codec | None = None,
-        downlink: Codec | None = None,
-        seed: int = 0,
+        codecs: Codecs = NO_CODECS,
     ) -> None:
-        super().__init__(update, server_lr)
-        counts = {"buffer": buffer, "in_flight": in_flight, "record_every": record_every}
-        expect_positive(pushes=pushes, **counts)
+        super().__init__(update, server_lr, codecs)
+        expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
         if buffer > pushes:
             raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")
-        if mix and (update != "delta" or buffer > 1 or server_lr > 1):
+        if mixing.mix and (update != "delta" or buffer > 1 or server_lr > 1):
             raise ValueError("mix goes with update=delta, buffer=1 and a server_lr of at most 1")
-        if not 0 <= proximal_mu < math.inf or (proximal_mu and update != "delta"):
+        if mixing.proximal_mu and update != "delta":
             raise ValueError("proximal_mu, a number of at least 0, goes with update=delta")
         if not isinstance(staleness, Staleness):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
-        if in_flight > 1 and downlink is not None and not downlink.exact:
+        uplink, downlink = codecs.uplink, codecs.downlink
+        if sending.in_flight > 1 and downlink is not None and not downlink.exact:
             raise ValueError("in_flight above 1 goes with downlink=full: a node keeps one version")
-        if in_flight > 1 and uplink and uplink.memory_bytes(SOME):
+        if sending.in_flight > 1 and uplink and uplink.memory_bytes(SOME):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
-        self.uplink, self.downlink, self.seed = uplink, downlink, seed
-        self.pushes, self.staleness, self.mix, self.buffer = pushes, staleness, mix, buffer
-        if most is not None and not most >= 1:
-            raise ValueError(f"most must be a number of at least 1, or null, not {most!r}")
-        self.in_flight, self.record_every, self.most = in_flight, record_every, most
-        self.proximal_mu = proximal_mu
+        self.pushes, self.staleness, self.mixing, self.buffer = pushes, staleness, mixing, buffer
+        self.sending, self.record_every = sending, record_every
 
     @property
     def done(self) -> int:
@@ -249,8 +276,8 @@ class Pushes:
         self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
         self._whole = StepLogSync(self._replica, self.layout, follow=False)
         self._downlink: DeltaSync | None = None
-        if strategy.downlink is not None:
-            self._downlink = DeltaSync(strategy.downlink, strategy.seed, state.differences)
+        if (downlink := strategy.codecs.downlink) is not None:
+            self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.differences)
         self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
         self._session = ServerSession(
             self._downlink or self._whole,
@@ -258,14 +285,14 @@ class Pushes:
             self.layout,
             flower_bytes(initial_arrays) + native_bytes(strategy.initial),
             state.dialogue,
-            strategy.uplink,
+            strategy.codecs.uplink,
             self.natives.initial,
         )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
         self._late, self._turns = (
             Stragglers(grid, state.late),
-            BackoffScheduler(strategy.most, state.turns),
+            BackoffScheduler(strategy.sending.most, state.turns),
         )
         self._filter = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
@@ -346,7 +373,7 @@ class Pushes:
             if gone := self._session.gone(lambda: here):
                 self._forget(gone)
             for node in self._turns.add(here):
-                for _ in range(self._strategy.in_flight - under_way[node]):
+                for _ in range(self._strategy.sending.in_flight - under_way[node]):
                     self._send(node)
             state.looked = grid.next_look
 
@@ -384,13 +411,13 @@ class Pushes:
         if self._downlink:
             self._offer(self._downlink)
         note = DownlinkHeader(count, workers=strategy.buffer)
-        orders = TrainConfig(self._lr, count, strategy.proximal_mu)
+        orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
         ((message, model_update),) = self._session.messages(
             [node], STEP_MESSAGE, orders.config(), note, self.natives.arrays
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
-        model = self._received(model_update) if strategy.mix else None
+        model = self._received(model_update) if strategy.mixing.mix else None
         statistics = self._statistics.of(self._replica.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 

@@ -13,11 +13,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from compression import Codec
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
 from compression.flower.server.update_filter import Screening
 from compression.flower.traffic import in_one_line
-from conf import Config, ConfigError
+from conf import Config, ConfigError, OptionGroup
 from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
@@ -48,6 +49,22 @@ class ServerState:
     reasons: dict[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Codecs:
+    """The codecs of a strategy that compresses by itself, and the seed of its draws.
+
+    `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
+    sends whole models. `seed`: for codecs that draw, and for the choice of nodes.
+    """
+
+    uplink: Codec | None = None
+    downlink: Codec | None = None
+    seed: int = 0
+
+
+NO_CODECS = Codecs()
+
+
 class ParameterServer(Strategy):
     """A server that trains a model with updates from its nodes.
 
@@ -69,7 +86,7 @@ class ParameterServer(Strategy):
     record_every = 1  # units from one evaluation to the next
     no_steps = "drop it"  # advice in an error: what to do with optimizer= if nodes take no steps
 
-    def __init__(self, update: str, server_lr: float) -> None:
+    def __init__(self, update: str, server_lr: float, codecs: Codecs = NO_CODECS) -> None:
         if update not in UPDATES:
             raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
         if not 0 < server_lr < math.inf:
@@ -77,6 +94,7 @@ class ParameterServer(Strategy):
         self.update, self.server_lr = update, server_lr
         # The rate at which updates are applied; None: the run's learning rate.
         self.rate = None if update == "gradient" else server_lr
+        self.codecs = codecs
         self.state = self.State()
         self.screening = Screening()
         self.initial: Initial | None = None  # native tensors of the model that is trained
@@ -125,7 +143,11 @@ class ParameterServer(Strategy):
         The length of the run is not among them.
         """
         found = {}
+        options = dict(vars(self))
         for name, value in vars(self).items():
+            if isinstance(value, OptionGroup | Codecs):
+                options |= vars(options.pop(name))
+        for name, value in options.items():
             if name in FREE or name.startswith("_"):
                 continue
             plain = isinstance(value, PLAIN) or is_dataclass(value)

@@ -17,7 +17,7 @@ from compression.flower.server.update_filter import Screening
 from conf import Config, ConfigError
 from conf.build import strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
-from strategy.base import ParameterServer
+from strategy.base import Codecs, ParameterServer
 from strategy.federated import Federated
 from strategy.flower_checks import expect_limits
 from strategy.pipeline.strategy import PipelineStrategy
@@ -129,7 +129,7 @@ def scheme_of(config: Config) -> CountedStrategy:
     if isinstance(made, Strategy):
         expect_limits(made, config)
         return Federated(made, downlink, config.seed, codec_of(config), screening_of(config))
-    scheme: Checked = made(uplink=codec_of(config), downlink=downlink, seed=config.seed)
+    scheme: Checked = made(codecs=Codecs(codec_of(config), downlink, config.seed))
     if isinstance(scheme, ParameterServer):
         scheme.screening = screening_of(config)
     scheme.check_config(config)

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from compression import Codec, PayloadError, decode_update
+from compression import PayloadError, decode_update
 from compression.base import DIVERGED, Indices, Vector, is_finite
 from compression.flower import flat_record, to_arrays
 from compression.flower.headers import (
@@ -40,12 +40,14 @@ from compression.flower.server.update_filter import (
     length,
 )
 from compression.flower.traffic import flower_bytes
-from conf import Config
+from conf import Config, OptionGroup
 from strategy.aggregation import SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
     MAX_CONSECUTIVE_FAILURES,
+    NO_CODECS,
     STEP_MESSAGE,
+    Codecs,
     EvaluateFn,
     ParameterServer,
     ServerState,
@@ -83,6 +85,50 @@ class AveragingState(ServerState):
     hopeless: int = 0
 
 
+@dataclass(frozen=True)
+class Participation(OptionGroup):
+    """Which nodes train in a round, and when the round ends.
+
+    The server draws a share `fraction_train` of the nodes, and at least `min_train_nodes`. The
+    round ends when a share `quorum` of the drawn nodes have answered, or at the time-out. The
+    server does not apply a later update; its node adds it back to the residual. Raises `ValueError`
+    for a `quorum` that is not above 0 and at most 1.
+    """
+
+    fraction_train: float = 1.0
+    min_train_nodes: int = 1
+    quorum: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quorum <= 1:
+            raise ValueError(f"quorum must be a share above 0, at most 1, not {self.quorum:g}")
+
+
+@dataclass(frozen=True)
+class Aggregation(OptionGroup):
+    """How the updates of a round become one.
+
+    `weighted_by_key`: the metric of a node's reply that weighs its update; None: equal weights.
+    `mean`: "mean"; or "median" or "trimmed", which bound the influence of a few bad nodes
+    (`RobustMean`, which explains `trim` and `absent`). Raises `ValueError` for other values.
+    """
+
+    weighted_by_key: str | None = None
+    mean: str = "mean"
+    trim: float = 0.2
+    absent: str = "zero"
+
+    def __post_init__(self) -> None:
+        if self.mean not in KINDS:
+            raise ValueError(f"mean must be one of {', '.join(KINDS)}, not {self.mean!r}")
+        if not 0 <= self.trim < 0.5:
+            raise ValueError(f"trim must be a share of at least 0, below 0.5, not {self.trim:g}")
+        if self.absent not in ABSENT:
+            raise ValueError(f"absent must be one of {', '.join(ABSENT)}, not {self.absent!r}")
+        if self.weighted_by_key not in WEIGHTS:
+            raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
+
+
 class SparseAveraging(ParameterServer):
     """x = optimiser(x, mean of all nodes' sparse updates); an entry that a node omits counts as 0.
 
@@ -94,14 +140,11 @@ class SparseAveraging(ParameterServer):
     the nodes' mean replaces the old statistics; of deltas, by the share min(`server_lr`, 1).
 
     With a `downlink` codec nodes get the averaged update and take the server's step on their own
-    replica; without one they get the whole model. A round ends when `quorum` (a share) of the drawn
-    nodes have answered, or at the time-out. The server does not apply a later update; its node adds
-    it back to the residual. Every `verify_every` rounds (0: never) nodes compare their replica's
-    checksum with the server's. `weighted_by_key`: the metric that weighs a node's update (None:
-    equal weights). `mean`: "mean", or "median" or "trimmed", which bound the influence of a few bad
-    nodes (`RobustMean`, with `trim` and `absent`). `mask_received`: nodes follow CE-SGD's line 7
-    literally and mask what they receive; the metric `drift` is then the nodes' mean distance from
-    the server's model. `uplink`: the nodes' codec.
+    replica; without one they get the whole model. `participation`: which nodes train in a round,
+    and when it ends. `aggregation`: how their updates become one. Every `verify_every` rounds (0:
+    never) nodes compare their replica's checksum with the server's. `mask_received`: nodes follow
+    CE-SGD's line 7 literally and mask what they receive; the metric `drift` is then the nodes' mean
+    distance from the server's model. Raises `ValueError` for options that do not go together.
     """
 
     State = AveragingState
@@ -114,45 +157,26 @@ class SparseAveraging(ParameterServer):
         optimizer: ServerOptimizer = PLAIN_SGD,
         update: str = "gradient",
         server_lr: float = 1.0,
-        fraction_train: float = 1.0,
-        min_train_nodes: int = 1,
-        quorum: float = 1.0,
-        weighted_by_key: str | None = None,
-        mean: str = "mean",
-        trim: float = 0.2,
-        absent: str = "zero",
+        participation: Participation = Participation(),
+        aggregation: Aggregation = Aggregation(),
         verify_every: int = 100,
         mask_received: bool = False,
-        uplink: Codec | None = None,
-        downlink: Codec | None = None,
-        seed: int = 0,
+        codecs: Codecs = NO_CODECS,
     ) -> None:
-        super().__init__(update, server_lr)
-        if not 0 < quorum <= 1:
-            raise ValueError(f"quorum must be a share above 0, at most 1, not {quorum:g}")
+        super().__init__(update, server_lr, codecs)
+        uplink = codecs.uplink
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
-        if mask_received and (downlink is None or not (uplink and uplink.sparsifier.repeats)):
+        if mask_received and (
+            codecs.downlink is None or not (uplink and uplink.sparsifier.repeats)
+        ):
             raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
         if mask_received and uplink and uplink.exact_names:
             raise ValueError("mask_received does not go with compression.exact=")
-        if mean not in KINDS:
-            raise ValueError(f"mean must be one of {', '.join(KINDS)}, not {mean!r}")
-        if not 0 <= trim < 0.5:
-            raise ValueError(f"trim must be a share of at least 0, below 0.5, not {trim:g}")
-        if absent not in ABSENT:
-            raise ValueError(f"absent must be one of {', '.join(ABSENT)}, not {absent!r}")
         if not isinstance(optimizer, ServerOptimizer):
             raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
-        if weighted_by_key not in WEIGHTS:
-            raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
-        self.optimizer = optimizer
-        self.fraction_train, self.min_train_nodes = fraction_train, min_train_nodes
-        self.quorum, self.weighted_by_key = quorum, weighted_by_key
-        self.mean, self.trim, self.absent = mean, trim, absent
-        self.verify_every = verify_every
-        self.mask_received = mask_received
-        self.uplink, self.downlink, self.seed = uplink, downlink, seed
+        self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
+        self.verify_every, self.mask_received = verify_every, mask_received
 
     @property
     def done(self) -> int:
@@ -166,12 +190,13 @@ class SparseAveraging(ParameterServer):
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for options that this strategy does not support."""
-        expect_trained(config.nodes, self.fraction_train, self.min_train_nodes)
+        among = self.participation
+        expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
 
     def summary(self) -> None:
         """Log what the strategy does."""
-        what = self.update, type(self.optimizer).__name__, self.quorum
+        what = self.update, type(self.optimizer).__name__, self.participation.quorum
         FLOWER.info("sparse averaging of a %s, %s at the server, quorum %g", *what)
 
     def start(
@@ -230,7 +255,7 @@ class Rounds:
         state: AveragingState,
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
-        self._downlink = strategy.downlink
+        self._downlink = strategy.codecs.downlink
         self._replica, self.layout = Replica.of(strategy.optimizer, initial_arrays, state.replica)
         follow = self._downlink is not None
         self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
@@ -240,19 +265,23 @@ class Rounds:
             self.layout,
             flower_bytes(initial_arrays) + native_bytes(strategy.initial),
             state.dialogue,
-            strategy.uplink,
+            strategy.codecs.uplink,
             strategy.initial or NONE,
         )
         self.natives = NativeMix(
-            strategy.initial, state.natives, strategy.screening, robust=strategy.mean != "mean"
+            strategy.initial,
+            state.natives,
+            strategy.screening,
+            robust=strategy.aggregation.mean != "mean",
         )
         self._exchange = RoundCollector(grid, state.exchange)
-        kind, trim, absent = strategy.mean, strategy.trim, strategy.absent
+        self._aggregation = strategy.aggregation
+        kind, trim = self._aggregation.mean, self._aggregation.trim
         self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
         size = self._statistics.trained
         self._mean: SparseMean | RobustMean = SparseMean(size)
         if kind != "mean":
-            self._mean = RobustMean(size, kind, trim=trim, absent=absent)
+            self._mean = RobustMean(size, kind, trim=trim, absent=self._aggregation.absent)
         self._filter = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
@@ -301,11 +330,12 @@ class Rounds:
             screens = self._filter, self._screen_of_statistics, self.natives
             for each in (self._exchange, *screens, strategy):
                 each.forget(gone)
-        count = max(int(len(nodes) * strategy.fraction_train), strategy.min_train_nodes)
+        among = strategy.participation
+        count = max(int(len(nodes) * among.fraction_train), among.min_train_nodes)
         if count < len(nodes):
-            draw = random.Random(f"{strategy.seed} {number} train")
+            draw = random.Random(f"{strategy.codecs.seed} {number} train")
             nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
-        needed = math.ceil(round(strategy.quorum * len(nodes), 6))
+        needed = math.ceil(round(among.quorum * len(nodes), 6))
         resting = self._exchange.resting()
         return [node for node in nodes if node not in resting] or nodes, needed
 
@@ -367,7 +397,7 @@ class Rounds:
             raise PayloadError("no reply in time")
         number_ = self._state.round + 1
         update, metrics, natives = self._session.read(reply, node, number_, self._measured)
-        name = self._strategy.weighted_by_key
+        name = self._aggregation.weighted_by_key
         weight = number(metrics, name) if name else 1.0
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
@@ -386,7 +416,7 @@ class Rounds:
             node, self._statistics.layout, statistics, self._statistics.of(model), model
         )
         share = self._filter.clip_factor(node, long, model, rate)
-        if self._strategy.weighted_by_key:
+        if self._aggregation.weighted_by_key:
             weight = self._filter.cap_weights({node: weight})[node]
         self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
@@ -411,7 +441,7 @@ class Rounds:
         indices, values = self._statistics.joined(indices, values, self._replica.model)
         payload = b""
         if self._downlink is not None:
-            seed = (self._strategy.seed << 64) | self._replica.version
+            seed = (self._strategy.codecs.seed << 64) | self._replica.version
             payload = self._downlink.encode_sparse(
                 indices, values, self.layout, memory=self._state.memory, seed=seed
             )

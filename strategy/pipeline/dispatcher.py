@@ -34,6 +34,7 @@ from strategy.base import MAX_CONSECUTIVE_FAILURES
 from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.activations import ActivationStore
+from strategy.pipeline.options import Flow, GradientModules
 from strategy.pipeline.placement import Placement
 from strategy.pipeline.plan import Plan
 from strategy.pipeline.schedule import PipelineSchedule, PipelineScheduleState, Task
@@ -48,14 +49,16 @@ TRIES = 3  # after TRIES consecutive failures another node takes over the segmen
 class Scheduling(Protocol):
     """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
 
-    micros: int
     synthetic: bool
-    conditioned: bool
+    modules: GradientModules
+    flow: Flow
     segment_every: int
     record_every: int
     rates: Rates
 
-    def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
+    def schedule(
+        self, segments: int, batches: int, state: PipelineScheduleState
+    ) -> PipelineSchedule:
         """Return the schedule of a run; `state`: the numbers of tasks sent and answered so far."""
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
@@ -85,7 +88,7 @@ class Dispatcher:
         self._strategy, self._plan, self._grid = strategy, plan, grid
         self._batches, self._timeout, self._config = batches, timeout, config
         self._state = state
-        self._micros = strategy.micros
+        self._micros = strategy.flow.micro_batches
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
         self.copies = Snapshots(
@@ -104,8 +107,8 @@ class Dispatcher:
             state.shift(grid.now - state.now)
         self._sent, self.links = state.under_way, state.links
         strategy.rates.share(state.rates)
-        self._flow = strategy.flow(count, batches, state.flow)
-        first = 1 if strategy.synthetic and strategy.conditioned else count - 1
+        self._flow = strategy.schedule(count, batches, state.flow)
+        first = 1 if strategy.synthetic and strategy.modules.conditioned else count - 1
         self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
         # The segment that is the last to train on a mini-batch. Backpropagation ends at the first
         # segment, synthetic gradients at the last.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from compression.flower.headers import brief
 from conf import Config
 from conf.build import model_of
 from conf.codecs import codec_of, gradients_of
+from strategy.pipeline.options import AUTO, Cutting, GradientModules
 from strategy.pipeline.schedule import Task
 from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data
@@ -31,19 +32,6 @@ from task.flat_model import to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.steps import prepare
-
-AUTO = "auto"
-
-
-class CutOptions(Protocol):
-    """The options that determine how a model is cut; `PipelineStrategy` explains them."""
-
-    cuts: Any
-    segments: int | None
-    memory_mb: Any
-    micros: int
-    hidden: int
-    conditioned: bool
 
 
 class Plan:
@@ -148,32 +136,41 @@ class Plan:
 
 
 def plan_of(
-    strategy: CutOptions, config: Config, data: Data, cuts: tuple[int, ...] | None = None
+    config: Config,
+    data: Data,
+    cutting: Cutting,
+    modules: GradientModules | None,
+    *,
+    micro_batches: int = 1,
+    cuts: tuple[int, ...] | None = None,
 ) -> Plan:
-    """Return a strategy's plan for the configured model.
+    """Return the plan for the configured model.
 
-    `cuts`: the cuts of a resumed run; None: the cuts of the strategy. Raises `TaskError` if the
-    plan is not possible with this model, number of nodes or mini-batch size.
+    `modules`: None without synthetic gradients. `cuts`: the cuts of a resumed run; None: as
+    `cutting` says. Raises `TaskError` if the plan is not possible with this model, number of nodes
+    or mini-batch size.
     """
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
     make = partial(model_of, config, data)
     model = make()
     layers = layers_of(model)
-    _expect_enough(strategy, config, data, model)
-    cuts = _cuts(strategy, config, data, len(layers)) if cuts is None else cuts
+    hidden = modules.hidden if modules else 0
+    uncut = cutting.cuts == AUTO and cutting.segments == 1
+    _expect_enough(config, data, model, micro_batches, modules=bool(modules) and not uncut)
+    cuts = _cuts(cutting, config, data, len(layers), hidden) if cuts is None else cuts
     shape = tuple(data.train.images.shape[1:])
     parts = parts_of(make, cuts, shape)
     if len(parts) > config.nodes:
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
-    costs = costs_of(make, parts, data.classes, strategy.hidden)
+    costs = costs_of(make, parts, data.classes, hidden)
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
-    classes = data.classes if strategy.conditioned else 0
-    modules = [_module_entries(part, classes, strategy.hidden) for part in parts[:-1]]
+    classes = data.classes if modules and modules.conditioned else 0
+    entries = [_module_entries(part, classes, hidden) for part in parts[:-1]]
     codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
-    return Plan(parts, costs, names, beside, config.batch_size, [*modules, 0], codecs, data.classes)
+    return Plan(parts, costs, names, beside, config.batch_size, [*entries, 0], codecs, data.classes)
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:
@@ -185,13 +182,14 @@ def _module_entries(part: Part, classes: int, hidden: int) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.Module) -> None:
+def _expect_enough(
+    config: Config, data: Data, model: nn.Module, micro_batches: int, *, modules: bool
+) -> None:
     """Raise `TaskError` for mini-batches that are too small for micro-batches or BatchNorm."""
     samples = min(config.batch_size, len(data.train.labels))
-    least = samples // strategy.micros
+    least = samples // micro_batches
     if least < 1:
-        raise TaskError(f"mini-batches of {samples} samples are no {strategy.micros} micro-batches")
-    modules = strategy.hidden and (strategy.cuts != AUTO or strategy.segments != 1)
+        raise TaskError(f"mini-batches of {samples} samples are no {micro_batches} micro-batches")
     norms = any(isinstance(module, _BatchNorm) for module in model.modules())
     if least < 2 and (norms or (modules and config.nodes > 1)):
         raise TaskError(
@@ -200,22 +198,24 @@ def _expect_enough(strategy: CutOptions, config: Config, data: Data, model: nn.M
         )
 
 
-def _cuts(strategy: CutOptions, config: Config, data: Data, layers: int) -> tuple[int, ...]:
+def _cuts(
+    cutting: Cutting, config: Config, data: Data, layers: int, hidden: int
+) -> tuple[int, ...]:
     """Return the configured cuts, or measure the layers' times and return the best cuts."""
-    if strategy.cuts != AUTO:
-        given = strategy.cuts
+    if cutting.cuts != AUTO:
+        given = cutting.cuts
         if isinstance(given, str) or not hasattr(given, "__iter__"):
             raise TaskError(f"strategy.cuts must be auto or a list such as [1,3], not {given!r}")
-        if strategy.segments is not None or strategy.memory_mb is not None:
+        if cutting.segments is not None or cutting.memory_mb is not None:
             raise TaskError("strategy.segments and strategy.memory_mb go with strategy.cuts=auto")
         return check_cuts(list(given), layers)
-    segments = strategy.segments or min(config.nodes, layers)
-    limits = _limits(strategy.memory_mb, segments)
+    segments = cutting.segments or min(config.nodes, layers)
+    limits = _limits(cutting.memory_mb, segments)
     if segments in (1, layers) and limits is None:
         return tuple(range(1, segments))  # only one choice of cuts is possible
     images = prepare(data.train.images[: config.batch_size], data.mean, data.std)
     make = partial(model_of, config, data)
-    return balanced(measure(make, images, data.classes, strategy.hidden), segments, limits)
+    return balanced(measure(make, images, data.classes, hidden), segments, limits)
 
 
 def _limits(memory_mb: Any, segments: int) -> list[float] | None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-SCHEDULES = ("sequential", "pipeline", "async")
+from strategy.pipeline.options import Flow
 
 
 class Task(NamedTuple):
@@ -80,17 +80,11 @@ class Synthetic:
     """The schedule of synthetic gradients: a segment trains on a mini-batch in one task."""
 
     def __init__(
-        self,
-        schedule: str,
-        segments: int,
-        batches: int,
-        per_message: int,
-        queue: int,
-        state: PipelineScheduleState,
+        self, flow: Flow, segments: int, batches: int, state: PipelineScheduleState
     ) -> None:
-        self._schedule, self._segments, self._queue = schedule, segments, queue
-        self._batches, self._per_message = batches, per_message
-        self._groups = -(-batches // per_message)
+        self._schedule, self._queue, self._segments = flow.schedule, flow.queue, segments
+        self._batches, self._per_message = batches, flow.batches_per_message
+        self._groups = -(-batches // self._per_message)
         state.begin(segments)
         self._sent, self._done = state.sent, state.done
 
@@ -142,10 +136,11 @@ class Backpropagation:
     """
 
     def __init__(
-        self, schedule: str, segments: int, batches: int, micros: int, state: PipelineScheduleState
+        self, flow: Flow, segments: int, batches: int, state: PipelineScheduleState
     ) -> None:
-        self._sequential = schedule == "sequential"
-        self._segments, self._micros, self._total = segments, micros, batches * micros
+        self._sequential = flow.schedule == "sequential"
+        self._segments, self._micros = segments, flow.micro_batches
+        self._total = batches * self._micros
         state.begin(segments)
         self._forward, self._passed = state.sent, state.done
         self._backward, self._back = state.backward, state.back

@@ -9,18 +9,24 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from compression import Codec
 from compression.flower import flat_record, to_vector
 from compression.flower.native_tensors import with_natives
 from conf import Config, ConfigError
 from conf.schema import FOREVER
-from strategy.base import FLOWER, EvaluateFn, ParameterServer, expect_positive
+from strategy.base import (
+    FLOWER,
+    NO_CODECS,
+    Codecs,
+    EvaluateFn,
+    ParameterServer,
+    expect_positive,
+)
 from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.dispatcher import Dispatcher
-from strategy.pipeline.plan import AUTO, Plan, plan_of
+from strategy.pipeline.options import Cutting, Flow, GradientModules
+from strategy.pipeline.plan import Plan, plan_of
 from strategy.pipeline.schedule import (
-    SCHEDULES,
     Backpropagation,
     PipelineSchedule,
     PipelineScheduleState,
@@ -28,6 +34,8 @@ from strategy.pipeline.schedule import (
 )
 from strategy.pipeline.state import LOST, PipelineState
 from task.datasets import Data
+
+CUTTING, MODULES, FLOW = Cutting(), GradientModules(), Flow()  # the defaults
 
 
 class PipelineStrategy(ParameterServer):
@@ -40,17 +48,13 @@ class PipelineStrategy(ParameterServer):
     and the node trains the module on it. Without `synthetic`, gradients go back through all
     segments before any of them steps (split backpropagation).
 
-    `cuts`: numbers of the layers with which a new segment begins, or "auto". "auto" makes
-    `segments` of them (null: one for each node), within `memory_mb` a node, so that the slowest
-    segment is as fast as possible by times measured on the server. `schedule`: see
-    `strategy.pipeline.schedule`. `queue`: messages that may wait at a node (async).
-    `batches_per_message`: mini-batches in a message, with a step for each. `micro_batches`: of a
-    mini-batch, for backpropagation in a pipeline. `conditioned`: modules see the labels. `hidden`:
-    units of a module's hidden layer. `uplink`: the codec of activations; the configuration's
-    `gradients` is that of gradients. `feedback`: a node keeps what compression loses and adds it to
-    the next mini-batch's tensors. `segment_every`: mini-batches between two full copies of the
-    segments at the server, from which another node can take over; 0: only the first copy.
-    `record_every`: mini-batches between two evaluations.
+    `cutting`: where the model is cut. `modules`: the modules that predict gradients. `flow`: when
+    segments work on which mini-batches. `feedback`: a node stores what compression loses, and adds
+    it to the next mini-batch's tensors. `segment_every`: mini-batches between two full copies of
+    the segments at the server, with which another node can take a segment over; 0: only the first
+    copy. `record_every`: mini-batches between two evaluations. `codecs`: its `uplink` encodes
+    activations; the configuration's `gradients` encodes their gradients. Raises `ValueError` for
+    options that do not go together.
     """
 
     unit = "STEP"
@@ -62,50 +66,33 @@ class PipelineStrategy(ParameterServer):
         self,
         *,
         synthetic: bool = True,
-        cuts: Any = AUTO,
-        segments: int | None = None,
-        memory_mb: Any = None,
-        schedule: str = "pipeline",
-        queue: int = 2,
-        batches_per_message: int = 1,
-        micro_batches: int = 1,
-        conditioned: bool = True,
-        hidden: int = 64,
+        cutting: Cutting = CUTTING,
+        modules: GradientModules = MODULES,
+        flow: Flow = FLOW,
         feedback: bool = False,
         segment_every: int = 0,
         record_every: int = 1,
-        uplink: Codec | None = None,
-        downlink: Codec | None = None,
-        seed: int = 0,
+        codecs: Codecs = NO_CODECS,
     ) -> None:
-        super().__init__("gradient", 1.0)
-        counts = {"batches_per_message": batches_per_message, "micro_batches": micro_batches}
-        expect_positive(queue=queue, hidden=hidden, record_every=record_every, **counts)
-        if schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
-        if segments is not None:
-            expect_positive(segments=segments)
+        super().__init__("gradient", 1.0, codecs)
+        expect_positive(record_every=record_every)
         if segment_every < 0:
             raise ValueError(f"segment_every must be at least 0, not {segment_every}")
-        if record_every % batches_per_message:
+        if record_every % flow.batches_per_message:
             raise ValueError(
                 f"eval_every={record_every} must be a multiple of "
-                f"batches_per_message={batches_per_message}"
+                f"batches_per_message={flow.batches_per_message}"
             )
-        if batches_per_message > 1 and micro_batches > 1:
-            raise ValueError("batches_per_message does not go with micro_batches")
-        if synthetic and micro_batches > 1:
+        if synthetic and flow.micro_batches > 1:
             raise ValueError("micro_batches goes with synthetic=false (algorithm=split_backprop)")
-        if not synthetic and schedule == "async":
+        if not synthetic and flow.schedule == "async":
             raise ValueError("schedule=async goes with synthetic gradients alone")
-        if not synthetic and schedule == "sequential" and micro_batches > 1:
+        if not synthetic and flow.schedule == "sequential" and flow.micro_batches > 1:
             raise ValueError("micro_batches goes with schedule=pipeline")
-        if downlink is not None:
+        if codecs.downlink is not None:
             raise ValueError("activations go down as they came up: downlink=full")
-        self.synthetic, self.schedule, self.queue = synthetic, schedule, queue
-        self.cuts, self.segments, self.memory_mb = cuts, segments, memory_mb
-        self.per_message, self.micros = batches_per_message, micro_batches
-        self.conditioned, self.hidden = conditioned, hidden if synthetic else 0
+        self.synthetic, self.cutting, self.modules, self.flow = synthetic, cutting, modules, flow
+        self.feedback = feedback
         self.segment_every, self.record_every = segment_every, record_every
         self.plan: Plan | None = None
         self._problem: tuple[Config, Data] | None = None
@@ -126,12 +113,12 @@ class PipelineStrategy(ParameterServer):
     @property
     def done(self) -> int:
         """The number of mini-batches that all segments are done with."""
-        flow = self.state.flow
-        if not flow.done:
+        sent = self.state.flow
+        if not sent.done:
             return 0
-        if self._goes_forward(len(flow.done)):
-            return flow.done[-1] * self.per_message
-        return flow.back[0] // self.micros
+        if self._goes_forward(len(sent.done)):
+            return sent.done[-1] * self.flow.batches_per_message
+        return sent.back[0] // self.flow.micro_batches
 
     def abandon(self, back: Collection[int] = ()) -> None:
         """Give up the messages under way and the placement: new holders get the last copies."""
@@ -144,20 +131,30 @@ class PipelineStrategy(ParameterServer):
         """Take a saved state, with its cuts, even if measured times now suggest other ones."""
         super().load(data)
         if self._problem is not None and self.plan and self.plan.cuts != tuple(self.state.cuts):
-            self.plan = plan_of(self, *self._problem, cuts=tuple(self.state.cuts))
+            self.plan = self._plan_of(*self._problem, tuple(self.state.cuts))
 
     def summary(self) -> None:
         """Log what the strategy does."""
         what = "synthetic gradients" if self.synthetic else "backpropagation over cuts"
-        FLOWER.info("%s: schedule %s, cuts %s", what, self.schedule, self.cuts)
+        FLOWER.info("%s: schedule %s, cuts %s", what, self.flow.schedule, self.cutting.cuts)
 
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model. Raises `TaskError` or `ValueError` if that is not possible."""
-        self.plan, self._problem = plan_of(self, config, data), (config, data)
+        self.plan, self._problem = self._plan_of(config, data), (config, data)
         self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
-        if not self.synthetic and self.per_message > 1 and not alone:
+        if not self.synthetic and self.flow.batches_per_message > 1 and not alone:
             raise ValueError("batches_per_message goes with synthetic gradients")
+
+    def _plan_of(self, config: Config, data: Data, cuts: tuple[int, ...] | None = None) -> Plan:
+        return plan_of(
+            config,
+            data,
+            self.cutting,
+            self.modules if self.synthetic else None,
+            micro_batches=self.flow.micro_batches,
+            cuts=cuts,
+        )
 
     def details(self) -> dict[str, Any]:
         """Return this strategy's own entries of a history row."""
@@ -206,12 +203,13 @@ class PipelineStrategy(ParameterServer):
             self._turned()
         return result
 
-    def flow(self, segments: int, batches: int, state: PipelineScheduleState) -> PipelineSchedule:
+    def schedule(
+        self, segments: int, batches: int, state: PipelineScheduleState
+    ) -> PipelineSchedule:
         """Return the schedule of a run; `state`: what was sent and answered so far."""
-        if self._goes_forward(segments):
-            return Synthetic(self.schedule, segments, batches, self.per_message, self.queue, state)
-        return Backpropagation(self.schedule, segments, batches, self.micros, state)
+        kind = Synthetic if self._goes_forward(segments) else Backpropagation
+        return kind(self.flow, segments, batches, state)
 
     def _goes_forward(self, segments: int) -> bool:
         """Return whether a mini-batch passes each segment once, without a backward task."""
-        return self.synthetic or (segments == 1 and self.micros == 1)
+        return self.synthetic or (segments == 1 and self.flow.micro_batches == 1)

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +13,10 @@ from omegaconf import OmegaConf
 import task
 from conf import ConfigError, load_config
 from conf.build import server_optimizer_of
-from conf.check import build, check_target
+from conf.check import build, check_target, parameters_of
 from conf.submitted_runs import NodeGrants, confine
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
+from strategy.base import Codecs
 from tests.conf.hostile import (
     ASYNCHRONOUS,
     AVERAGING,
@@ -23,6 +24,7 @@ from tests.conf.hostile import (
     OPEN,
     OWN_SGD,
     RUN,
+    SGD,
     WRAPPER,
     plain,
     put,
@@ -172,9 +174,57 @@ def test_a_built_object_shares_nothing_with_the_configuration():
     name = "strategy.pipeline.strategy.PipelineStrategy"
     node = {"_target_": name, "_partial_": True, "cuts": [1, 3], "memory_mb": {"0": [5]}}
     made = build("strategy", node)()
-    made.cuts.append(4)
-    made.memory_mb["0"].append(6)
+    made.cutting.cuts.append(4)
+    made.cutting.memory_mb["0"].append(6)
     assert (node["cuts"], node["memory_mb"]) == ([1, 3], {"0": [5]})
+
+
+def ours():
+    """Yield the classes of our own strategies that YAML files name."""
+    for file in sorted((HERE / "strategy").glob("*.yaml")):
+        name = str(OmegaConf.load(file).get("_target_"))
+        if name.startswith("strategy."):
+            yield pytest.param(target_of("strategy", name), id=file.stem)
+
+
+OTHER = {  # another valid value than the default, where that is not one more
+    "absent": "left_out", "cuts": [1], "fraction_train": 0.5, "mean": "median", "quorum": 0.5,
+    "schedule": "sequential", "trim": 0.1, "weighted_by_key": "num-examples",
+}  # fmt: skip
+NEEDED = {  # the options with which another one goes
+    "batches_per_message": {"record_every": 2}, "micro_batches": {"synthetic": False},
+    "mix": {"update": "delta"}, "proximal_mu": {"update": "delta"},
+}  # fmt: skip
+
+
+def another(default):
+    return not default if isinstance(default, bool) else (default or 0) + 1
+
+
+@pytest.mark.parametrize("kind", list(ours()))
+def test_each_option_of_a_group_reaches_the_group_of_that_name(kind):
+    """The constructor's default group and no flat option are the same; each option is its field."""
+    plain, _, groups = parameters_of(kind)
+    assert groups
+    assert len(plain) == len(inspect.signature(kind).parameters) - len(groups) + sum(
+        len(fields(group.annotation)) for group in groups
+    )
+    for group in groups:
+        assert getattr(kind(), group.name) == group.default
+        for field in fields(group.annotation):
+            value = OTHER[field.name] if field.name in OTHER else another(field.default)
+            node = {"_target_": f"{kind.__module__}.{kind.__name__}", field.name: value}
+            made = build("strategy", {**node, **NEEDED.get(field.name, {})})
+            assert getattr(made, group.name) == replace(group.default, **{field.name: value})
+
+
+def test_a_group_as_a_whole_and_what_the_run_sets_are_no_options_of_a_configuration():
+    with pytest.raises(ConfigError, match="participation is not an option of"):
+        check_target("strategy", {**AVERAGING, "participation": 1})
+    with pytest.raises(ConfigError, match=r"optimizer: the run itself sets lr: give lr= in its pl"):
+        build("optimizer", {**SGD, "lr": 3})([], lr=0.1)
+    with pytest.raises(ConfigError, match=r"strategy: the run itself sets codecs: drop it"):
+        build("strategy", {**AVERAGING, "codecs": None})(codecs=Codecs())
 
 
 def test_a_text_is_not_interpolated_twice(bait):
@@ -212,12 +262,12 @@ def single_values():
                     yield pytest.param(group, node, key, id=f"{group}={file.stem} {key}")
 
 
-@pytest.mark.parametrize(("group", "node", "key"), single_values())
+@pytest.mark.parametrize(("group", "node", "key"), list(single_values()))
 def test_a_list_or_a_mapping_is_refused_for_a_single_value(group, node, key):
     """A list or mapping in place of a single value gives one error line before it is used."""
     plain = {k: 1 if v in ("???",) or str(v).startswith("${") else v for k, v in node.items()}
     target = check_target(group, {**plain, key: node[key]}).make
-    kind = inspect.signature(target).parameters[key].annotation
+    kind = parameters_of(target)[0][key].annotation
     if "int" not in str(kind) and "float" not in str(kind) and "bool" not in str(kind):
         pytest.skip("its annotation allows it")
     for value in ([1], [], {"a": 1}, {}):

@@ -14,12 +14,14 @@ from compression.flower.headers import TrainConfig
 from compression.flower.node.state import NodeState, kept
 from compression.flower.node_replica import REPLICA
 from conf.build import server_optimizer_of
+from conf.check import check_target
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from strategy.asynchronous import Asynchronous
+from strategy.base import NO_CODECS, Codecs
 from strategy.synchronous import SparseAveraging
 
 NODES = 4
@@ -103,6 +105,12 @@ def app_of(trainer, *mods):
     return app
 
 
+def strategy_of(kind, codecs=NO_CODECS, **options):
+    """Return a strategy from flat options, which the configuration gathers in their groups."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return check_target("strategy", {"_target_": name, **options}).made(codecs=codecs)
+
+
 class Federation:
     """A run that records the messages' contents, each round's model, and the nodes' states.
 
@@ -126,10 +134,12 @@ class Federation:
 
     def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
         """Train synchronously; return the strategy. `after`: called with each round's number."""
-        strategy = SparseAveraging(
-            optimizer=self.trainer.optimizer, downlink=downlink, uplink=self.codec,
-            **{"verify_every": 0, "update": self.trainer.config.strategy["update"], **options},
-        )  # fmt: skip
+        update = self.trainer.config.strategy["update"]
+        options = {"verify_every": 0, "update": update, **options}
+        codecs = Codecs(self.codec, downlink, options.pop("seed", 0))
+        strategy = strategy_of(
+            SparseAveraging, codecs=codecs, optimizer=self.trainer.optimizer, **options
+        )
 
         def each(server_round, arrays):
             self.models.append(to_vector(arrays).copy())
@@ -143,10 +153,11 @@ class Federation:
         np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
         return strategy
 
-    def push(self, pushes, timeout=1e9, lr=0.5, **options):
+    def push(self, pushes, timeout=1e9, lr=0.5, downlink=None, **options):
         """Train asynchronously; return the strategy."""
-        update = self.trainer.config.strategy["update"]
-        strategy = Asynchronous(pushes=pushes, uplink=self.codec, **{"update": update, **options})
+        options = {"update": self.trainer.config.strategy["update"], **options}
+        codecs = Codecs(self.codec, downlink)
+        strategy = strategy_of(Asynchronous, codecs=codecs, pushes=pushes, **options)
 
         def each(done, arrays):
             self.models.append(to_vector(arrays).copy())

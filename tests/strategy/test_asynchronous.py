@@ -20,6 +20,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from simulation.message_size import size_of
 from strategy.asynchronous import Asynchronous
+from strategy.base import Codecs
 from strategy.staleness import Global, PerParameter, Polynomial
 from task.steps import prepare
 from tests.strategy.event_loop import CODECS, POLICIES, WAITS, assert_same, at_once, event_loop
@@ -30,6 +31,7 @@ from tests.strategy.federation import (
     Trainer,
     gradient,
     start,
+    strategy_of,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -164,14 +166,17 @@ WRONG = [
     ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu, a number"),
     ({"buffer": 5, "pushes": 4}, "buffer=5 is never full"),
     ({"staleness": 3}, "staleness is chosen by"),
-    ({"downlink": make_codec(quantizer="int8"), "in_flight": 2}, "in_flight above 1 goes with"),
+    (
+        {"codecs": Codecs(downlink=make_codec(quantizer="int8")), "in_flight": 2},
+        "in_flight above 1 goes with",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("options", "words"), WRONG)
 def test_wrong_options_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        Asynchronous(**options)
+        strategy_of(Asynchronous, **options)
 
 
 PRESETS = ["asgd", "comp_asgd", "adacomp", "fedasync", "fedbuff"]

@@ -10,7 +10,7 @@ import pytest
 from compression import PayloadError, make_codec
 from conf.schema import DeviceClass
 from simulation.clock import NEVER, Ideal, VirtualClock
-from strategy.asynchronous import Asynchronous
+from strategy.asynchronous import Asynchronous, Sending
 from strategy.staleness import Global
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
 from tests.strategy.federation import NODES, Federation, Trainer, initial
@@ -145,7 +145,7 @@ def test_in_flight_limits_messages_after_returns_and_time_outs():
         return replies
 
     grid.push_messages, grid.pull_before = counting, answering
-    strategy = Asynchronous(pushes=600, in_flight=2)
+    strategy = Asynchronous(pushes=600, sending=Sending(in_flight=2))
     strategy.start(grid, initial(), timeout=6.0)
     assert strategy.traffic.failures > 50
     assert dict(most) == dict.fromkeys(range(1, NODES + 1), 2)

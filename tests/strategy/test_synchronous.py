@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord
 
 from compression import PayloadError, make_codec
 from simulation.clock import Ideal, VirtualClock
+from strategy.base import Codecs
 from strategy.collector import RoundCollector
 from strategy.synchronous import SparseAveraging
 from tests.strategy.federation import (
@@ -21,6 +22,7 @@ from tests.strategy.federation import (
     assert_models,
     by_hand,
     initial,
+    strategy_of,
 )
 
 ALL = list(range(1, NODES + 1))
@@ -127,14 +129,14 @@ BAD = [
     ({"server_lr": math.inf}, "server_lr"),
     ({"verify_every": -1}, "verify_every must be 0"),
     ({"mask_received": True}, "mask_received"),
-    ({"mask_received": True, "downlink": AVERAGE, "uplink": AVERAGE}, "mask_received"),
+    ({"mask_received": True, "codecs": Codecs(AVERAGE, AVERAGE)}, "mask_received"),
 ]
 
 
 @pytest.mark.parametrize(("options", "match"), BAD)
 def test_impossible_values_are_refused(options, match):
     with pytest.raises(ValueError, match=match) as refused:
-        SparseAveraging(**options)
+        strategy_of(SparseAveraging, **options)
     assert "\n" not in str(refused.value)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategy.pipeline.options import Flow
 from strategy.pipeline.schedule import Backpropagation, PipelineScheduleState, Synthetic
 
 segments, batches = st.integers(1, 5), st.integers(1, 12)
@@ -47,7 +48,7 @@ def test_every_segment_has_every_mini_batch_once_after_the_one_before(
         assert max(under_way) <= (queue if schedule == "async" else 1)
 
     log = run(
-        Synthetic(schedule, count, total, each, queue, PipelineScheduleState()),
+        Synthetic(Flow(schedule, queue, each), count, total, PipelineScheduleState()),
         count,
         drawn(data),
         check,
@@ -73,7 +74,7 @@ def test_no_segment_runs_too_far_ahead_of_the_next(count, total, queue, data):
             assert sent[segment] - done[segment + 1] <= 2 * queue
 
     run(
-        Synthetic("async", count, total, 1, queue, PipelineScheduleState()),
+        Synthetic(Flow("async", queue), count, total, PipelineScheduleState()),
         count,
         drawn(data),
         check,
@@ -81,7 +82,7 @@ def test_no_segment_runs_too_far_ahead_of_the_next(count, total, queue, data):
 
 
 def test_a_pipeline_keeps_all_segments_at_work():
-    flow, beats = Synthetic("pipeline", 3, 5, 1, 1, PipelineScheduleState()), []
+    flow, beats = Synthetic(Flow(queue=1), 3, 5, PipelineScheduleState()), []
     while not flow.finished:
         beat = list(flow.ready())
         beats.append([(task.segment, task.batch) for task in beat])
@@ -96,9 +97,8 @@ def test_a_pipeline_keeps_all_segments_at_work():
 def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
     schedule, count, total, micros, data
 ):
-    log = run(
-        Backpropagation(schedule, count, total, micros, PipelineScheduleState()), count, drawn(data)
-    )
+    flow = Flow(schedule, micro_batches=micros)
+    log = run(Backpropagation(flow, count, total, PipelineScheduleState()), count, drawn(data))
     for segment in range(count):
         sent = [t for what, t in log if what == "sent" and t.segment == segment]
         ends = segment == count - 1
@@ -123,7 +123,6 @@ def test_backpropagation_sees_the_same_weights_in_a_mini_batch(
 
 
 def test_in_sequence_one_mini_batch_ends_before_the_next():
-    log = run(
-        Backpropagation("sequential", 3, 4, 1, PipelineScheduleState()), 3, lambda busy: busy[0]
-    )
+    flow = Backpropagation(Flow("sequential"), 3, 4, PipelineScheduleState())
+    log = run(flow, 3, lambda busy: busy[0])
     assert [task.batch for _, task in log] == sorted(task.batch for _, task in log)

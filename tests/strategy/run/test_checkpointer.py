@@ -19,7 +19,7 @@ from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
-from strategy.asynchronous import Asynchronous
+from strategy.asynchronous import Asynchronous, Mixing
 from strategy.collector import RoundCollectorState
 from strategy.factory import scheme_for
 from strategy.ordered_grid import OrderedGrid
@@ -155,8 +155,9 @@ def test_an_array_that_occurs_twice_is_shared_again_after_loading():
 
 
 def test_a_state_is_refused_if_options_differ_from_the_saved_ones():
-    saved = Asynchronous(pushes=9, mix=True, update="delta").save()
-    Asynchronous(pushes=99, mix=True, update="delta").load(saved)  # the number of pushes may differ
+    saved = Asynchronous(pushes=9, mixing=Mixing(mix=True), update="delta").save()
+    # the number of pushes may differ
+    Asynchronous(pushes=99, mixing=Mixing(mix=True), update="delta").load(saved)
     with pytest.raises(StateError, match=r"of a strategy with update='delta', .*mix=True"):
         Asynchronous(pushes=9).load(saved)
 

@@ -1,0 +1,14 @@
+"""Options that belong together: one argument of a constructor, flat keys in the configuration."""
+
+from __future__ import annotations
+
+
+class OptionGroup:
+    """Base of a dataclass that gathers some options of a class which a run may name.
+
+    The constructor takes the whole group, as in
+    `SparseAveraging(participation=Participation(quorum=0.8))`. The YAML file and the command line
+    take the group's fields as options of the class itself, as in `strategy.quorum=0.8`. Only the
+    dataclass declares a field's type and default. It checks values in `__post_init__`, and raises
+    `ValueError`.
+    """
