@@ -2,6 +2,6 @@
 
 from conf.load import load_config, run_config
 from conf.option_group import OptionGroup
-from conf.schema import Config, ConfigError, NetworkConfig
+from conf.schema import Config, ConfigError
 
-__all__ = ["Config", "ConfigError", "NetworkConfig", "OptionGroup", "load_config", "run_config"]
+__all__ = ["Config", "ConfigError", "OptionGroup", "load_config", "run_config"]

@@ -55,9 +55,6 @@ def check_values(config: Config) -> None:
     _check_fields(config, "")
     for codec in (codec_of, gradients_of, downlink_of):
         codec(config)
-    shares = [each.share for each in config.network.classes.values()]
-    if shares and abs(sum(shares) - 1) > 1e-6:
-        raise ConfigError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")
     if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "

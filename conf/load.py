@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check_targets, check_values, expect_declared
-from conf.schema import Config, ConfigError, NetworkConfig
+from conf.schema import Config, ConfigError
 from conf.submitted_overrides import submitted_words
 from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
 from conf.targets import HERE as HERE
@@ -41,7 +41,7 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     expect_declared(composed)
     try:
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:  # a dataclass refuses its own values
         raise ConfigError(str(error).splitlines()[0]) from error
     if machine is not None:
         confine(config, machine)
@@ -123,12 +123,6 @@ def _readable(key: str) -> Iterator[None]:
         raise ConfigError(f"{key}: {str(error).partition(chr(10))[0]}") from error
     except Exception as error:  # parsers raise other errors too for hostile input
         raise ConfigError(f"{key} cannot be read: {type(error).__name__}") from error
-
-
-def network_config(name: str) -> NetworkConfig:
-    """Return the network of conf/network/NAME.yaml, a file without a `defaults` list."""
-    own = OmegaConf.load(HERE / "network" / f"{name}.yaml")
-    return cast(NetworkConfig, OmegaConf.to_object(OmegaConf.merge(NetworkConfig, own)))
 
 
 def compose_config(overrides: list[str]) -> DictConfig:

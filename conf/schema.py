@@ -14,8 +14,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING
 
 from compression.registry import option_fields
+from compression.screening import Screening
+from simulation.network import Network
 
-WAITING = ("none", "uniform", "exponential", "fixed")
 FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 
 
@@ -73,45 +74,6 @@ class ModelConfig:
     batch_size: int = at_least(1, 64)
 
 
-@dataclass
-class DeviceClass:
-    """A share of the nodes that computes `speed` times as fast as the reference device."""
-
-    share: float = above(0, 1.0)
-    speed: float = above(0, 1.0)
-
-
-@dataclass
-class NetworkConfig:
-    """Links and devices of the virtual clock. A bandwidth of null is unlimited.
-
-    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's link, each
-    way; `latency_ms`: milliseconds, one way; `seconds_per_step`: seconds of one local step on the
-    reference device; `encoding_seconds`: seconds to encode one update on it; `loss`: the share of
-    replies that never arrive, drawn from (run seed, node, number of replies that the node has
-    sent), which needs a `timeout=`.
-    `waiting`: how long a device does other things before it answers: none, fixed, uniform (0 to
-    2 T) or exponential, with the mean T = `waiting_seconds`, longer on slower devices. `crash`: the
-    probability that a device crashes after a reply; it loses its state, and is gone for ever or for
-    `rejoin_seconds`. `join_seconds`: devices join at moments from 0 to so many seconds. Flower's
-    own strategies support neither crashes nor late joins.
-    """
-
-    up_mbps: float | None = above(0, None)
-    down_mbps: float | None = above(0, None)
-    server_mbps: float | None = above(0, None)
-    latency_ms: float = at_least(0, 0.0)
-    seconds_per_step: float = at_least(0, 0.0)
-    encoding_seconds: float = at_least(0, 0.0)
-    loss: float = from_to_below(0, 1, 0.0)
-    waiting: str = field(default="none", metadata={"one_of": WAITING})
-    waiting_seconds: float = at_least(0, 1.0)
-    crash: float = from_to_below(0, 1, 0.0)
-    rejoin_seconds: float | None = above(0, None)
-    join_seconds: float = at_least(0, 0.0)
-    classes: dict[str, DeviceClass] = field(default_factory=dict)
-
-
 def _compression_config() -> type:
     """Return a dataclass of the three stages and every registered method's options, unset."""
     stages: list[tuple[str, Any, Any]] = [
@@ -131,24 +93,6 @@ CompressionConfig = _compression_config()
 DownlinkConfig = make_dataclass(
     "DownlinkConfig", [("changes", bool, field(default=False))], bases=(CompressionConfig,)
 )
-
-
-@dataclass
-class ScreenConfig:
-    """Limits on updates before a strategy sees them, in multiples of the usual; null: no limit.
-
-    `refuse`: the largest length (L2 norm) of an update; a longer one is left out; `statistics`: the
-    largest distance of an update's running statistics from the other nodes', in usual moves; beyond
-    it the update is left out; `clip`: longer updates, and larger moves of statistics, are shortened
-    to this; `weight`: the largest weight of a node; `equal`: all nodes weigh the same, whatever
-    they report.
-    """
-
-    refuse: float | None = at_least(1, 100.0)
-    statistics: float | None = at_least(1, 5.0)
-    clip: float | None = at_least(1, None)
-    weight: float | None = at_least(1, 10.0)
-    equal: bool = False
 
 
 @dataclass
@@ -178,9 +122,9 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: Any = MISSING
     schedule: Any = MISSING
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    network: Network = field(default_factory=Network)
     engine: Any = MISSING
-    screen: ScreenConfig = field(default_factory=ScreenConfig)
+    screen: Screening = field(default_factory=Screening)
 
     nodes: int = at_least(1, 10)
     rounds: int = at_least(1, 10)

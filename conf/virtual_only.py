@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conf.load import network_config
-from conf.schema import Config, ConfigError, NetworkConfig
+from conf.schema import Config, ConfigError
+from simulation.network import Network, network_named
 
 
 def expect_real_time(config: Config) -> None:
@@ -15,13 +15,13 @@ def expect_real_time(config: Config) -> None:
         )
 
 
-def only_virtual(network: NetworkConfig) -> str:
+def only_virtual(network: Network) -> str:
     """Return the options that differ from network=ideal, and the overrides to give; "" for none.
 
     It leaves out options without an effect: `waiting_seconds` with `waiting=none`, and
     `rejoin_seconds` without `crash`.
     """
-    ideal = network_config("ideal")
+    ideal = network_named("ideal")
     without = {"waiting_seconds"} if network.waiting == "none" else set[str]()
     without |= set() if network.crash else {"rejoin_seconds"}
     keys = [key for key in vars(ideal) if key not in without]

@@ -10,35 +10,33 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from compression.base import Method
 from compression.registry import STAGES, get, names, option_fields
+from compression.screening import Screening
 from conf.load import HERE
 from conf.schema import (
     CompressionConfig,
     Config,
     DatasetConfig,
-    DeviceClass,
     DownlinkConfig,
     ModelConfig,
-    NetworkConfig,
-    ScreenConfig,
 )
 from docs.text import sentence, summary, told, word
 from report.format import wrap
+from simulation.network import DeviceClass, Network
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"
 SCHEMAS: dict[str, type] = {
     "dataset": DatasetConfig,
     "model": ModelConfig,
-    "network": NetworkConfig,
+    "network": Network,
 }
 CUT = (
     "If a model is cut over nodes, `compression` applies to the activations. "
@@ -73,7 +71,7 @@ def page() -> str:
         chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
     without = {*_groups(), "gradients", "screen"}  # these have separate tables
     lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
-    lines += ["", "### screen", "", *_schema("screen.", ScreenConfig)]
+    lines += ["", "### screen", "", *_schema("screen.", Screening)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
         if group == "algorithm":
@@ -120,10 +118,16 @@ def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> 
     lines = ["| option | default | must be |", "|---|---|---|"]
     for field in fields(schema):
         if field.name not in without:
-            allowed = _allowed(hints[field.name], field)
+            allowed = _allowed(schema, hints[field.name], field)
             lines.append(f"| `{prefix}{field.name}` | {_default(field)} | {allowed} |")
-    about = inspect.getdoc(schema) or ""
+    about = _of_options(inspect.getdoc(schema) or "")
     return lines if about.startswith(f"{schema.__name__}(") else [*lines, *told(about)]
+
+
+def _of_options(about: str) -> str:
+    """Return a class's docstring as it holds for the command line, where None is null."""
+    without = re.sub(r"\s*Raises `\w+` for [^.]*\.$", "", about.strip())
+    return re.sub(r"\bNone\b", "null", without)
 
 
 def _default(field: Field[Any]) -> str:
@@ -132,9 +136,11 @@ def _default(field: Field[Any]) -> str:
     return "none" if field.default_factory is MISSING else f"`{word(field.default_factory())}`"
 
 
-def _allowed(kind: Any, field: Field[Any]) -> str:
+def _allowed(schema: type, kind: Any, field: Field[Any]) -> str:
     if "one_of" in field.metadata:
         return ", ".join(f"`{choice}`" for choice in field.metadata["one_of"])
+    if field.default is not MISSING and not field.metadata:
+        return _accepted(schema, field)
     said = _kind(kind)
     for key, words in (("at_least", "at least"), ("above", "above"), ("below", "below")):
         if key in field.metadata:
@@ -172,15 +178,17 @@ def _stages() -> list[str]:
     return lines
 
 
-def _accepted(method: type[Method], field: Field[Any]) -> str:
-    """Return the accepted values, from the error message for a value that the method refuses."""
-    kind = get_type_hints(method)[field.name]
+def _accepted(schema: type, field: Field[Any]) -> str:
+    """Return the accepted values, from the error message for a value that the class refuses."""
+    kind = get_type_hints(schema)[field.name]
+    optional = get_origin(kind) in (Union, UnionType) and NoneType in get_args(kind)
+    plain = [each for each in (get_args(kind) if optional else (kind,)) if each in ABSURD]
     try:
-        method(**{field.name: ABSURD[kind]})
+        schema(**{field.name: ABSURD[plain[0]]})
     except ValueError as refusal:
         if found := re.search(r" must be (.*), not ", str(refusal)):
-            return found[1]
-    except KeyError:
+            return f"null or {found[1]}" if optional else found[1]
+    except (IndexError, TypeError):
         pass
     return _kind(kind)
 

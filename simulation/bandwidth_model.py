@@ -21,8 +21,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .clock import ClockState, Network, VirtualClock
+from .clock import ClockState, VirtualClock
 from .message_size import Size, other_than_payloads
+from .network import Network
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limit any link
 

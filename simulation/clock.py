@@ -17,60 +17,15 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import numpy as np
+
+from .network import Network
 
 MOST_STEPS = 1e9  # local steps of one message
 NEVER = float("inf")  # the arrival time of a lost reply
 _LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # separate the random streams of one (seed, node)
-
-
-class DeviceClass(Protocol):
-    """A share of the nodes, `speed` times as fast as the reference device."""
-
-    share: float
-    speed: float
-
-
-class Network(Protocol):
-    """Links and devices; the fields of `conf.schema.NetworkConfig`, in their units."""
-
-    up_mbps: float | None
-    down_mbps: float | None
-    server_mbps: float | None
-    latency_ms: float
-    seconds_per_step: float
-    encoding_seconds: float
-    loss: float
-    waiting: str
-    waiting_seconds: float
-    crash: float
-    rejoin_seconds: float | None
-    join_seconds: float
-
-    @property
-    def classes(self) -> Mapping[str, DeviceClass]:
-        """Device classes by name; empty: all nodes are reference devices."""
-
-
-@dataclass
-class Ideal:
-    """A network in which nothing takes time."""
-
-    up_mbps: float | None = None
-    down_mbps: float | None = None
-    server_mbps: float | None = None
-    latency_ms: float = 0.0
-    seconds_per_step: float = 0.0
-    encoding_seconds: float = 0.0
-    loss: float = 0.0
-    waiting: str = "none"
-    waiting_seconds: float = 0.0
-    crash: float = 0.0
-    rejoin_seconds: float | None = None
-    join_seconds: float = 0.0
-    classes: dict[str, DeviceClass] = field(default_factory=dict)
 
 
 class Journey(NamedTuple):
@@ -137,7 +92,7 @@ class VirtualClock:
     """
 
     def __init__(self, network: Network | None = None, seed: int = 0) -> None:
-        self.network: Network = network or Ideal()
+        self.network = network or Network()
         self.seed = seed
         self.state = ClockState()
         self._generators: dict[int, np.random.Generator] = {}  # by node, for waits and crashes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .clock import Ideal, Network
+from .network import Network
 
 if TYPE_CHECKING:  # a module that only needs PLACE does not import Flower
     from flwr.app import Context
@@ -34,7 +34,7 @@ class Job:
     nodes: int
     folder: Path
     seed: int = 0
-    network: Network = field(default_factory=Ideal)
+    network: Network = field(default_factory=Network)
     server_app: str | Callable[[Grid, Context], None] = "strategy.app:app"
     client_app: str | Answering = "client.app:app"
     only_virtual: str = ""

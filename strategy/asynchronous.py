@@ -20,10 +20,15 @@ from compression.base import Indices, Vector, is_finite
 from compression.decoder import quiet
 from compression.flower import flat_record, to_arrays
 from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
-from compression.flower.native_tensors import Arrays, native_bytes, with_natives
+from compression.flower.native_tensors import Arrays, with_natives
 from compression.flower.node_replica import MODEL, Replica
 from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
-from compression.flower.server.session import ModelUpdate, ServerSession, ServerSessionState
+from compression.flower.server.session import (
+    InitialModel,
+    ModelUpdate,
+    ServerSession,
+    ServerSessionState,
+)
 from compression.flower.server.update_filter import (
     StatisticsScreen,
     StatisticsState,
@@ -32,7 +37,6 @@ from compression.flower.server.update_filter import (
     length,
 )
 from compression.flower.tensor_split import Model, form_of_updates
-from compression.flower.traffic import flower_bytes
 from conf import OptionGroup
 from conf.schema import FOREVER
 from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
@@ -282,11 +286,9 @@ class Pushes:
         self._session = ServerSession(
             self._downlink or self._whole,
             state.traffic,
-            self.layout,
-            flower_bytes(initial_arrays) + native_bytes(strategy.initial),
+            InitialModel.of(self.layout, initial_arrays, strategy.initial),
             state.dialogue,
             strategy.codecs.uplink,
-            self.natives.initial,
         )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)

@@ -16,8 +16,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from compression import Codec
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
-from compression.flower.server.update_filter import Screening
 from compression.flower.traffic import in_one_line
+from compression.screening import Screening
 from conf import Config, ConfigError, OptionGroup
 from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 

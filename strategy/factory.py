@@ -13,7 +13,6 @@ from compression import Layout
 from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
-from compression.flower.server.update_filter import Screening
 from conf import Config, ConfigError
 from conf.build import strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
@@ -23,11 +22,6 @@ from strategy.flower_checks import expect_limits
 from strategy.pipeline.strategy import PipelineStrategy
 from task.datasets import Data
 from task.errors import TaskError
-
-
-def screening_of(config: Config) -> Screening:
-    """Return the configured limits on updates (`screen.*`)."""
-    return Screening(**vars(config.screen))
 
 
 class CountedStrategy(Protocol):
@@ -128,10 +122,10 @@ def scheme_of(config: Config) -> CountedStrategy:
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
         expect_limits(made, config)
-        return Federated(made, downlink, config.seed, codec_of(config), screening_of(config))
+        return Federated(made, downlink, config.seed, codec_of(config), config.screen)
     scheme: Checked = made(codecs=Codecs(codec_of(config), downlink, config.seed))
     if isinstance(scheme, ParameterServer):
-        scheme.screening = screening_of(config)
+        scheme.screening = config.screen
     scheme.check_config(config)
     return scheme
 

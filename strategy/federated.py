@@ -16,6 +16,8 @@ from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 from compression import Codec
 from compression.flower import (
     CompressedGrid,
+    FailureLimits,
+    ReplyRules,
     StatisticsAveraging,
     Traffic,
     flat_record,
@@ -23,17 +25,16 @@ from compression.flower import (
     to_vector,
 )
 from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
-from compression.flower.native_tensors import NONE, Initial, native_bytes, with_natives
+from compression.flower.native_tensors import NONE, Initial, with_natives
 from compression.flower.server.compressed_grid import CompressedGridState
-from compression.flower.server.update_filter import Screening
-from compression.flower.traffic import flower_bytes
+from compression.flower.server.session import InitialModel
+from compression.screening import Screening
 from strategy.base import FLOWER, MAX_CONSECUTIVE_FAILURES, EvaluateFn
 from strategy.flower_checks import wrapped
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, told
 from task.steps import Evaluation
 
-DEFAULT = Screening()
 METRICS = {  # of the replies of EdgeWire's ClientApp
     "train": (LOSS, EXAMPLES, STEPS, SECONDS),
     "evaluate": (*Evaluation._fields, EXAMPLES),
@@ -92,7 +93,7 @@ class Federated(StatisticsAveraging):
         downlink: Codec | None,
         seed: int,
         uplink: Codec | None = None,
-        screening: Screening = DEFAULT,
+        screening: Screening | None = None,
     ) -> None:
         super().__init__(strategy)
         self._uplink, self._downlink, self._seed = uplink, downlink, seed
@@ -170,13 +171,10 @@ class Federated(StatisticsAveraging):
             grid,
             downlink=self._downlink,
             seed=self._seed,
-            few=MAX_CONSECUTIVE_FAILURES,
-            uplink=self._uplink,
             screening=self._screening,
-            metrics=METRICS,
-            layout=self._layout,
-            plain_bytes=flower_bytes(initial_arrays) + native_bytes(initial),
-            initial=initial,
+            replies=ReplyRules(self._uplink, metrics=METRICS),
+            failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
+            model=InitialModel.of(self._layout, initial_arrays, self.initial),
             traffic=self.traffic,
             state=state.link,
         )

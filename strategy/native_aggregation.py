@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from compression.flower.native_tensors import NONE, Arrays, Initial, differing, distance
 from compression.flower.server.statistics_wrapper import mean, median
-from compression.flower.server.update_filter import Screening, UpdateFilter, UpdateFilterState
+from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
+from compression.screening import Screening
 
 
 @dataclass

@@ -28,10 +28,10 @@ from compression.flower.headers import (
     TrainConfig,
     number,
 )
-from compression.flower.native_tensors import NONE, Arrays, native_bytes, with_natives
+from compression.flower.native_tensors import Arrays, with_natives
 from compression.flower.node_replica import Replica
 from compression.flower.server.model_sync import StepLogSync
-from compression.flower.server.session import ServerSession, ServerSessionState
+from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
 from compression.flower.server.update_filter import (
     StatisticsScreen,
     StatisticsState,
@@ -39,7 +39,6 @@ from compression.flower.server.update_filter import (
     UpdateFilterState,
     length,
 )
-from compression.flower.traffic import flower_bytes
 from conf import Config, OptionGroup
 from strategy.aggregation import SparseMean, StatisticsMix
 from strategy.base import (
@@ -262,11 +261,9 @@ class Rounds:
         self._session = ServerSession(
             self._steps,
             state.traffic,
-            self.layout,
-            flower_bytes(initial_arrays) + native_bytes(strategy.initial),
+            InitialModel.of(self.layout, initial_arrays, strategy.initial),
             state.dialogue,
             strategy.codecs.uplink,
-            strategy.initial or NONE,
         )
         self.natives = NativeMix(
             strategy.initial,

@@ -5,6 +5,7 @@ The server calls `strategy.start(grid=CompressedGrid(grid), ...)`. The nodes run
 uncompressed arrays. docs/architecture.md describes the path of an update through these files.
 """
 
+from ..screening import Screening
 from .node.mod import CompressionMod
 from .records import (
     FlatArray,
@@ -18,13 +19,18 @@ from .records import (
     update_record,
 )
 from .server.compressed_grid import CompressedGrid
+from .server.failure_policy import FailureLimits
+from .server.inbox import ReplyRules
 from .server.statistics_wrapper import StatisticsAveraging
 from .traffic import Traffic, reason_of
 
 __all__ = [
     "CompressedGrid",
     "CompressionMod",
+    "FailureLimits",
     "FlatArray",
+    "ReplyRules",
+    "Screening",
     "StatisticsAveraging",
     "Traffic",
     "filled",

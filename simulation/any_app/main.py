@@ -13,10 +13,10 @@ from typing import NoReturn, cast
 from flwr.supercore.logger import update_console_handler
 
 from ..errors import Ended, EngineError, UsageError
+from ..network import Network, network_named
 from ..processes import orderly_exit
 from ..proxies import keep_loopback_direct
 from .app import App, read_app
-from .network import network_named
 from .run import Outcome, run_app
 
 STOPPED = 130  # exit code after Ctrl-C
@@ -59,6 +59,13 @@ def words() -> argparse.Namespace:
     return given
 
 
+def _network(name: str) -> Network:
+    try:
+        return network_named(name)
+    except ValueError as error:
+        raise UsageError(f"--network: {error}") from error
+
+
 def main(began: float) -> int:
     """Run the app of the command line; return an exit code.
 
@@ -73,7 +80,7 @@ def main(began: float) -> int:
             if verbose:
                 update_console_handler(level=DEBUG)
             given = words()
-            network = network_named(given.network)
+            network = _network(given.network)
             app = read_app(given.path, given.run_config)
             outcome = run_app(
                 app, nodes=given.nodes, workers=given.workers, network=network, seed=given.seed

@@ -13,11 +13,11 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 
-from ..clock import Network
 from ..errors import EngineError, described
 from ..grid import LocalGrid
 from ..job import Job
 from ..local import run_local
+from ..network import Network
 from .app import App
 from .generators import seeded
 from .grid import Counts, GuestGrid

@@ -80,7 +80,10 @@ def test_every_model_and_data_set_has_a_choice():
         (["lr=inf"], "lr must be"),
         (["dataset.holdout=1"], "dataset.holdout must be below 1"),
         (["network.up_mbps=0"], "network.up_mbps must be"),
-        (["network.loss=1", "timeout=9"], "network.loss must be below 1"),
+        (
+            ["network.loss=1", "timeout=9"],
+            "network.loss must be a number of at least 0, below 1",
+        ),
         (["network.loss=nan", "timeout=9"], "network.loss must be a number of at least 0"),
         (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
         (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),

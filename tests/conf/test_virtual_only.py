@@ -5,12 +5,12 @@ from dataclasses import fields, replace
 import pytest
 
 from conf import ConfigError
-from conf.load import HERE, network_config
-from conf.schema import DeviceClass, NetworkConfig
+from conf.load import HERE
 from conf.virtual_only import expect_real_time, only_virtual
+from simulation.network import DeviceClass, Network, network_named
 from tests.runs import configured
 
-IDEAL = network_config("ideal")
+IDEAL = network_named("ideal")
 NAMES = sorted(path.stem for path in (HERE / "network").glob("*.yaml"))
 ASKED = {  # a value for each key, and the options with which the key has an effect
     "up_mbps": (1.0, {}),
@@ -30,7 +30,7 @@ ASKED = {  # a value for each key, and the options with which the key has an eff
 
 
 def test_every_key_of_a_network_is_checked():
-    assert ASKED.keys() == {field.name for field in fields(NetworkConfig)}
+    assert ASKED.keys() == {field.name for field in fields(Network)}
 
 
 @pytest.mark.parametrize("key", ASKED)

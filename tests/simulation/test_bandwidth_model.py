@@ -5,7 +5,7 @@ import random
 import pytest
 
 from simulation.bandwidth_model import DOWN_MBPS, UP_MBPS
-from simulation.clock import Ideal
+from simulation.network import Network
 from tests.simulation.grids import NODES, messages
 
 FREE = {"seconds_per_step": 0.01}
@@ -53,7 +53,11 @@ def one_by_one(grid, sizes=SIZES * 3):
 @pytest.mark.parametrize("course", [rounds, pulled_rounds, one_by_one])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_on_a_free_network_knows_its_time_over_a_link(grid, course, workers):
-    free, real, plain = grid(workers, Ideal(**FREE)), grid(1, Ideal(**LINE)), grid(1, Ideal(**LINE))
+    free, real, plain = (
+        grid(workers, Network(**FREE)),
+        grid(1, Network(**LINE)),
+        grid(1, Network(**LINE)),
+    )
     free.follow(PLAIN)
     course(free)
     course(real)
@@ -67,7 +71,7 @@ def test_a_run_on_a_free_network_knows_its_time_over_a_link(grid, course, worker
 
 @pytest.mark.parametrize("course", [rounds, pulled_rounds, one_by_one])
 def test_a_network_with_limits_is_itself_the_link(grid, course):
-    g = grid(1, Ideal(up_mbps=1.0, down_mbps=3.0, latency_ms=20, seconds_per_step=0.01))
+    g = grid(1, Network(up_mbps=1.0, down_mbps=3.0, latency_ms=20, seconds_per_step=0.01))
     g.follow(PLAIN)
     course(g)
     found = g.comparison
@@ -76,8 +80,8 @@ def test_a_network_with_limits_is_itself_the_link(grid, course):
 
 
 def test_uncompressed_data_takes_no_encoding_time(grid):
-    g = grid(1, Ideal(seconds_per_step=0.01))
-    slow = grid(1, Ideal(seconds_per_step=0.01, encoding_seconds=0.5))
+    g = grid(1, Network(seconds_per_step=0.01))
+    slow = grid(1, Network(seconds_per_step=0.01, encoding_seconds=0.5))
     for each in (g, slow):
         each.follow(PLAIN)
         rounds(each)
@@ -89,8 +93,8 @@ def test_uncompressed_data_takes_no_encoding_time(grid):
 def test_waits_and_classes_stay_those_of_the_nodes(grid):
     network = {"waiting": "uniform", "waiting_seconds": 1.0}
     free, real = (
-        grid(1, Ideal(**FREE, **network), seed=3),
-        grid(1, Ideal(**LINE, **network), seed=3),
+        grid(1, Network(**FREE, **network), seed=3),
+        grid(1, Network(**LINE, **network), seed=3),
     )
     free.follow(PLAIN)
     for g in (free, real):
@@ -104,7 +108,7 @@ def test_waits_and_classes_stay_those_of_the_nodes(grid):
     ids=["losses", "crashes", "joins"],
 )
 def test_no_time_is_given_where_replies_are_random(grid, network):
-    g = grid(1, Ideal(**FREE, **network))
+    g = grid(1, Network(**FREE, **network))
     g.follow(PLAIN)
     assert not g.comparison
 
@@ -112,14 +116,14 @@ def test_no_time_is_given_where_replies_are_random(grid, network):
 def test_no_time_is_given_where_a_reply_would_be_late(grid):
     """All replies arrive in time on the free network; over the link some would be late."""
     for timeout, known in ((10.0, True), (0.1, False)):
-        g = grid(1, Ideal(**FREE))
+        g = grid(1, Network(**FREE))
         g.follow(PLAIN)
         rounds(g, timeout=timeout)
         assert bool(g.comparison) is known
 
 
 def test_no_time_is_given_for_rounds_that_do_not_wait_for_all(grid):
-    g = grid(1, Ideal(**FREE))
+    g = grid(1, Network(**FREE))
     g.follow(PLAIN)
     ids = g.push_messages(messages(g))
     assert len(g.pull_messages(ids)) < NODES
@@ -128,7 +132,7 @@ def test_no_time_is_given_for_rounds_that_do_not_wait_for_all(grid):
 
 
 def test_no_time_is_given_after_a_pull_without_a_reply(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0))
+    g = grid(1, Network(seconds_per_step=1.0))
     g.follow(PLAIN)
     assert g.pull_before(g.push_messages(messages(g)), 0.5) == []
     assert not g.comparison

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conf.schema import WAITING
-from simulation.clock import NEVER, Ideal, VirtualClock, steps_of
+from simulation.clock import NEVER, VirtualClock, steps_of
+from simulation.network import Network
 
 
 @dataclass
@@ -23,7 +24,7 @@ sizes = st.integers(0, 10**9)
 
 @given(seconds, sizes, st.integers(0, 1000), sizes)
 def test_more_bytes_or_steps_never_arrive_earlier(sent, down, steps, up):
-    network = Ideal(up_mbps=10, down_mbps=100, latency_ms=20, seconds_per_step=0.01)
+    network = Network(up_mbps=10, down_mbps=100, latency_ms=20, seconds_per_step=0.01)
     first = VirtualClock(network).arrival(1, sent, down, steps, up)
     for more in ((down + 1000, steps, up), (down, steps + 1, up), (down, steps, up + 1000)):
         assert VirtualClock(network).arrival(1, sent, *more) >= first
@@ -36,7 +37,7 @@ def test_an_ideal_network_takes_no_time(sent, steps):
 
 
 def test_a_node_does_one_thing_at_a_time():
-    clock = VirtualClock(Ideal(seconds_per_step=1.0))
+    clock = VirtualClock(Network(seconds_per_step=1.0))
     assert clock.arrival(1, 0.0, 0, 5, 0) == 5
     assert clock.arrival(1, 1.0, 0, 5, 0) == 10  # waits for the first task
     assert clock.arrival(2, 1.0, 0, 5, 0) == 6  # another node does not wait
@@ -44,14 +45,14 @@ def test_a_node_does_one_thing_at_a_time():
 
 def test_a_trained_update_takes_encoding_time():
     classes = {"slow": Class(1.0, 0.5)}
-    clock = VirtualClock(Ideal(seconds_per_step=1.0, encoding_seconds=0.25, classes=classes))
+    clock = VirtualClock(Network(seconds_per_step=1.0, encoding_seconds=0.25, classes=classes))
     assert clock.arrival(1, 0.0, 0, 4, 0) == 8.5
     assert clock.arrival(1, 10.0, 0, 0, 0) == 10  # an evaluation
 
 
 def test_classes_have_their_shares_and_speeds():
     classes = {"fast": Class(0.3, 1.0), "slow": Class(0.7, 0.1)}
-    clock = VirtualClock(Ideal(seconds_per_step=1.0, classes=classes), seed=1)
+    clock = VirtualClock(Network(seconds_per_step=1.0, classes=classes), seed=1)
     speeds = [clock.speed(n) for n in range(2000)]
     assert set(speeds) == {1.0, 0.1}
     assert speeds.count(1.0) / 2000 == pytest.approx(0.3, abs=0.05)  # 4.9 sigma
@@ -64,7 +65,7 @@ def lost(clock, node, answers):
 
 
 def test_losses_have_their_share_and_depend_on_seed_node_and_reply():
-    network = Ideal(loss=0.3)
+    network = Network(loss=0.3)
     first = lost(VirtualClock(network, seed=1), 5, 2000)
     assert sum(first) / 2000 == pytest.approx(0.3, abs=0.05)  # 4.9 sigma
     busy = VirtualClock(network, seed=1)
@@ -75,8 +76,8 @@ def test_losses_have_their_share_and_depend_on_seed_node_and_reply():
 
 
 def test_a_lost_reply_takes_its_node_as_long_as_any_other():
-    sure = VirtualClock(Ideal(up_mbps=8e-6, seconds_per_step=1.0))  # a byte a second
-    lossy = VirtualClock(Ideal(up_mbps=8e-6, seconds_per_step=1.0, loss=0.5))
+    sure = VirtualClock(Network(up_mbps=8e-6, seconds_per_step=1.0))  # a byte a second
+    lossy = VirtualClock(Network(up_mbps=8e-6, seconds_per_step=1.0, loss=0.5))
     times = [(sure.arrival(1, 0.0, 0, 2, 3), lossy.arrival(1, 0.0, 0, 2, 3)) for _ in range(20)]
     assert [due for due, _ in times] == [5 * n for n in range(1, 21)]
     assert {here for due, here in times} > {NEVER}  # some of 20, not all
@@ -95,20 +96,20 @@ def test_steps_are_read_from_the_metrics(value, steps):
 
 
 def test_the_servers_link_takes_one_message_after_another():
-    clock = VirtualClock(Ideal(server_mbps=8.0, seconds_per_step=1.0))  # 1 MB a second
+    clock = VirtualClock(Network(server_mbps=8.0, seconds_per_step=1.0))  # 1 MB a second
     mega = 1_000_000
     arrivals = [clock.arrival(node, 0.0, mega, 1, mega) for node in (1, 2, 3)]
     # Sent at 1, 2 and 3 s; each node works for a second; received one after the other.
     assert arrivals == [2.0, 3.0, 4.0]
-    alone = VirtualClock(Ideal(seconds_per_step=1.0))
+    alone = VirtualClock(Network(seconds_per_step=1.0))
     assert [alone.arrival(node, 0.0, mega, 1, mega) for node in (1, 2)] == [1.0, 1.0]
-    slow = VirtualClock(Ideal(server_mbps=8.0, up_mbps=0.8))  # the node's own link takes longer
+    slow = VirtualClock(Network(server_mbps=8.0, up_mbps=0.8))  # the node's own link takes longer
     assert slow.arrival(1, 0.0, 0, 0, mega) == 10.0
 
 
 NUMBERS = st.floats(0, 100, allow_subnormal=False)
 NETWORKS = st.builds(
-    Ideal,
+    Network,
     up_mbps=st.none() | st.floats(1e-4, 1e-2),
     down_mbps=st.none() | st.floats(1e-4, 1e-2),
     latency_ms=st.sampled_from([0.0, 500.0]),
@@ -140,7 +141,7 @@ def test_no_reply_arrives_before_its_bound(network, messages):
     ttl=st.integers(0, 10),
 )
 @example(  # when the third message is sent, the second is known to have expired
-    network=Ideal(waiting="fixed", waiting_seconds=5.0, seconds_per_step=1.0),
+    network=Network(waiting="fixed", waiting_seconds=5.0, seconds_per_step=1.0),
     messages=[(False, 0, 9), (False, 1, 0), (True, 12, 0)],
     ttl=5,
 )
@@ -175,7 +176,7 @@ def test_a_message_that_will_expire_is_never_begun(network, messages, ttl):
     ("waiting", "spread"), [("fixed", 0.0), ("uniform", 2 / 12**0.5), ("exponential", 1.0)]
 )
 def test_waiting_times_have_their_mean_and_spread(waiting, spread):
-    clock = VirtualClock(Ideal(waiting=waiting, waiting_seconds=3.0), seed=1)
+    clock = VirtualClock(Network(waiting=waiting, waiting_seconds=3.0), seed=1)
     waits = [clock.send(1, 0.0, 0).waiting for _ in range(4000)]
     assert np.mean(waits) == pytest.approx(3.0, abs=0.25)
     assert np.std(waits) == pytest.approx(3 * spread, abs=0.25)
@@ -185,7 +186,7 @@ def test_waiting_times_have_their_mean_and_spread(waiting, spread):
 
 
 def test_waits_depend_on_seed_and_node_only():
-    network = Ideal(waiting="exponential", waiting_seconds=1.0)
+    network = Network(waiting="exponential", waiting_seconds=1.0)
     alone, busy = VirtualClock(network, seed=4), VirtualClock(network, seed=4)
     expected = [alone.send(2, 0.0, 0).waiting for _ in range(5)]
     found = []
@@ -198,12 +199,12 @@ def test_waits_depend_on_seed_and_node_only():
 
 def test_slower_classes_wait_longer():
     classes = {"fast": Class(0.5, 1.0), "slow": Class(0.5, 0.1)}
-    clock = VirtualClock(Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes))
+    clock = VirtualClock(Network(waiting="fixed", waiting_seconds=1.0, classes=classes))
     assert {clock.send(n, 0.0, 0).waiting for n in range(1, 30)} == {1.0, 10.0}
 
 
 def test_a_crash_comes_after_a_reply_and_is_final():
-    clock = VirtualClock(Ideal(seconds_per_step=1.0, crash=0.1), seed=2)
+    clock = VirtualClock(Network(seconds_per_step=1.0, crash=0.1), seed=2)
     lives = []
     for node in range(1, 301):
         arrivals = [clock.arrival(node, 0.0, 0, 1, 0) for _ in range(60)]
@@ -218,7 +219,7 @@ def test_a_crash_comes_after_a_reply_and_is_final():
 
 
 def test_a_returning_node_replies_to_messages_sent_meanwhile():
-    network = Ideal(seconds_per_step=1.0, crash=1 - 1e-9, rejoin_seconds=10.0)
+    network = Network(seconds_per_step=1.0, crash=1 - 1e-9, rejoin_seconds=10.0)
     clock = VirtualClock(network)
     assert clock.arrival(1, 0.0, 0, 1, 0) == 1
     assert clock.arrival(1, 2.0, 0, 1, 0) == 12  # the node is back at 11
@@ -230,7 +231,7 @@ def test_a_returning_node_replies_to_messages_sent_meanwhile():
 
 
 def test_nodes_join_within_the_time_given():
-    clock, nodes = VirtualClock(Ideal(join_seconds=50.0), seed=3), range(1, 201)
+    clock, nodes = VirtualClock(Network(join_seconds=50.0), seed=3), range(1, 201)
     joined = [clock.joined(node) for node in nodes]
     assert 0 <= min(joined) < 5
     assert 45 < max(joined) < 50

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from simulation.clock import Ideal
 from simulation.errors import Ended
 from simulation.grid import LocalGrid
+from simulation.network import Network
 from simulation.processes import orderly_exit
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import WINDOW, Processes, make_pool
@@ -152,7 +152,7 @@ def test_workers_compute_while_the_server_evaluates(grid, queue):
 
 def test_the_message_due_first_is_computed_first(grid, queue):
     """Nodes wait for different times; replies arrive in bulk, but in order of arrival."""
-    network = Ideal(waiting="uniform", waiting_seconds=1.0)
+    network = Network(waiting="uniform", waiting_seconds=1.0)
     arrivals = []
     for workers in (1, 2):
         server = grid(workers, nodes=150, network=network)
@@ -172,14 +172,14 @@ def test_the_message_due_first_is_computed_first(grid, queue):
 
 def test_a_round_is_computed_in_the_order_of_its_messages(grid, queue):
     """The server works on the first replies while the nodes compute the last ones."""
-    server = grid(2, nodes=150, network=Ideal(waiting="uniform", waiting_seconds=1.0))
+    server = grid(2, nodes=150, network=Network(waiting="uniform", waiting_seconds=1.0))
     replies = server.send_and_receive(messages(server, "evaluate", size=10))
     assert queue.taken == [reply.metadata.reply_to_message_id for reply in replies]
 
 
 def test_messages_sent_together_may_depend_on_each_other(grid):
     """A node may crash after its first message; then its second one finds no state."""
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.5, rejoin_seconds=0.5)
+    network = Network(waiting="fixed", waiting_seconds=1.0, crash=0.5, rejoin_seconds=0.5)
     for workers in (1, 2):
         server = grid(workers, network=network)
         twice = [m for _ in range(2) for m in messages(server, size=10)]
@@ -217,7 +217,7 @@ def test_nodes_without_state_cost_nothing(grid):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_replies_are_a_list_that_fills_during_iteration(grid, workers):
-    g = grid(workers, Ideal(seconds_per_step=1.0))
+    g = grid(workers, Network(seconds_per_step=1.0))
     first = g.send_and_receive(messages(g))
     halfway = iter(first)
     next(halfway)

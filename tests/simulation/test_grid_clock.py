@@ -3,13 +3,14 @@
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import VirtualClock
 from simulation.message_size import size_of
+from simulation.network import Network
 from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 
 def test_a_pull_advances_to_the_next_arrival(grid):
-    g = grid(2, Ideal(seconds_per_step=1.0))
+    g = grid(2, Network(seconds_per_step=1.0))
     ids = g.push_messages(messages(g))
     times, nodes = [], []
     while ids:
@@ -26,7 +27,7 @@ def test_a_pull_advances_to_the_next_arrival(grid):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_pull_advances_no_further_than_its_deadline(grid, workers):
-    g = grid(workers, Ideal(seconds_per_step=1.0))  # node n replies after n seconds
+    g = grid(workers, Network(seconds_per_step=1.0))  # node n replies after n seconds
     ids = g.push_messages(messages(g)[2:5])
     steps = [(g.pull_before(ids, deadline), g.virtual_seconds) for deadline in (2.5, 3.0, 3.5)]
     assert [(sources(got), now) for got, now in steps] == [([], 2.5), ([3], 3.0), ([], 3.5)]
@@ -35,7 +36,7 @@ def test_a_pull_advances_no_further_than_its_deadline(grid, workers):
 
 
 def test_a_later_pull_gets_a_late_reply_at_once(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0))
+    g = grid(1, Network(seconds_per_step=1.0))
     ids = g.push_messages(messages(g))
     fast, slow = ids[:4], ids[4:]
     assert g.pull_before(slow, 3.0) == []
@@ -51,7 +52,7 @@ def test_a_later_pull_gets_a_late_reply_at_once(grid):
 
 
 def test_all_replies_that_have_arrived_are_returned(grid):
-    g = grid(1, Ideal(waiting="uniform", waiting_seconds=1.0))
+    g = grid(1, Network(waiting="uniform", waiting_seconds=1.0))
     ids = g.push_messages(messages(g))
     assert g.pull_before([], 100.0) == []
     assert len(g.pull_before(ids, 200.0)) == NODES
@@ -59,7 +60,7 @@ def test_all_replies_that_have_arrived_are_returned(grid):
 
 
 def test_replies_of_one_moment_are_in_the_order_of_the_request(grid):
-    g = grid(1, Ideal(latency_ms=500))
+    g = grid(1, Network(latency_ms=500))
     ids = g.push_messages(messages(g)[:3])
     asked = [ids[2], ids[0], ids[2], ids[1]]
     assert sources(g.pull_before(asked, 9.0)) == [3, 1, 2]
@@ -67,7 +68,7 @@ def test_replies_of_one_moment_are_in_the_order_of_the_request(grid):
 
 
 def test_a_nodes_queue_is_in_the_order_sent(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0))
+    g = grid(1, Network(seconds_per_step=1.0))
     first, second = (g.push_messages(messages(g)[1:2])[0] for _ in range(2))
     (reply,) = g.pull_before([second, first], float("inf"))
     assert reply.metadata.reply_to_message_id == first
@@ -76,7 +77,7 @@ def test_a_nodes_queue_is_in_the_order_sent(grid):
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_two_rounds_with_a_slow_node(grid, workers):
     """The slow node's first reply arrives in the second round, its second reply after that."""
-    g = grid(workers, Ideal(seconds_per_step=1.0))
+    g = grid(workers, Network(seconds_per_step=1.0))
     pending, rounds = [], []
     for deadline in (3.0, 6.0, 20.0):
         if deadline < 20:
@@ -103,7 +104,7 @@ def lossy_run(g):
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_number_of_workers_loses_the_same_replies(grid, workers):
-    network = Ideal(seconds_per_step=1.0, latency_ms=10, loss=0.4)
+    network = Network(seconds_per_step=1.0, latency_ms=10, loss=0.4)
     one, many = (lossy_run(grid(count, network, seed=3)) for count in (1, workers))
     assert many == one
     pulled = sum(len(entry[1]) for entry in one if isinstance(entry, tuple))
@@ -112,7 +113,7 @@ def test_any_number_of_workers_loses_the_same_replies(grid, workers):
 
 
 def test_lost_replies_are_waited_for(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0, loss=1 - 1e-9))
+    g = grid(1, Network(seconds_per_step=1.0, loss=1 - 1e-9))
     ids = g.push_messages(messages(g))
     assert g.pull_messages(ids) == []
     assert g.virtual_seconds == 0.0  # no reply will ever arrive
@@ -128,12 +129,12 @@ def test_lost_replies_are_waited_for(grid):
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("timeout", [5.0, None])
 def test_lost_late_and_fetched_replies_are_forgotten(grid, timeout, loss):
-    g = grid(1, Ideal(seconds_per_step=1.0, loss=loss))
+    g = grid(1, Network(seconds_per_step=1.0, loss=loss))
     assert growth(lambda: list(g.send_and_receive(messages(g, size=10), timeout=timeout))) < 99
 
 
 def test_replies_that_were_fetched_are_forgotten(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0, loss=0.5), seed=1)
+    g = grid(1, Network(seconds_per_step=1.0, loss=0.5), seed=1)
 
     def fetch():
         ids = g.push_messages(messages(g, size=10))
@@ -144,7 +145,7 @@ def test_replies_that_were_fetched_are_forgotten(grid):
 
 
 def test_a_message_that_expires_at_a_busy_node_is_forgotten(grid):
-    g = grid(1, Ideal(waiting="fixed", waiting_seconds=1e9), nodes=1)
+    g = grid(1, Network(waiting="fixed", waiting_seconds=1e9), nodes=1)
     g.push_messages(messages(g, size=10))
 
     def expire():
@@ -155,28 +156,28 @@ def test_a_message_that_expires_at_a_busy_node_is_forgotten(grid):
 
 
 def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0, loss=0.5), seed=1)
+    g = grid(1, Network(seconds_per_step=1.0, loss=0.5), seed=1)
     arrived = sources(g.send_and_receive(messages(g)))
     assert 0 < len(arrived) < NODES
     assert g.virtual_seconds == max(arrived)
 
 
 def test_a_time_out_counts_from_the_end_of_the_round_before(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0))
+    g = grid(1, Network(seconds_per_step=1.0))
     g.send_and_receive(messages(g))  # the replies are not read: 7 s
     assert sources(g.send_and_receive(messages(g), timeout=3.0)) == [1, 2, 3]
     assert g.virtual_seconds == 10.0
 
 
 def test_a_reply_after_the_time_out_is_left_out(grid):
-    g = grid(1, Ideal(seconds_per_step=1.0))
+    g = grid(1, Network(seconds_per_step=1.0))
     replies = g.send_and_receive(messages(g), timeout=3.5)
     assert [r.metadata.src_node_id for r in replies] == [1, 2, 3]
     assert g.virtual_seconds == 3.5
 
 
 def test_a_round_takes_as_long_as_its_slowest_link(grid):
-    g = grid(1, Ideal(up_mbps=0.8, down_mbps=8.0, latency_ms=100))
+    g = grid(1, Network(up_mbps=0.8, down_mbps=8.0, latency_ms=100))
     sent = messages(g, size=100_000)
     reply = g.send_and_receive(sent)[0]
     down, up = (size_of(each.content) for each in (sent[0], reply))
@@ -222,7 +223,7 @@ def watching():
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_only_replies_that_could_be_the_next_are_waited_for(grid, workers):
-    network = Ideal(waiting="uniform", waiting_seconds=1.0)
+    network = Network(waiting="uniform", waiting_seconds=1.0)
     clock = Watched(network)
     trace = asked_by_the_clock(grid(workers, clock=clock), 50)
     assert trace == in_turn(VirtualClock(network), 50)
@@ -243,7 +244,7 @@ def in_turn(clock, count):
 
 @pytest.mark.parametrize("limits", [{"up_mbps": 1e-4}, {"server_mbps": 1e-4}])
 def test_where_bytes_decide_possibly_earlier_replies_are_waited_for(grid, limits):
-    network = Ideal(waiting="exponential", waiting_seconds=1.0, seconds_per_step=0.5, **limits)
+    network = Network(waiting="exponential", waiting_seconds=1.0, seconds_per_step=0.5, **limits)
     traces = [asked_by_the_clock(grid(workers, network), 40) for workers in (1, 2, 3)]
     assert traces[0] == traces[1] == traces[2]
     assert [when for when, *_ in traces[0]] == sorted(when for when, *_ in traces[0])
@@ -252,7 +253,7 @@ def test_where_bytes_decide_possibly_earlier_replies_are_waited_for(grid, limits
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_message_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
     """Node 3 works three seconds on each message, so a fourth message expires within five."""
-    g = grid(workers, Ideal(seconds_per_step=1.0))
+    g = grid(workers, Network(seconds_per_step=1.0))
     ids = [g.push_messages(messages(g)[2:3], ttl=5.0)[0] for _ in range(4)]
     arrived = []
     while replies := g.pull_messages(ids):
@@ -264,7 +265,7 @@ def test_a_message_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
 
 def test_bounds_hold_where_waiting_messages_are_lost(grid):
     """A node that drops an expired message is free earlier."""
-    network = Ideal(waiting="fixed", waiting_seconds=3.0)
+    network = Network(waiting="fixed", waiting_seconds=3.0)
     g = grid(1, network)
     ids = [g.push_messages(messages(g)[:1], ttl=ttl)[0] for ttl in (9.0, 1.0, 9.0)]
     ids += [g.push_messages(messages(g)[1:2])[0] for _ in range(3)]
@@ -286,7 +287,7 @@ def promising(g, steps):
 
 def test_a_message_with_declared_steps_is_not_computed_before_its_turn(grid):
     computed, client = watching()
-    g = grid(1, Ideal(seconds_per_step=1.0), client=client)
+    g = grid(1, Network(seconds_per_step=1.0), client=client)
     ids = g.push_messages(promising(g, {1: 1.0, 5: 5.0}))
     assert sources(g.pull_messages(ids)) == [1]
     assert computed == [1]  # the other reply cannot arrive before 5
@@ -299,7 +300,7 @@ def test_a_message_with_declared_steps_is_not_computed_before_its_turn(grid):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_node_that_took_fewer_steps_than_declared_still_takes_their_time(grid, workers):
-    g = grid(workers, Ideal(seconds_per_step=1.0))
+    g = grid(workers, Network(seconds_per_step=1.0))
     sent = promising(g, {1: 4.0, 3: 2.0})
     sent[1].content["config"]["raise-at"] = 2  # the partition of node 3
     ids = g.push_messages(sent)

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulation import stall
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import VirtualClock
 from simulation.errors import EngineError
 from simulation.grid import LocalGrid
+from simulation.network import Network
 from simulation.stall import MissingNodesError
 
 
@@ -79,7 +80,7 @@ def test_an_app_that_sends_between_two_calls_does_not_wait(hurry):
 
 
 def test_a_short_wait_is_no_stall(hurry):
-    grid = grid_of(2, Ideal(join_seconds=5.0))
+    grid = grid_of(2, Network(join_seconds=5.0))
     for second in range(5 * stall.ASKS):
         grid.get_node_ids()
         grid.pull_before([], second)

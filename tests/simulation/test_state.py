@@ -8,12 +8,12 @@ import signal
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from simulation.clock import Ideal
+from simulation.network import Network
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from tests.simulation.grids import app, messages, seen
 
-NETWORK = Ideal(
+NETWORK = Network(
     up_mbps=1.0, down_mbps=5.0, latency_ms=20, seconds_per_step=0.1, loss=0.1, crash=0.05,
     rejoin_seconds=3.0, join_seconds=2.0, waiting="exponential", waiting_seconds=0.5,
 )  # fmt: skip

@@ -5,11 +5,12 @@ import heapq
 import numpy as np
 
 from compression import decode_update
-from simulation.clock import NEVER, Ideal, VirtualClock
+from simulation.clock import NEVER, VirtualClock
+from simulation.network import Network
 from strategy.staleness import Global, Ignored, PerParameter, Polynomial
 from tests.strategy.federation import LAYOUT, NODES, SIZE, TRAINED, gradient, start
 
-WAITS = Ideal(waiting="uniform", waiting_seconds=1.0)
+WAITS = Network(waiting="uniform", waiting_seconds=1.0)
 POLICIES = {"none": Ignored, "global": Global, "polynomial": Polynomial, "parameter": PerParameter}
 CODECS = {
     "dense": {},

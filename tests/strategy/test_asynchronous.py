@@ -15,10 +15,10 @@ from conf import run_config
 from conf.build import data_of, model_of
 from conf.codecs import codec_of
 from conf.load import compose_config, to_config
-from simulation.clock import Ideal
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.message_size import size_of
+from simulation.network import Network
 from strategy.asynchronous import Asynchronous
 from strategy.base import Codecs
 from strategy.staleness import Global, PerParameter, Polynomial
@@ -51,7 +51,7 @@ def test_the_server_equals_an_event_loop(policy, codec):
 
 @pytest.mark.parametrize("waiting", ["exponential", "fixed", "none"])
 def test_other_waiting_distributions(waiting):
-    network = Ideal(waiting=waiting, waiting_seconds=0.5, latency_ms=20)
+    network = Network(waiting=waiting, waiting_seconds=0.5, latency_ms=20)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     federation.push(30, staleness=Global())
     assert_same(federation, *event_loop(network, 30, "global", make_codec(), seed=1))

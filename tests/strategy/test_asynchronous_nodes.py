@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from compression import PayloadError, make_codec
-from conf.schema import DeviceClass
-from simulation.clock import NEVER, Ideal, VirtualClock
+from simulation.clock import NEVER, VirtualClock
+from simulation.network import DeviceClass, Network
 from strategy.asynchronous import Asynchronous, Sending
 from strategy.staleness import Global
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
@@ -17,7 +17,7 @@ from tests.strategy.federation import NODES, Federation, Trainer, initial
 
 
 def test_crashed_nodes_are_not_waited_for():
-    network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05)
+    network = Network(waiting="uniform", waiting_seconds=1.0, crash=0.05)
     federation = Federation(Trainer(steps=at_once), network, nodes=20, seed=4)
     strategy = federation.push(150, staleness=Global())
     models, trace = event_loop(network, 150, "global", make_codec(), nodes=20, seed=4)
@@ -28,7 +28,7 @@ def test_crashed_nodes_are_not_waited_for():
 
 
 def test_a_run_ends_when_all_have_crashed(caplog):
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.3)
+    network = Network(waiting="fixed", waiting_seconds=1.0, crash=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     # The last model is recorded although fewer updates arrived.
     strategy = federation.push(1000, record_every=500)
@@ -39,7 +39,7 @@ def test_a_run_ends_when_all_have_crashed(caplog):
 
 
 def test_a_returning_node_has_lost_its_memory():
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=5.0)
+    network = Network(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=5.0)
     trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
 
     def reply(key, answer):
@@ -55,7 +55,7 @@ def test_a_returning_node_has_lost_its_memory():
 
 
 def test_nodes_join_when_they_come():
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, join_seconds=10.0)
+    network = Network(waiting="fixed", waiting_seconds=1.0, join_seconds=10.0)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
     federation.push(80)
     clock, expected = VirtualClock(network, 2), dict.fromkeys(range(1, 9), 0)
@@ -68,7 +68,7 @@ def test_nodes_join_when_they_come():
 
 
 def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, loss=0.3)
+    network = Network(waiting="fixed", waiting_seconds=1.0, loss=0.3)
     federation = Federation(Trainer(steps=at_once), network, seed=1)
     strategy = federation.push(60, timeout=2.5)
     assert strategy.traffic.client_updates == 60
@@ -82,7 +82,7 @@ def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
 def test_nodes_that_are_always_late_take_no_memory(speed, lates):
     """A message to a busy slow node expires: no node computes it, and no server stores it."""
     classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, classes=classes)
+    network = Network(waiting="fixed", waiting_seconds=1.0, classes=classes)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
     strategy = federation.push(2_000, timeout=3.0, record_every=2_000)
     slow = sum(federation.clock.speed(node) < 1 for node in range(1, 9))
@@ -99,7 +99,7 @@ def test_nodes_that_are_always_late_take_no_memory(speed, lates):
 
 def test_late_replies_are_not_applied_and_nodes_put_them_back():
     """Every third reply misses the time-out; the server ignores it and the node puts it back."""
-    slow = Ideal(seconds_per_step=1.0)
+    slow = Network(seconds_per_step=1.0)
     trainer = Trainer(steps=lambda node, number: 4 if number % 3 == 0 else 1, **CODECS["topk"])
     federation = Federation(trainer, slow, seed=1)
     strategy = federation.push(40, timeout=3.0)
@@ -113,7 +113,7 @@ def test_late_replies_are_not_applied_and_nodes_put_them_back():
 
 
 def test_a_time_out_shorter_than_any_reply_ends_the_run():
-    federation = Federation(Trainer(steps=at_once), Ideal(waiting="fixed", waiting_seconds=1.0))
+    federation = Federation(Trainer(steps=at_once), Network(waiting="fixed", waiting_seconds=1.0))
     with pytest.raises(
         PayloadError, match=r"20 updates of every node in a row .* in time \(timeout=0.5\)"
     ):
@@ -121,7 +121,7 @@ def test_a_time_out_shorter_than_any_reply_ends_the_run():
 
 
 def test_in_flight_limits_messages_after_returns_and_time_outs():
-    network = Ideal(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
+    network = Network(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
     federation, most = Federation(Trainer(steps=at_once), network, seed=1), Counter()
     grid, flight = federation.grid, {}  # message -> its node and its deadline
     push, pull = grid.push_messages, grid.pull_before
@@ -152,7 +152,7 @@ def test_in_flight_limits_messages_after_returns_and_time_outs():
 
 
 def test_a_node_with_a_new_message_also_loses_its_memory():
-    network = Ideal(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
+    network = Network(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
     begun, answers, crashes = [], [], 0
 
     def reply(key, answer):
@@ -179,7 +179,7 @@ def test_a_node_with_a_new_message_also_loses_its_memory():
 
 
 def test_a_returning_node_is_sent_messages_and_its_replies_count():
-    network = Ideal(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
+    network = Network(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
     trainer = Trainer(steps=at_once, **CODECS["topk"])
     federation = Federation(trainer, network, nodes=6, seed=1)
     strategy = federation.push(150, timeout=3.0)

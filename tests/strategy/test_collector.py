@@ -10,8 +10,9 @@ from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
 from compression.flower import timed_grid as polling
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
+from simulation.network import Network
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from strategy.collector import RoundCollector
@@ -20,7 +21,7 @@ from strategy.ordered_grid import OrderedGrid
 NODES = 5
 # (node, round) -> weak reference, to find replies that any object still holds.
 answers_kept = WeakValueDictionary()
-SLOW = Ideal(seconds_per_step=1.0)  # node n replies after n seconds
+SLOW = Network(seconds_per_step=1.0)  # node n replies after n seconds
 app = ClientApp()
 
 
@@ -70,7 +71,7 @@ def test_a_quorum_ends_the_round(quorum):
 
 
 def test_replies_of_the_same_moment_all_count():
-    exchange, grid = exchange_over(Ideal(latency_ms=500))
+    exchange, grid = exchange_over(Network(latency_ms=500))
     assert len(exchange(messages(1), 2, 1e9)) == NODES
     assert grid.now == 1.0
 
@@ -120,7 +121,7 @@ def test_an_old_reply_of_a_late_node_never_counts(lates):
 
 
 def test_errors_are_replies_but_do_not_count_towards_a_quorum():
-    exchange, grid = exchange_over(Ideal(latency_ms=500, seconds_per_step=1.0))
+    exchange, grid = exchange_over(Network(latency_ms=500, seconds_per_step=1.0))
     answers = exchange(messages(1, broken=[3, 5]), 2, 1e9)
     assert set(answers) == {1, 2, 3, 5}  # errors take no steps
     assert [n for n, reply in answers.items() if reply.has_error()] == [3, 5]
@@ -131,7 +132,7 @@ def test_errors_are_replies_but_do_not_count_towards_a_quorum():
 
 
 def test_without_a_reply_the_time_out_passes():
-    exchange, grid = exchange_over(Ideal(loss=1 - 1e-12))
+    exchange, grid = exchange_over(Network(loss=1 - 1e-12))
     assert exchange(messages(1), 1, 7.0) == {}
     assert grid.now == 7.0
 
@@ -162,7 +163,7 @@ def test_a_reply_in_time_resets_the_misses():
 
 @pytest.mark.parametrize("quorum", [2, NODES])
 def test_lost_replies_are_not_fetched_for_ever(quorum, lates):
-    exchange, _ = exchange_over(Ideal(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
+    exchange, _ = exchange_over(Network(1e9, 1e9, 100.0, 0.001, loss=0.3), seed=2)
     (late,) = lates
     lost, longest = 0, 0
     for number in range(1, 201):

@@ -9,11 +9,13 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
 from compression.flower import (
     CompressedGrid,
+    ReplyRules,
     StatisticsAveraging,
     flat_record,
     layout_of,
     to_vector,
 )
+from compression.flower.server.session import InitialModel
 from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
@@ -65,7 +67,9 @@ def test_the_rounds_are_those_of_flowers_own_start(kind):
     layout, size = layout_of(arrays), flower_bytes(arrays)
     ours = Federated(kind(fraction_train=0.7), None, seed=1)
     found = ours.start(grid(), arrays, 4, train_config=config)
-    link = CompressedGrid(grid(), layout=layout, plain_bytes=size, metrics=METRICS)
+    link = CompressedGrid(
+        grid(), model=InitialModel(layout, size), replies=ReplyRules(metrics=METRICS)
+    )
     theirs = Theirs(kind(fraction_train=0.7), layout=layout)
     expected = theirs.start(link, flat_record(to_vector(arrays)), 4, train_config=config)
     np.testing.assert_array_equal(to_vector(found.arrays), to_vector(expected.arrays))

@@ -12,7 +12,8 @@ from flwr.serverapp.strategy import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf import Config, ConfigError, NetworkConfig
+from conf import Config, ConfigError
+from simulation.network import Network
 from strategy.flower_checks import expect_limits, expect_trained
 
 ALL = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}
@@ -100,5 +101,5 @@ def test_a_rule_accepts_as_many_malicious_nodes_as_its_proof(rule, times, share)
 
 @pytest.mark.parametrize("network", [{"crash": 0.1}, {"join_seconds": 3.0}])
 def test_flower_strategies_refuse_networks_with_leaving_nodes(network):
-    line = refused(FedAvg(), network=NetworkConfig(**network))
+    line = refused(FedAvg(), network=Network(**network))
     assert line.endswith("strategy=asynchronous or sparse_averaging")

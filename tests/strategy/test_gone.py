@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from compression import make_codec
-from simulation.clock import Ideal
+from simulation.network import Network
 from strategy.ordered_grid import OrderedGrid
 from tests.strategy.federation import MOMENTUM, Federation, Trainer
 from tests.strategy.renewed import Renewed
@@ -50,7 +50,7 @@ def test_synchronous_servers_forget_absent_nodes(method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("downlink", [None, make_codec(quantizer="int8")])
 def test_asynchronous_servers_forget_absent_nodes(method, downlink):
-    federation = Federation(Trainer(**METHODS[method]), Ideal(seconds_per_step=1))
+    federation = Federation(Trainer(**METHODS[method]), Network(seconds_per_step=1))
     federation.grid = OrderedGrid(grid := Renewed(federation.grid, share=0.1))
     strategy = federation.push(400, timeout=20, downlink=downlink)
     assert grid.ids > 90

@@ -7,7 +7,7 @@ import pytest
 
 from compression import decode_update
 from compression.flower.acks import AckTracker
-from simulation.clock import Ideal
+from simulation.network import Network
 from tests.strategy.federation import (
     AVERAGE,
     LAYOUT,
@@ -19,8 +19,8 @@ from tests.strategy.federation import (
 )
 
 ROUNDS = 25
-LOSSY = Ideal(latency_ms=100.0, loss=0.25)
-SLOW = Ideal(latency_ms=10.0, seconds_per_step=0.2)
+LOSSY = Network(latency_ms=100.0, loss=0.25)
+SLOW = Network(latency_ms=10.0, seconds_per_step=0.2)
 CODECS = {
     "topk": {"sparsifier": "topk", "density": 0.05},
     "topk-int8": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
@@ -105,7 +105,7 @@ def test_sent_plus_kept_equals_given_however_late(name, applied):
 
 def test_sent_updates_are_what_moves_the_model(applied):
     """SGD with rate 1 and one node: the model's change plus the residual equals all gradients."""
-    federation = Federation(Trainer(**CODECS["topk"]), Ideal(latency_ms=100.0, loss=0.4), nodes=1)
+    federation = Federation(Trainer(**CODECS["topk"]), Network(latency_ms=100.0, loss=0.4), nodes=1)
     strategy = federation.run(ROUNDS, timeout=1.0, lr=1.0)
     moved = (federation.models[0] - federation.models[-1])[:TRAINED]
     given = np.sum(list(federation.trainer.given.values()), axis=0)[:TRAINED]

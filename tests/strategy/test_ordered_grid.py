@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
+from simulation.network import Network
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from strategy import ordered_grid
@@ -38,9 +39,9 @@ def test_in_real_time_the_server_looks_again_for_late_nodes(monkeypatch):
 
 
 def test_on_a_virtual_clock_the_server_waits_for_the_first_node():
-    clock = VirtualClock(Ideal(join_seconds=10.0))
+    clock = VirtualClock(Network(join_seconds=10.0))
     first = min((clock.joined(node), node) for node in (1, 2, 3))
-    grid = OrderedGrid(local(Ideal(join_seconds=10.0)))
+    grid = OrderedGrid(local(Network(join_seconds=10.0)))
     assert grid.next_look == first[0] > 0
     assert grid.wait_for_nodes() == [first[1]]
     assert grid.now == grid.virtual_seconds == first[0]

@@ -7,7 +7,8 @@ import pytest
 from flwr.app import ArrayRecord
 
 from compression import PayloadError, make_codec
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import VirtualClock
+from simulation.network import Network
 from strategy.base import Codecs
 from strategy.collector import RoundCollector
 from strategy.synchronous import SparseAveraging
@@ -112,7 +113,7 @@ def test_a_quorum_is_a_share_of_the_nodes_asked_rounded_up(monkeypatch, quorum, 
 
 
 def test_nodes_beyond_the_quorum_are_not_waited_for():
-    federation = Federation(Trainer(), Ideal(seconds_per_step=1.0))  # node n takes n seconds
+    federation = Federation(Trainer(), Network(seconds_per_step=1.0))  # node n takes n seconds
     strategy = federation.run(4, quorum=0.5)
     assert_models(federation, by_hand([[1, 2]] * 4))
     assert federation.grid.virtual_seconds == 8.0
@@ -178,7 +179,7 @@ def test_rounds_without_usable_replies_end_the_run():
 
 
 def test_nodes_that_join_late_are_waited_for():
-    network = Ideal(join_seconds=100.0, seconds_per_step=0.01)
+    network = Network(join_seconds=100.0, seconds_per_step=0.01)
     federation = Federation(Trainer(), network, seed=2)
     strategy = federation.run(5)
     clock = VirtualClock(network, 2)
@@ -189,7 +190,7 @@ def test_nodes_that_join_late_are_waited_for():
 
 
 def test_when_all_have_crashed_the_run_ends(caplog):
-    network = Ideal(seconds_per_step=0.01, crash=0.4)
+    network = Network(seconds_per_step=0.01, crash=0.4)
     federation = Federation(Trainer(), network, seed=1)
     strategy = federation.run(200)
     assert 0 < strategy.traffic.client_updates < 60
@@ -197,7 +198,7 @@ def test_when_all_have_crashed_the_run_ends(caplog):
 
 
 def test_a_returning_node_takes_part_again():
-    network = Ideal(seconds_per_step=0.01, crash=0.3, rejoin_seconds=0.5)
+    network = Network(seconds_per_step=0.01, crash=0.3, rejoin_seconds=0.5)
     federation = Federation(Trainer(**{"sparsifier": "topk", "density": 0.1}), network, seed=1)
     strategy = federation.run(60, timeout=5.0)
     answered = [r for n, r in federation.seen if n == 2]

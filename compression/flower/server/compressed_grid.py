@@ -13,12 +13,12 @@ from flwr.serverapp import Grid
 
 from ...base import PayloadError
 from ...codec import Codec
-from ...layout import Layout
+from ...screening import Screening
 from ..acks import OTHER_METHOD
-from ..headers import EXAMPLES, NOTE, DownlinkHeader, UplinkHeader, server_round, trains
+from ..headers import NOTE, DownlinkHeader, UplinkHeader, server_round, trains
 from ..message_size import measured, size_of
 from ..method import chosen
-from ..native_tensors import NONE, Initial, distance, native_payload, with_natives
+from ..native_tensors import distance, native_payload, with_natives
 from ..records import expect_readable, flat_record, payload_of, records, with_content
 from ..tensor_split import Model, TensorSplit
 from ..tied_weights import left_tied, widened_model, without
@@ -26,9 +26,10 @@ from ..timed_grid import GridWrapper
 from ..timeouts import FOREVER, SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
 from ..uncompressed import NO_DOWNLINK, UNKNOWN, Uncompressed
-from .failure_policy import FailurePolicy, FailurePolicyState
+from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
 from .inbox import (
     InFlight,
+    ReplyRules,
     SentMessage,
     answered,
     count_received,
@@ -41,10 +42,9 @@ from .inbox import (
 from .inferred_acks import InferredAcks, InferredAcksState
 from .model_sync import DeltaSync, DeltaSyncState
 from .sent_model import FoundModel, SentModels, SentModelsState
-from .session import Encoded, Key, ServerSession, ServerSessionState
+from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
 from .update_filter import (
     Lengths,
-    Screening,
     StatisticsScreen,
     StatisticsState,
     UpdateFilter,
@@ -54,6 +54,7 @@ from .update_filter import (
     screened,
 )
 
+ANY_REPLY = ReplyRules()
 UNUSABLE = 1  # code of the error that replaces an unusable reply
 
 
@@ -87,24 +88,17 @@ class CompressedGrid(GridWrapper):
     codec that draws.
 
     The strategy gets an error in place of a reply that is an error, does not decode, is for another
-    model or has no usable weight. `traffic.failures` counts such replies, and the log names them.
-    The same happens to a reply whose records differ from those of most replies, unless the strategy
-    accepts that (`uneven`). `send_and_receive` raises `PayloadError` after `patience` calls to
-    train in a row that had replies but no usable one; after `few`, where fewer than three nodes
-    have replied.
+    model, has no usable weight or does not follow the rules in `replies`. `traffic.failures` counts
+    such replies, and the log names them. `send_and_receive` raises `PayloadError` after too many
+    calls to train in a row that had replies but no usable one (`failures`). `screening`: limits on
+    updates that are far longer than usual, and on weights (`Screening()` if None).
 
     The models that the strategy sends next show whether it has applied an update, see
     `InferredAcks`. If it has not, a node whose method has a residual adds the update back to it.
 
-    `uplink`: the nodes' codec, if all have the same; None accepts any method. `screening`: options
-    of screening updates that are far longer than usual, and weights (`Screening()` if None).
-    `metrics`: names of the metrics that a reply must hold, finite numbers, by message type; a reply
-    is reduced to these and its model.
-
-    `layout`: the layout of a model of only float32, for nodes that know it; the model then is one
-    flat vector on both sides. `initial`: the tensors beside that vector at the start of the run
-    (`native_tensors.py`). `plain_bytes`: that model's bytes as Flower sends it. `state`: the state
-    of an earlier `CompressedGrid` with the same options, to resume from.
+    `model`: the model at the start of the run, if the nodes know its layout; it is then one flat
+    vector on both sides. `state`: the state of an earlier `CompressedGrid` with the same options,
+    to resume from. Raises `TypeError` or `ValueError` for other values.
     """
 
     def __init__(
@@ -114,16 +108,10 @@ class CompressedGrid(GridWrapper):
         downlink: Codec | str | None = None,
         exact: Sequence[str] = (),
         seed: int = 0,
-        patience: int = 1,
-        few: int | None = None,
-        weighted_by_key: str = EXAMPLES,
-        uneven: bool = False,
-        uplink: Codec | None = None,
         screening: Screening | None = None,
-        metrics: Mapping[str, Sequence[str]] | None = None,
-        layout: Layout | None = None,
-        plain_bytes: int = 0,
-        initial: Initial = NONE,
+        replies: ReplyRules = ANY_REPLY,
+        failures: FailureLimits = ONE_ROUND,
+        model: InitialModel | None = None,
         traffic: Traffic | None = None,
         state: CompressedGridState | None = None,
     ) -> None:
@@ -142,19 +130,17 @@ class CompressedGrid(GridWrapper):
         self._whole = codec is None  # models go down whole
         self._differences = DeltaSync(codec, seed, state.differences)
         self._session = ServerSession(
-            self._differences, self.traffic, layout, plain_bytes, state.dialogue, uplink, initial
+            self._differences, self.traffic, model, state.dialogue, replies.uplink
         )
-        self._initial = initial
-        self._uplink = uplink
-        self._failures = FailurePolicy(self.traffic, patience, few, state.course)
+        self._replies = replies
+        self._failures = FailurePolicy(self.traffic, failures, state.course)
         apart = () if codec is None else codec.exact_names
+        self._layout = layout = self._session.layout
+        plain_bytes = self._session.plain_bytes
         self._models = SentModels(layout, exact, plain_bytes, state.models, apart)
-        self._layout = layout
-        self._weighted_by_key, self._uneven = weighted_by_key, uneven
         self._in_flight = InFlight()
         self._uncompressed = Uncompressed(self.traffic) if layout is None else None
         self._inferred_acks = InferredAcks(self._session.receipts, state.handed)
-        self._metrics = dict(metrics or {})
         self._filters = UpdateFilters(
             UpdateFilter(screening, state.screen),
             UpdateFilter(screening, state.beside, floor=1.0),
@@ -210,7 +196,7 @@ class CompressedGrid(GridWrapper):
         ids = self._in_flight.add(outgoing, sent)
         asked = [self._in_flight.asked(reply) for reply in found]
         replies = [self._incoming(reply) for reply in found]
-        if not self._uneven:
+        if not self._replies.uneven:
             replies = self._alike(replies, asked)
         replies = self._screened(replies, asked)
         for missing in filter(None, map(self._in_flight.take, ids)):
@@ -316,10 +302,10 @@ class CompressedGrid(GridWrapper):
             self._look_at_reply(reply, sent)
             expect_readable(reply.content)
             if not sent.kind.startswith("query"):
-                expect_weight(reply.content, self._weighted_by_key)
+                expect_weight(reply.content, self._replies.weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
                 self._unpack(reply, note, sent)
-            if (names := self._metrics.get(sent.kind)) is not None:
+            if (names := self._replies.metrics.get(sent.kind)) is not None:
                 reply.content = rebuilt(reply.content, sent, names)
         except PayloadError as error:
             return self._left_out(reply, sent.node, sent.number, str(error))
@@ -349,7 +335,8 @@ class CompressedGrid(GridWrapper):
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
         name, payload = found
         whole, named = bool(note.whole), bool(note.named)
-        if self._uplink is not None and (whole != self._uplink.exact or named):
+        uplink = self._replies.uplink
+        if uplink is not None and (whole != uplink.exact or named):
             raise PayloadError(OTHER_METHOD)
         counts = self.state.models.counts
         form = expected(payload, sent.form, whole=whole, named=named, counts=counts)
@@ -363,7 +350,9 @@ class CompressedGrid(GridWrapper):
         if self._layout is None:
             answer = form.arrays(model)
         else:
-            natives = self._initial.all(native_payload(reply.content)) if sent.natives else {}
+            natives = (
+                self._session.initial.all(native_payload(reply.content)) if sent.natives else {}
+            )
             answer = with_natives(flat_record(model.vector), natives)
             if change is not None and natives:
                 change = change._replace(beside=distance(natives, sent.natives))
@@ -397,12 +386,14 @@ class CompressedGrid(GridWrapper):
     ) -> list[Message]:
         """Replace replies whose update is refused by errors; clip updates that are too large."""
         found, self._lengths = self._lengths, {}
-        bad = screened(replies, asked, found, self._filters, self._weighted_by_key)
+        bad = screened(replies, asked, found, self._filters, self._replies.weighted_by_key)
         return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[SentMessage | None]) -> list[Message]:
         """Replace replies that differ from most by errors: a strategy would give up the round."""
-        return self._without(replies, asked, inconsistent(replies, asked, self._weighted_by_key))
+        return self._without(
+            replies, asked, inconsistent(replies, asked, self._replies.weighted_by_key)
+        )
 
     def _without(
         self, replies: list[Message], asked: Sequence[SentMessage | None], bad: Mapping[int, str]

@@ -40,27 +40,45 @@ class FailurePolicyState:
     hopeless_of_many: int = 0
 
 
+@dataclass(frozen=True)
+class FailureLimits:
+    """After how many unusable rounds in a row a run ends.
+
+    A round is unusable if it has replies and the server can use none of them. The run ends after
+    `patience` consecutive unusable rounds with replies of at least three nodes. It also ends after
+    `few` consecutive unusable rounds with any number of nodes; None: as `patience`. `few` may be
+    larger, because a single bad node may be the only node. Raises `ValueError` for a number below
+    1.
+    """
+
+    patience: int = 1
+    few: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, rounds in (("patience", self.patience), ("few", self.few or self.patience)):
+            if not isinstance(rounds, int) or rounds < 1:
+                raise ValueError(f"{name} must be a number of rounds, at least 1, not {rounds!r}")
+
+
+ONE_ROUND = FailureLimits()
+
+
 class FailurePolicy:
     """Counts and logs unusable replies, and ends the run after too many unusable rounds.
 
-    A round is unusable if it has replies and the server can use none of them. The run ends after
-    `patience` consecutive unusable rounds with replies of at least `MANY` nodes. It also ends after
-    `few` consecutive unusable rounds with any number of nodes. `few` may be larger than `patience`,
-    because a single bad node may be the only node. A round without replies is not counted, because
-    the network may recover. A round after which the server sends the whole model again is not
-    counted either. Raises `ValueError` for a `patience` below 1.
+    `FailureLimits` says how many are too many. A round without replies is not counted, because the
+    network may recover. A round after which the server sends the whole model again is not counted
+    either.
     """
 
     def __init__(
         self,
         traffic: Traffic,
-        patience: int,
-        few: int | None = None,
+        limits: FailureLimits = ONE_ROUND,
         state: FailurePolicyState | None = None,
     ) -> None:
-        if not isinstance(patience, int) or patience < 1:
-            raise ValueError(f"patience must be a number of rounds, at least 1, not {patience!r}")
-        self._traffic, self._patience, self._few = traffic, patience, few or patience
+        self._traffic, self._patience = traffic, limits.patience
+        self._few = limits.few or limits.patience
         self._reasons: list[str] = []  # why the server left out replies of this round
         self._state = FailurePolicyState() if state is None else state
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -14,10 +15,11 @@ from numpy.typing import NDArray
 
 from ...base import PayloadError, is_finite
 from ...batchnorm import below_zero, expect_counts
+from ...codec import Codec
 from ...decoder import Update, declared
 from ...layout import Layout
 from ...native_tensors import NativeTensor
-from ..headers import ACCURACY, LOSS, MOST, brief, number
+from ..headers import ACCURACY, EXAMPLES, LOSS, MOST, brief, number
 from ..records import filled, layout_of, records
 from ..tensor_split import (
     Model,
@@ -29,6 +31,23 @@ from ..tensor_split import (
     moved,
 )
 from ..tied_weights import Ties
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What a node's reply must hold, for a strategy to get it.
+
+    `uplink`: the nodes' codec, if all have the same; None accepts any method. `weighted_by_key`:
+    the metric with a node's weight; a reply that has it must have a weight that one can divide by.
+    `metrics`: by message type, the names of the metrics that a reply must hold, as finite numbers;
+    the reply is reduced to these and its model. `uneven`: replies to one message may hold different
+    records; otherwise a reply whose records differ from those of most replies is left out.
+    """
+
+    uplink: Codec | None = None
+    weighted_by_key: str = EXAMPLES
+    metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    uneven: bool = False
 
 
 class SentMessage(NamedTuple):

@@ -23,12 +23,13 @@ from ..native_tensors import (
     OTHER_INITIAL,
     Arrays,
     Initial,
+    native_bytes,
     native_payload,
     with_payload,
 )
 from ..records import filled, payload_of, payloads_of, records
 from ..tensor_split import Model
-from ..traffic import Traffic, reason_of
+from ..traffic import Traffic, flower_bytes, reason_of
 
 
 class ModelUpdate(NamedTuple):
@@ -178,32 +179,50 @@ class ServerSessionState:
                 del kept[node]
 
 
+class InitialModel(NamedTuple):
+    """A model at the start of a run, whose layout the server and all nodes know.
+
+    `layout`: of its float32 parameters and statistics, which travel as one vector. `plain_bytes`:
+    the whole model's bytes as Flower sends it, in its own types. `natives`: its tensors of other
+    types.
+    """
+
+    layout: Layout
+    plain_bytes: int
+    natives: Initial = NONE
+
+    @classmethod
+    def of(cls, layout: Layout, arrays: ArrayRecord, natives: Initial | None) -> InitialModel:
+        """Return the model of a layout with these float32 arrays and native tensors."""
+        plain_bytes = flower_bytes(arrays) + native_bytes(natives)
+        return cls(layout, plain_bytes, natives or NONE)
+
+
 class ServerSession:
     """Makes the server's messages and reads the nodes' replies.
 
     A message holds a model update to the newest version, and says which of the node's replies was
-    applied last. `way`: how model updates are made. `layout`: the model's layout, if it is the same
-    at all nodes. `plain_bytes`: the model's bytes without compression. `uplink`: the nodes' codec;
-    None accepts payloads of any method. `initial`: the native tensors at the start of the run.
+    applied last. `way`: how model updates are made. `model`: the model at the start of the run;
+    None: the nodes may have different models. `uplink`: the nodes' codec; None accepts payloads of
+    any method.
     """
 
     def __init__(
         self,
         way: ModelSync,
         traffic: Traffic,
-        layout: Layout | None = None,
-        plain_bytes: int = 0,
+        model: InitialModel | None = None,
         state: ServerSessionState | None = None,
         uplink: Codec | None = None,
-        initial: Initial = NONE,
     ) -> None:
         state = ServerSessionState() if state is None else state
         self._asked, self._many = state.asked, SPARE
-        self._given, self.initial = state.given, initial
+        self._given, self.initial = state.given, model.natives if model else NONE
         self.ledger = VersionTracker(way, state.ledger)
         self.receipts = AckTracker(state.receipts, uplink)
         self.traffic = traffic
-        self.layout, self.plain_bytes = layout, plain_bytes
+        self.layout = model.layout if model else None
+        self.plain_bytes = model.plain_bytes if model else 0
 
     def messages(
         self,

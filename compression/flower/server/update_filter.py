@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...base import DIVERGED, PayloadError
 from ...batchnorm import Scale, scale_of, separate
 from ...layout import Layout
+from ...screening import Screening
 from ..native_tensors import natives_of, with_natives
 from ..records import FLAT, Vector, flat_record, layout_of, records, to_vector
 from ..tensor_split import (
@@ -36,37 +37,6 @@ LEAST = 3  # the number of nodes from which a usual value is computed
 FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard deviations
 RECENT = 15  # the most nodes from which the centre of the statistics is computed
 REACH = 10.0  # while the usual norm is unknown: the largest norm, in units of the model's norm
-
-
-@dataclass(frozen=True)
-class Screening:
-    """Options that limit updates and weights; None switches a limit off.
-
-    - `refuse`: an update is left out if its L2 norm exceeds `refuse` times the usual norm.
-    - `clip`: an update with a larger norm than `clip` times the usual norm is scaled down to it.
-    - `weight`: a node's weight is at most `weight` times the usual weight.
-    - `statistics`: an update is left out if its running statistics of BatchNorm are too far from
-      the statistics of the other nodes. The limit is `statistics` times the usual change of
-      statistics in one update (`StatisticsScreen`). `clip` also applies to this distance.
-    - `equal`: all nodes have the same weight.
-
-    The usual weight is the median of the weights that the nodes sent last. The usual norm is the
-    largest median so far of the norms of the nodes' last updates. It does not decrease, because
-    even late in a run a mini-batch can cause an update as large as at the beginning. Raises
-    `ValueError` for a factor below 1.
-    """
-
-    refuse: float | None = 100.0
-    statistics: float | None = 5.0
-    clip: float | None = None
-    weight: float | None = 10.0
-    equal: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("refuse", "statistics", "clip", "weight"):
-            factor = getattr(self, name)
-            if factor is not None and not 1 <= factor < math.inf:
-                raise ValueError(f"screen.{name} must be a number of at least 1, not {factor!r}")
 
 
 @dataclass

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod
+from compression.flower import CompressedGrid, CompressionMod, FailureLimits
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial, linked
 
@@ -46,7 +46,9 @@ def test_a_nodes_error_does_not_change_its_memory():
     start, rounds = initial(), 60
     app = moving(train, uplink)
     one = {"min_train_nodes": 1, "min_available_nodes": 1, "fraction_evaluate": 0}
-    model, traffic = linked(FedAvg(**one), app, 1, arrays=start, rounds=rounds, patience=2)
+    model, traffic = linked(
+        FedAvg(**one), app, 1, arrays=start, rounds=rounds, failures=FailureLimits(patience=2)
+    )
     assert (traffic.failures, traffic.client_updates) == (1, rounds - 1)
     moved = np.concatenate([(model[n] - start[n].numpy()).reshape(-1) for n in SHAPES])
     unsent = np.abs(given - moved).max()
@@ -108,7 +110,9 @@ def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
     strategy = Body(fraction_train=0.5, min_train_nodes=1, min_available_nodes=1,
                     fraction_evaluate=0)  # fmt: skip
     app = moving(train, CompressionMod(method))
-    model, traffic = linked(strategy, app, nodes, rounds=8, downlink="int8", patience=2)
+    model, traffic = linked(
+        strategy, app, nodes, rounds=8, downlink="int8", failures=FailureLimits(patience=2)
+    )
     assert traffic.failures in (1, 2)
     assert traffic.client_updates + traffic.failures == 8
     assert tuple(model) == tuple(SHAPES)

@@ -17,6 +17,7 @@ from compression import PayloadError, make_codec
 from compression.flower import (
     CompressedGrid,
     CompressionMod,
+    FailureLimits,
     StatisticsAveraging,
     layout_of,
     to_vector,
@@ -93,10 +94,10 @@ def test_later_rounds_raise_too_unless_patience_allows_them():
     with pytest.raises(PayloadError, match=r"round 2: .*out of battery"):
         linked(fedavg(), app)
     with pytest.raises(PayloadError, match="round 3: "):
-        linked(fedavg(), app, patience=2)
+        linked(fedavg(), app, failures=FailureLimits(patience=2))
     seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
-    _, traffic = linked(fedavg(), app, patience=3, evaluate_fn=evaluate_fn)
-    assert seen[1] == seen[2] == seen[3] != seen[0]  # the model stays as it was trained
+    _, traffic = linked(fedavg(), app, failures=FailureLimits(patience=3), evaluate_fn=evaluate_fn)
+    assert seen[1] == seen[2] == seen[3] != seen[0]  # what it has learned is kept
     assert traffic.failures == 2 * NODES
 
 
@@ -153,7 +154,7 @@ def test_a_strategy_of_the_old_api_is_refused():
             lambda: CompressionMod("topk", levels=4),
             "option levels does not go with sparsifier topk",
         ),
-        (lambda: CompressedGrid(LocalGrid(None, 1), patience=0), "patience"),
+        (lambda: FailureLimits(patience=0), "patience"),
     ],
 )
 def test_wrong_values_are_refused_at_once(make, part):

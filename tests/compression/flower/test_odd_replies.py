@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod
+from compression.flower import CompressedGrid, CompressionMod, ReplyRules
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
@@ -118,7 +118,9 @@ def test_nodes_that_reply_with_different_layers(uneven):
         moved = to_targets(node, values, state)["arrays"]
         return {"arrays": {name: moved[name] for name in names[node]}}
 
-    link = CompressedGrid(grid_of(moving(train, CompressionMod("dense"))), uneven=uneven)
+    link = CompressedGrid(
+        grid_of(moving(train, CompressionMod("dense"))), replies=ReplyRules(uneven=uneven)
+    )
     replies = link.send_and_receive(ask(link, initial()))
     assert link.traffic.failures == (0 if uneven else NODES - 1)
     for reply in replies:

@@ -9,15 +9,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 from compression import PayloadError, make_codec
-from compression.flower import CompressedGrid, CompressionMod, payload_record
+from compression.flower import CompressedGrid, CompressionMod, FailureLimits, payload_record
 from compression.flower.headers import NOTE, DownlinkHeader
 from compression.flower.node_replica import NodeReplica
 from compression.flower.server.sent_model import SentModels, SentModelsState
-from compression.flower.server.update_filter import Screening
 from compression.flower.tensor_split import TensorSplit
 from compression.flower.tied_weights import form_as_told
 from compression.layout import Layout
 from compression.native_tensors import NativeTensor
+from compression.screening import Screening
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
@@ -119,7 +119,11 @@ def federated(
     """Train over a link, or without one if `method` is None; return the model and the link."""
     grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
     screen = Screening(refuse=None)
-    options = {"downlink": downlink, "patience": rounds, "screening": screen}
+    options = {
+        "downlink": downlink,
+        "failures": FailureLimits(patience=rounds),
+        "screening": screen,
+    }
     link = grid if method is None else CompressedGrid(grid, **options)
     result = strategy(fraction_evaluate=0).start(link, record(values), rounds)
     return {name: array.numpy() for name, array in result.arrays.items()}, link

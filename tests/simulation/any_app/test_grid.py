@@ -11,9 +11,10 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 
 from simulation.any_app.grid import GuestGrid
-from simulation.clock import Ideal, VirtualClock
+from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from simulation.message_size import size_of
+from simulation.network import Network
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages
@@ -28,7 +29,7 @@ def guest():
 
     def make(network=None, workers=1, nodes=NODES):
         pools.append(make_pool(NodeHostSpec(app, nodes, 1, {}), workers))
-        clock = VirtualClock(network or Ideal())
+        clock = VirtualClock(network or Network())
         return GuestGrid(LocalGrid(pools[-1], nodes, clock), Run.create_empty(1))
 
     yield make
@@ -80,7 +81,7 @@ def test_messages_get_ids_and_so_do_replies(guest):
 
 def test_time_advances_for_an_app_that_polls(guest):
     """Each pull advances to the next arrival; a reply that cannot come is returned as an error."""
-    grid = guest(Ideal(**LINK, seconds_per_step=1.0))
+    grid = guest(Network(**LINK, seconds_per_step=1.0))
     ids, got = grid.push_messages(messages(grid, size=SIZE)), []
     while len(got) < NODES:
         new = grid.pull_messages([i for i in ids if i not in asked(got)])
@@ -98,7 +99,7 @@ def test_time_advances_for_an_app_that_polls(guest):
 
 @pytest.mark.parametrize("way", ["round", "push"])
 def test_a_reply_after_the_messages_ttl_is_an_error(guest, way):
-    grid = guest(Ideal(loss=0.5))
+    grid = guest(Network(loss=0.5))
     sent = messages(grid, size=SIZE)
     if way == "round":
         replies = grid.send_and_receive(sent)
@@ -115,7 +116,7 @@ def test_a_reply_after_the_messages_ttl_is_an_error(guest, way):
 
 
 def test_each_message_has_a_separate_ttl(guest):
-    grid = guest(Ideal(**LINK))  # there and back takes a little more than two seconds
+    grid = guest(Network(**LINK))  # there and back takes a little more than two seconds
     content = messages(grid, size=SIZE)[0].content
     lives = [1.0, 1.0, 3.0, 0.5, 3.0]
     sent = [Message(content, n, "train", ttl=ttl) for n, ttl in enumerate(lives, 1)]
@@ -127,7 +128,7 @@ def test_each_message_has_a_separate_ttl(guest):
 
 
 def test_a_round_ends_with_its_time_out(guest):
-    grid = guest(Ideal(seconds_per_step=1.0))
+    grid = guest(Network(seconds_per_step=1.0))
     replies = grid.send_and_receive(messages(grid, size=SIZE), timeout=3.0)
     assert sorted(r.metadata.src_node_id for r in replies) == [1, 2, 3]
     assert grid.virtual_seconds == 3.0
@@ -135,7 +136,7 @@ def test_a_round_ends_with_its_time_out(guest):
 
 
 def test_an_app_can_give_deadlines(guest):
-    grid = guest(Ideal(**LINK, seconds_per_step=1.0, join_seconds=0.0))
+    grid = guest(Network(**LINK, seconds_per_step=1.0, join_seconds=0.0))
     ids = grid.push_messages(messages(grid, size=SIZE), ttl=1.5)
     assert grid.pull_before(ids, 2.5) == []  # node 1 needs three seconds
     assert grid.now == grid.virtual_seconds == 2.5
@@ -188,14 +189,14 @@ def test_bytes_of_all_sent_records_are_counted(guest):
 
 @pytest.mark.parametrize("way", ["late", "left"])
 def test_replies_that_never_arrive_are_counted(guest, way):
-    grid = guest(Ideal(**LINK))
+    grid = guest(Network(**LINK))
     sent = messages(grid, size=SIZE)
     if way == "late":
         grid.send_and_receive(sent, timeout=1.5)  # there and back takes two seconds
     else:
         grid.push_messages(sent)
         grid.send_and_receive(messages(grid, size=SIZE))
-    whole = guest(Ideal(**LINK))
+    whole = guest(Network(**LINK))
     whole.send_and_receive(messages(whole, size=SIZE))
     assert whole.unfetched_bytes == 0
     assert grid.unfetched_bytes == whole.counts.up_bytes > NODES * SIZE
@@ -204,7 +205,7 @@ def test_replies_that_never_arrive_are_counted(guest, way):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_messages_without_awaited_replies_take_time(guest, workers):
     """Only the way to the nodes counts: the ServerApp ends before it needs their replies."""
-    grid = guest(Ideal(**LINK), workers=workers)
+    grid = guest(Network(**LINK), workers=workers)
     grid.push_messages(messages(grid, size=SIZE))
     config = grid.counts.down_bytes / NODES - SIZE
     assert grid.virtual_seconds == 0
@@ -213,7 +214,7 @@ def test_messages_without_awaited_replies_take_time(guest, workers):
 
 def test_a_model_in_a_config_takes_time(guest):
     """Flower's CatBoost example sends its trees in a config, SecAgg+ its masked vectors."""
-    grid = guest(Ideal(**LINK))
+    grid = guest(Network(**LINK))
     content = RecordDict({"c": ConfigRecord({"model": bytes(5000)}), "arrays": ArrayRecord()})
     grid.send_and_receive([Message(content, 1, "evaluate")])
     assert grid.counts.down_bytes == len(content["c"].deflate()) > 5000
@@ -225,7 +226,7 @@ def test_a_model_in_a_config_takes_time(guest):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_threads_wait_at_the_same_virtual_time(guest, workers):
     """Each thread has its own rounds (Flower's old API); all wait at one virtual time."""
-    grid, replies = guest(Ideal(**LINK), workers), {n: [] for n in range(1, NODES + 1)}
+    grid, replies = guest(Network(**LINK), workers), {n: [] for n in range(1, NODES + 1)}
     content = messages(grid, size=SIZE)[0].content
     ready = threading.Barrier(NODES)
 
@@ -250,7 +251,7 @@ def test_threads_wait_at_the_same_virtual_time(guest, workers):
 
 
 def test_a_waiting_thread_does_not_block_other_senders(guest):
-    grid = guest(Ideal(**LINK))
+    grid = guest(Network(**LINK))
     content, seen = messages(grid, size=SIZE)[0].content, {}
 
     def wait():
@@ -265,7 +266,7 @@ def test_a_waiting_thread_does_not_block_other_senders(guest):
 
 
 def test_two_threads_that_pull_one_reply_do_not_both_get_it(guest):
-    grid = guest(Ideal(**LINK))
+    grid = guest(Network(**LINK))
     (message_id,) = grid.push_messages([messages(grid, size=SIZE)[0]])
     found = []
     threads = [

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import (
 from compression import Layout, make_codec
 from compression.flower import CompressionMod, Traffic, payload_of, payload_record
 from compression.flower.headers import NOTE
-from compression.flower.server.update_filter import Screening
+from compression.screening import Screening
 from tests.compression.flower.federation import (
     INT8,
     NODES,

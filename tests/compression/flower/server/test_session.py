@@ -11,7 +11,7 @@ from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
 from compression.flower.headers import NOTE, DownlinkHeader, UplinkHeader, read, written
 from compression.flower.records import STYPE, payload_records
-from compression.flower.server.session import ModelUpdate, ServerSession
+from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
 
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
 PLAIN_BYTES = 1000  # the model's bytes in Flower's format
@@ -44,7 +44,7 @@ def server():
 
 
 def dialogue(version=5):
-    return ServerSession(Newest(version), Traffic(), LAYOUT, PLAIN_BYTES)
+    return ServerSession(Newest(version), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES))
 
 
 def asked(talk, *nodes, **note):

@@ -11,7 +11,6 @@ from compression import PayloadError
 from compression.batchnorm import scale_of
 from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.server.update_filter import (
-    Screening,
     StatisticsScreen,
     StatisticsState,
     UpdateFilter,
@@ -19,6 +18,7 @@ from compression.flower.server.update_filter import (
     length,
 )
 from compression.layout import Layout
+from compression.screening import Screening
 from strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import grid_of, moving, to_targets
 from tests.compression.flower.federation import initial
