@@ -1,16 +1,15 @@
 """The lineage of a resumed run, by which a node returns to the server's checkpoint.
 
-For Flower a resumed run is a new run, with a new run id. Here each of these Flower runs is called a
-life, and all lives together are called the course. A new life starts from the checkpoint of an
-earlier life. At that moment the nodes' states are newer than the checkpoint. So a node stores two
-states of the course: the current state, and its state at the newest checkpoint. In a new life the
-node returns to its state at the checkpoint.
+For Flower a resumed run is a new run, with a new run id. The new run starts from the checkpoint of
+an earlier run. At that moment the nodes' states are newer than the checkpoint. So a node stores two
+states: the current state, and its state at the newest checkpoint. In a resumed run the node returns
+to its state at the checkpoint.
 
-The lineage is written at the end of a message's group id, which Flower forwards to the node:
-"17 kept/KEY/LIFE:DONE/LIFE:DONE". LIFE is the run id of a life, and DONE is the progress of its
-last checkpoint (rounds or updates). KEY is the run id of the first life. A node stores its state
-under KEY. The message's own run id is left out: "kept//:16". A node that stores its states this way
-writes "keeps" at the end of its reply's group id.
+The lineage lists a run and the runs that it resumes. It is written at the end of a message's group
+id, which Flower forwards to the node: "17 kept/KEY/RUN:DONE/RUN:DONE". RUN is a run id, and DONE is
+the progress of that run's last checkpoint (rounds or updates). KEY is the id of the first run. A
+node stores its state under KEY. The message's own run id is left out: "kept//:16". A node that
+stores its states this way writes "keeps" at the end of its reply's group id.
 """
 
 from __future__ import annotations
@@ -21,43 +20,43 @@ from typing import NamedTuple
 
 _SAID = re.compile(r"(.*) kept/(\d{0,20})((?:/\d{0,20}:\d{1,20})*)", re.DOTALL)
 _KEEPS = " keeps"
-MOST = 100  # the most lives in a message; older ones are left out
+MOST = 100  # the most runs in a message; older runs are left out
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint: the run id of the life that wrote it, and the progress at that moment."""
+    """A checkpoint: the id of the run that wrote it, and the progress at that moment."""
 
-    life: int
+    run_id: int
     done: int
 
 
 class RunLineage(NamedTuple):
-    """The lineage of a course.
+    """A run, and the runs that it resumes.
 
-    `key`: the run id of the first life; `life`: of the current life; `checkpoints`: each life's
+    `key`: the id of the first run; `run_id`: the id of the current run; `checkpoints`: each run's
     last checkpoint, the newest last.
     """
 
     key: int
-    life: int
+    run_id: int
     checkpoints: tuple[Checkpoint, ...] = ()
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The checkpoint from which a new life would start; None: no checkpoint exists yet."""
+        """The checkpoint from which a resumed run would start; None: no checkpoint exists yet."""
         return self.checkpoints[-1] if self.checkpoints else None
 
-    def of(self, life: int) -> Checkpoint | None:
-        """Return the last checkpoint of a life, where the next life started; None: not known."""
-        return next((each for each in self.checkpoints if each.life == life), None)
+    def of(self, run_id: int) -> Checkpoint | None:
+        """Return a run's last checkpoint, where the next run started; None: not known."""
+        return next((each for each in self.checkpoints if each.run_id == run_id), None)
 
-    def kept(self, done: int) -> RunLineage:
-        """Return the lineage after a new checkpoint of the current life, with progress `done`."""
-        before = [each for each in self.checkpoints if each.life != self.life]
-        return self._replace(checkpoints=(*before[1 - MOST :], Checkpoint(self.life, done)))
+    def at_checkpoint(self, done: int) -> RunLineage:
+        """Return the lineage after a new checkpoint of the current run, with progress `done`."""
+        before = [each for each in self.checkpoints if each.run_id != self.run_id]
+        return self._replace(checkpoints=(*before[1 - MOST :], Checkpoint(self.run_id, done)))
 
 
-class Turn(Enum):
+class StateChoice(Enum):
     """Which state a node uses for a message.
 
     STAY: the current state; BACK: the state at the newest checkpoint; ANEW: an empty state.
@@ -66,50 +65,51 @@ class Turn(Enum):
     STAY, BACK, ANEW = range(3)
 
 
-def turn_of(lineage: RunLineage, life: int, past: Checkpoint | None) -> Turn:
+def choice_of(lineage: RunLineage, run_id: int, past: Checkpoint | None) -> StateChoice:
     """Return which state a node uses for a message with this lineage.
 
-    `life`: the run id of the life of the node's current state; 0: the node has no state. `past`:
+    `run_id`: the run of the node's current state; 0: the node has no state. `past`:
     the newest checkpoint at which the node has stored its state; None: no checkpoint.
     """
-    if life in (0, lineage.life):
-        return Turn.STAY
-    left = lineage.of(life)
-    if left is None:  # the lineage has no checkpoint of that life
-        return Turn.BACK if past in lineage.checkpoints else Turn.ANEW
-    if past is None or past.life != life or past.done < left.done:
-        return Turn.STAY  # the node got no message after the checkpoint `left`
-    return Turn.BACK if past == left else Turn.ANEW
+    if run_id in (0, lineage.run_id):
+        return StateChoice.STAY
+    left = lineage.of(run_id)
+    if left is None:  # the lineage has no checkpoint of that run
+        return StateChoice.BACK if past in lineage.checkpoints else StateChoice.ANEW
+    if past is None or past.run_id != run_id or past.done < left.done:
+        return StateChoice.STAY  # the node got no message after the checkpoint `left`
+    return StateChoice.BACK if past == left else StateChoice.ANEW
 
 
-def told(group: str, lineage: RunLineage) -> str:
+def with_lineage(group: str, lineage: RunLineage) -> str:
     """Return a message's group id with the lineage at its end."""
-    key = "" if lineage.key == lineage.life else lineage.key
+    key = "" if lineage.key == lineage.run_id else lineage.key
     words = [
-        f"/{'' if life == lineage.life else life}:{done}" for life, done in lineage.checkpoints
+        f"/{'' if run_id == lineage.run_id else run_id}:{done}"
+        for run_id, done in lineage.checkpoints
     ]
     return f"{group} kept/{key}{''.join(words)}"
 
 
-def heard(group: str, life: int) -> RunLineage | None:
+def lineage_of(group: str, run_id: int) -> RunLineage | None:
     """Return the lineage in a message's group id; None if the group id has none.
 
-    `life`: the run id of the message.
+    `run_id`: the run id of the message.
     """
     found = _SAID.fullmatch(group)
     if found is None:
         return None
     pairs = [each.split(":") for each in found[3].split("/")[1:]]
-    checkpoints = [Checkpoint(int(other or life), int(done)) for other, done in pairs]
-    return RunLineage(int(found[2] or life), life, tuple(checkpoints))
+    checkpoints = [Checkpoint(int(other or run_id), int(done)) for other, done in pairs]
+    return RunLineage(int(found[2] or run_id), run_id, tuple(checkpoints))
 
 
-def keeping(group: str) -> str:
+def reply_group_id(group: str) -> str:
     """Return the group id of a node's reply to a message with this group id."""
     found = _SAID.fullmatch(group)
     return group if found is None else f"{found[1]}{_KEEPS}"
 
 
-def keeps(group: str) -> bool:
+def stores_states(group: str) -> bool:
     """Return whether a reply's group id says that its node stores its states by the lineage."""
     return group.endswith(_KEEPS)

@@ -44,7 +44,7 @@ class LocalGrid(Grid):
         self._state = GridState(clock=self._clock.state)
         self._open: Replies | None = None
         self._line: BandwidthModel | None = None
-        self._note = ""  # the name of the header record
+        self._header = ""  # the name of the header record
         self.stall = StallGuard()
         self.replied_bytes = 0  # bytes of all replies, also of lost and unfetched ones
 
@@ -67,13 +67,13 @@ class LocalGrid(Grid):
         replies = [arrival for arrival, _ in self._state.arrivals.values()]
         return max(self._clock.now, *messages, *replies, 0.0)
 
-    def follow(self, plain_bytes: int, note: str = "") -> None:
+    def follow(self, plain_bytes: int, header: str = "") -> None:
         """From now on, compare the traffic with models of `plain_bytes` instead of payloads.
 
-        `note`: the name of the header record, which Flower would not send.
+        `header`: the name of the header record, which Flower would not send.
         """
         self._line = BandwidthModel(self._clock.network, self._clock.seed, plain_bytes)
-        self._note = note
+        self._header = header
 
     @property
     def comparison(self) -> dict[str, float | None]:
@@ -180,7 +180,7 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
-                size = measured(content, self._note)
+                size = measured(content, self._header)
                 sizes[id(content)] = size, _reported(content, ConfigRecord)
             self._settle_crashes(node)
             down, steps = sizes[id(content)]
@@ -314,7 +314,7 @@ class LocalGrid(Grid):
         steps, up = 0.0, (0, 0, 0)
         if not reply.has_error():
             steps = _reported(reply.content, MetricRecord)
-            up = measured(reply.content, self._note)
+            up = measured(reply.content, self._header)
         self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)

@@ -69,21 +69,21 @@ class PushesState(ServerState):
 
     `done`: pushes so far. `flight`: messages under way by message id, in the order of sending.
     `losses`: (loss, weight) of each update since the last record; `stale`: their staleness.
-    `looked`: the next moment to look for new nodes. `buffered`: updates in `mean` and `mix`.
+    `next_look`: the next moment to look for new nodes. `buffered`: updates in `mean` and `mix`.
     `now`: the moment of this state.
     """
 
     done: int = 0
     replica: dict[str, NDArray[Any]] = field(default_factory=dict)
-    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
-    differences: DeltaSyncState = field(default_factory=DeltaSyncState)
+    session: ServerSessionState = field(default_factory=ServerSessionState)
+    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
     late: StragglersState = field(default_factory=StragglersState)
-    turns: BackoffSchedulerState = field(default_factory=BackoffSchedulerState)
+    scheduler: BackoffSchedulerState = field(default_factory=BackoffSchedulerState)
     losses: list[tuple[float, float]] = field(default_factory=list)
     stale: list[int] = field(default_factory=list)
-    looked: float = -math.inf
+    next_look: float = -math.inf
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
@@ -198,10 +198,10 @@ class Asynchronous(ParameterServer):
         state = self.state
         state.flight.clear()
         state.late.messages.clear()
-        state.turns.resting.clear()
-        state.turns.known.clear()
-        state.looked = -math.inf
-        state.dialogue.go_back(back)
+        state.scheduler.resting.clear()
+        state.scheduler.known.clear()
+        state.next_look = -math.inf
+        state.session.go_back(back)
 
     def summary(self) -> None:
         """Log what the strategy does."""
@@ -236,11 +236,11 @@ class Asynchronous(ParameterServer):
         if not goes_on:
             record(0)
         while self.state.done < self.pushes:
-            if not pushes.turn(record):
+            if not pushes.advance(record):
                 done = self.state.done
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
-            self._turned()
+            self._state_complete()
         result.arrays = to_arrays(pushes.model, pushes.layout, pushes.natives.arrays)
         return result
 
@@ -281,20 +281,20 @@ class Pushes:
         self._whole = StepLogSync(self._replica, self.layout, follow=False)
         self._downlink: DeltaSync | None = None
         if (downlink := strategy.codecs.downlink) is not None:
-            self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.differences)
+            self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.deltas)
         self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
         self._session = ServerSession(
             self._downlink or self._whole,
             state.traffic,
             InitialModel.of(self.layout, initial_arrays, strategy.initial),
-            state.dialogue,
+            state.session,
             strategy.codecs.uplink,
         )
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
-        self._late, self._turns = (
+        self._late, self._scheduler = (
             Stragglers(grid, state.late),
-            BackoffScheduler(strategy.sending.most, state.turns),
+            BackoffScheduler(strategy.sending.most, state.scheduler),
         )
         self._filter = UpdateFilter(strategy.screening, state.screen)
         self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
@@ -306,7 +306,7 @@ class Pushes:
         flight = self._state.flight
         for message_id, sent in flight.items():
             flight[message_id] = sent._replace(when=sent.when + by)
-        self._state.looked += by
+        self._state.next_look += by
 
     @property
     def _lr(self) -> float:
@@ -322,14 +322,14 @@ class Pushes:
         """The newest model as one flat vector, which the next turn changes, and native tensors."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
-    def turn(self, record: Callable[[int], None]) -> bool:
+    def advance(self, record: Callable[[int], None]) -> bool:
         """Take the next replies and send a new message for each; call `record` when it is due.
 
         Return False if no node is left and none will join.
         """
         state, strategy = self._state, self._strategy
         self._greet()
-        for node in self._turns.ready(state.done, idle=not state.flight):
+        for node in self._scheduler.ready(state.done, idle=not state.flight):
             self._send(node)
         replies = self._grid.pull_before(state.flight, self._deadline())
         if not replies and not self._anybody():
@@ -349,7 +349,7 @@ class Pushes:
                 record(state.done)
             if last:
                 break
-            if not self._turns.should_wait(sent.node, state.done):
+            if not self._scheduler.should_wait(sent.node, state.done):
                 self._send(sent.node)
         state.now = self._grid.now
         return True
@@ -367,23 +367,23 @@ class Pushes:
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
-                self._turns.remove(sent.node)
-                state.looked = min(state.looked, grid.next_look)
-        if grid.now >= state.looked:
+                self._scheduler.remove(sent.node)
+                state.next_look = min(state.next_look, grid.next_look)
+        if grid.now >= state.next_look:
             under_way = Counter(sent.node for sent in state.flight.values())
             here = grid.get_node_ids()
             if gone := self._session.gone(lambda: here):
                 self._forget(gone)
-            for node in self._turns.add(here):
+            for node in self._scheduler.add(here):
                 for _ in range(self._strategy.sending.in_flight - under_way[node]):
                     self._send(node)
-            state.looked = grid.next_look
+            state.next_look = grid.next_look
 
     def _forget(self, nodes: set[int]) -> None:
         """Forget nodes that are gone, and the messages to them."""
         state = self._state
         screens = self._filter, self._screen_of_statistics, self.natives
-        for each in (self._late, *screens, self._strategy, self._turns):
+        for each in (self._late, *screens, self._strategy, self._scheduler):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
@@ -393,14 +393,16 @@ class Pushes:
         Raises `PayloadError` if the last `MAX_CONSECUTIVE_FAILURES` messages of every node were.
         """
         self._strategy.fail(node, reason)
-        if self._turns.useless(node):
+        if self._scheduler.useless(node):
             count = f"{MAX_CONSECUTIVE_FAILURES} updates of every node in a row"
             raise PayloadError(f"{count} were of no use: {reason}")
 
     def _deadline(self) -> float:
         """Return the moment at which to look again if no reply arrives before it."""
         oldest = next(iter(self._state.flight.values()), None)
-        return min(self._state.looked, math.inf if oldest is None else oldest.when + self._timeout)
+        return min(
+            self._state.next_look, math.inf if oldest is None else oldest.when + self._timeout
+        )
 
     def _anybody(self) -> bool:
         """Return whether anything can still happen."""
@@ -409,13 +411,13 @@ class Pushes:
     def _send(self, node: int) -> None:
         """Send a node the model as it is now."""
         state, strategy = self._state, self._strategy
-        count = self._turns.next(node)
+        count = self._scheduler.next(node)
         if self._downlink:
             self._offer(self._downlink)
-        note = DownlinkHeader(count, workers=strategy.buffer)
+        header = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
         ((message, model_update),) = self._session.messages(
-            [node], STEP_MESSAGE, orders.config(), note, self.natives.arrays
+            [node], STEP_MESSAGE, orders.config(), header, self.natives.arrays
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
@@ -425,8 +427,8 @@ class Pushes:
 
     def _offer(self, downlink: DeltaSync) -> None:
         """Give the newest model to a downlink that sends differences."""
-        if downlink.crowded(len(self._turns)):
-            downlink.tidy(self._session.ledger.held)
+        if downlink.crowded(len(self._scheduler)):
+            downlink.tidy(self._session.versions.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
 
@@ -444,8 +446,8 @@ class Pushes:
         except PayloadError as error:
             self._useless(sent.node, str(error))
             return
-        self._turns.used(sent.node)
-        self._session.receipts.applied([sent.node])
+        self._scheduler.used(sent.node)
+        self._session.acks.applied([sent.node])
         self._state.traffic.client_updates += 1
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 

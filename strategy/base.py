@@ -73,10 +73,10 @@ class ParameterServer(Strategy):
     applied at the rate `server_lr`. Raises `ValueError` for another `update`, and for a `server_lr`
     that is not above 0.
 
-    `state` holds the whole state of a run. The strategy calls `after_turn` whenever the state is
-    complete, for example after a round. Only then `save` returns it as bytes. After `load`, a
-    strategy with the same options resumes at that point. The messages without a reply at that point
-    must still be in the grid.
+    `state` holds the whole state of a run. The strategy calls `on_state_complete` whenever the
+    state is complete, for example after a round. Only then `save` returns it as bytes. After
+    `load`, a strategy with the same options resumes at that point. The messages without a reply at
+    that point must still be in the grid.
     """
 
     unit = "ROUND"  # the unit of progress in the log
@@ -99,7 +99,7 @@ class ParameterServer(Strategy):
         self.screening = Screening()
         self.initial: Initial | None = None  # native tensors of the model that is trained
         self.evaluate_metrics: MetricRecord | None = None
-        self.after_turn: Callable[[], None] | None = None
+        self.on_state_complete: Callable[[], None] | None = None
         self._goes_on = False  # whether `start` resumes a loaded state
 
     @property
@@ -168,10 +168,10 @@ class ParameterServer(Strategy):
         for node in nodes:
             self.state.reasons.pop(node, None)
 
-    def _turned(self) -> None:
-        """Call `after_turn`, because the state is complete and can be saved."""
-        if self.after_turn is not None:
-            self.after_turn()
+    def _state_complete(self) -> None:
+        """Call `on_state_complete`, because the state is complete and can be saved."""
+        if self.on_state_complete is not None:
+            self.on_state_complete()
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, with one line, for options that this strategy does not support."""

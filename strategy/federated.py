@@ -32,7 +32,7 @@ from compression.screening import Screening
 from strategy.base import FLOWER, MAX_CONSECUTIVE_FAILURES, EvaluateFn
 from strategy.flower_checks import wrapped
 from strategy.run.serialization import from_bytes, to_bytes
-from strategy.run.tagged import Tagged, told
+from strategy.run.tagged import Tagged, to_plain
 from task.steps import Evaluation
 
 METRICS = {  # of the replies of EdgeWire's ClientApp
@@ -83,8 +83,8 @@ class Federated(StatisticsAveraging):
     the process use too. This class seeds the generator immediately before each round's sampling. So
     the sample depends only on the seed and the round.
 
-    `after_turn` is called between two rounds. Then `save` returns the whole state of a run. After
-    `load`, a strategy with the same options resumes at that point.
+    `on_state_complete` is called between two rounds. Then `save` returns the whole state of a run.
+    After `load`, a strategy with the same options resumes at that point.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Federated(StatisticsAveraging):
         self._goes_on = False  # whether `start` resumes a loaded state
         self.train_metrics: MetricRecord | None = None  # the nodes' metrics of the last round
         self.evaluate_metrics: MetricRecord | None = None
-        self.after_turn: Callable[[], None] | None = None
+        self.on_state_complete: Callable[[], None] | None = None
         self.initial: Initial | None = None  # native tensors of the model that is trained
 
     @property
@@ -145,7 +145,7 @@ class Federated(StatisticsAveraging):
 
         Between two rounds there are no unanswered messages to delete.
         """
-        self._state.link.dialogue.go_back(back)
+        self._state.link.session.go_back(back)
 
     def _options(self) -> dict[str, str]:
         """Return the classes of all wrapped strategies, which must be equal to load a state."""
@@ -190,8 +190,8 @@ class Federated(StatisticsAveraging):
         while state.round < num_rounds:
             self._round(link, timeout, *configs, result)
             self._measure(evaluate_fn, num_rounds, result)
-            if self.after_turn is not None:
-                self.after_turn()
+            if self.on_state_complete is not None:
+                self.on_state_complete()
         link.end()
         return result
 
@@ -266,7 +266,7 @@ def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
     """Raise `TypeError` for an attribute that cannot be serialized; `name`: the strategy's name."""
     for attribute, value in kept.items():
         try:
-            told(value.value, lambda array: 0)
+            to_plain(value.value, lambda array: 0)
         except TypeError as error:
             raise TypeError(f"{name}.{attribute}: {error}") from error
 

@@ -18,15 +18,15 @@ class BackoffSchedulerState:
     """The state of `BackoffScheduler`.
 
     `known`: the nodes that take part. `count`: by node, the number of messages sent to it.
-    `failed`: by node, the number of consecutive failures. `hopeless`: the nodes with at least
-    `MAX_CONSECUTIVE_FAILURES` consecutive failures. `resting`: pairs of (number of updates received
-    by the server at which the pause ends, node).
+    `failed`: by node, the number of consecutive failures. `failing`: the nodes with at
+    least `MAX_CONSECUTIVE_FAILURES` consecutive failures. `resting`: pairs of (number of updates
+    received by the server at which the pause ends, node).
     """
 
     known: set[int] = field(default_factory=set)
     count: Counter[int] = field(default_factory=Counter)
     failed: Counter[int] = field(default_factory=Counter)
-    hopeless: set[int] = field(default_factory=set)
+    failing: set[int] = field(default_factory=set)
     resting: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -59,7 +59,7 @@ class BackoffScheduler:
         state = self._state
         state.resting = [(until, node) for until, node in state.resting if node not in nodes]
         state.known -= nodes
-        state.hopeless -= nodes
+        state.failing -= nodes
         for node in nodes:
             del state.count[node], state.failed[node]
 
@@ -71,15 +71,15 @@ class BackoffScheduler:
     def used(self, node: int) -> None:
         """Record that a node's reply was usable."""
         self._state.failed.pop(node, None)
-        self._state.hopeless.discard(node)
+        self._state.failing.discard(node)
 
     def useless(self, node: int) -> bool:
-        """Record a failure of a node; return whether all known nodes are in `hopeless`."""
+        """Record a failure of a node; return whether all known nodes are in `failing`."""
         state = self._state
         state.failed[node] += 1
         if state.failed[node] == MAX_CONSECUTIVE_FAILURES:
-            state.hopeless.add(node)
-        return state.hopeless >= state.known
+            state.failing.add(node)
+        return state.failing >= state.known
 
     def should_wait(self, node: int, done: int) -> bool:
         """Return whether a node must pause before its next message.

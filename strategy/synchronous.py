@@ -68,20 +68,20 @@ class AveragingState(ServerState):
     """The state of a synchronous run, as a checkpoint holds it.
 
     `replica`: the model and the optimiser's memory. `recent`: the updates applied last, with their
-    rates. `memory`: the downlink codec's residual. `hopeless`: rounds in a row without a usable
-    update.
+    rates. `memory`: the downlink codec's residual. `consecutive_failures`: rounds in a row without
+    a usable update.
     """
 
     round: int = 0
     replica: dict[str, NDArray[Any]] = field(default_factory=dict)
     recent: deque[tuple[bytes, float]] = field(default_factory=deque)
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
-    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
+    session: ServerSessionState = field(default_factory=ServerSessionState)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
     screen: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
     natives: NativeState = field(default_factory=NativeState)
-    hopeless: int = 0
+    consecutive_failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class SparseAveraging(ParameterServer):
     def abandon(self, back: Collection[int] = ()) -> None:
         """Give up late replies; between two rounds no other message is under way."""
         self.state.exchange.late.messages.clear()
-        self.state.dialogue.go_back(back)
+        self.state.session.go_back(back)
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError`, one line, for options that this strategy does not support."""
@@ -219,11 +219,11 @@ class SparseAveraging(ParameterServer):
         if not goes_on:
             self._evaluate(evaluate_fn, 0, num_rounds, rounds.arrays, result)
         while self.state.round < num_rounds:
-            if not rounds.turn(cast(float, config["lr"]), timeout):
+            if not rounds.advance(cast(float, config["lr"]), timeout):
                 log.warning("no node is left; %d of %d rounds", self.state.round, num_rounds)
                 break
             self._evaluate(evaluate_fn, self.state.round, num_rounds, rounds.arrays, result)
-            self._turned()
+            self._state_complete()
         result.arrays = to_arrays(rounds.model, rounds.layout, rounds.natives.arrays)
         return result
 
@@ -262,7 +262,7 @@ class Rounds:
             self._steps,
             state.traffic,
             InitialModel.of(self.layout, initial_arrays, strategy.initial),
-            state.dialogue,
+            state.session,
             strategy.codecs.uplink,
         )
         self.natives = NativeMix(
@@ -293,7 +293,7 @@ class Rounds:
         """The newest model as one flat vector, which the next turn changes, and native tensors."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
-    def turn(self, lr: float, timeout: float) -> bool:
+    def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the rate `lr`; return False if no node is available."""
         number = self._state.round + 1
         asked, needed = self._drawn(number)
@@ -312,9 +312,9 @@ class Rounds:
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
-        note = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
+        header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
         orders = TrainConfig(lr, number).config()
-        made = self._session.messages(asked, STEP_MESSAGE, orders, note, self.natives.arrays)
+        made = self._session.messages(asked, STEP_MESSAGE, orders, header, self.natives.arrays)
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:
@@ -358,15 +358,15 @@ class Rounds:
             except PayloadError as error:
                 reason = str(error)
                 self._strategy.fail(node, reason, f"round {number}: ")
-        state.hopeless = 0 if used or not replies else state.hopeless + 1
-        if state.hopeless == MAX_CONSECUTIVE_FAILURES:
+        state.consecutive_failures = 0 if used or not replies else state.consecutive_failures + 1
+        if state.consecutive_failures == MAX_CONSECUTIVE_FAILURES:
             raise PayloadError(
                 f"no update could be used in {MAX_CONSECUTIVE_FAILURES} rounds: {reason}"
             )
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate)
-            self._session.receipts.applied(used)
+            self._session.acks.applied(used)
             state.traffic.client_updates += len(used)
 
     def _look_at_all(

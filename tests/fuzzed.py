@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from client.app import app as honest
 from client.training import Trainer
-from compression.flower.headers import EXAMPLES, LOSS, NOTE, STEPS
+from compression.flower.headers import EXAMPLES, LOSS, STEPS
 from compression.flower.server.failure_policy import FailurePolicy
 from conf.load import run_config
 from simulation.job import Job
@@ -197,4 +197,4 @@ def _listen(patch: Any, app: Fuzzed) -> None:
     patch.setattr(ParameterServer, "fail", failed)
 
 
-__all__ = ["CASES", "NOTE", "Fuzzed", "fuzz"]
+__all__ = ["CASES", "Fuzzed", "fuzz"]

@@ -18,7 +18,7 @@ from client.training import trainer_for
 from compression import decode_update, describe, make_codec
 from compression.batchnorm import own_name
 from compression.flower import payload_of, payload_record
-from compression.flower.headers import NOTE
+from compression.flower.headers import HEADER
 from compression.flower.records import STYPE, payload_records
 from conf import load_config
 
@@ -153,7 +153,7 @@ def fails(message: Message, reply: Message, context: Context) -> Message:
 
 
 def renamed(message: Message, reply: Message, context: Context) -> Message:
-    reply.content = RecordDict({f"x{k}": v for k, v in reply.content.items() if k != NOTE})
+    reply.content = RecordDict({f"x{k}": v for k, v in reply.content.items() if k != HEADER})
     return reply
 
 
@@ -180,10 +180,10 @@ def plain_model(message: Message, reply: Message, context: Context) -> Message:
     return reply if found is None else replaced(reply, **{found[0]: record})
 
 
-def other_note(said: dict[str, Any]) -> Attack:
+def other_header(said: dict[str, Any]) -> Attack:
     def attack(message: Message, reply: Message, context: Context) -> Message:
-        note = reply.content.get(NOTE, ConfigRecord())
-        return replaced(reply, **{NOTE: ConfigRecord({**note, **said})})
+        header = reply.content.get(HEADER, ConfigRecord())
+        return replaced(reply, **{HEADER: ConfigRecord({**header, **said})})
 
     return attack
 
@@ -219,7 +219,7 @@ def esgd_named(message: Message, reply: Message, context: Context) -> Message:
         codec = make_codec("esgd", drop=0.5)
         return codec.encode(update.dense(), update.layout, memory={}, seed=1, own=update.own)
 
-    return other_note({"sequence": 1})(message, with_payload(encoded, reply), context)
+    return other_header({"sequence": 1})(message, with_payload(encoded, reply), context)
 
 
 def garbled(data: bytes) -> bytes:
@@ -277,13 +277,13 @@ ATTACKS: dict[str, Attack] = {
     "gradients refused": metrics(gradients_refused=1),
     "steps of NaN": metrics(num_steps=float("nan")),
     "a million metrics": metrics(more=[1.0] * 100_000),
-    "a strange note": other_note({"hello": "there"}),
-    "a note of a megabyte": other_note({"hello": "x" * 10**6}),
-    "a note of another type": lambda m, r, c: replaced(r, **{NOTE: MetricRecord({"version": 1})}),
-    "a version it has not": other_note({"version": 10**6}),
-    "a sequence from far ahead": other_note({"sequence": 10**15}),
-    "a model where an update is asked": other_note({"whole": 1}),
-    "other tensors' names": other_note({"named": 1}),
+    "a strange note": other_header({"hello": "there"}),
+    "a note of a megabyte": other_header({"hello": "x" * 10**6}),
+    "a note of another type": lambda m, r, c: replaced(r, **{HEADER: MetricRecord({"version": 1})}),
+    "a version it has not": other_header({"version": 10**6}),
+    "a sequence from far ahead": other_header({"sequence": 10**15}),
+    "a model where an update is asked": other_header({"whole": 1}),
+    "other tensors' names": other_header({"named": 1}),
     "another method's payload": esgd_named,
     "an array of another kind": lambda m, r, c: replaced(
         r, arrays=ArrayRecord({"payload": Array("float32", (4,), STYPE, b"1234")})
@@ -334,7 +334,7 @@ def all_in_turn() -> Callable[[Message, Context], Message]:
     attacks = list(ATTACKS.values())
 
     def attack(message: Message, reply: Message, context: Context) -> Message:
-        count = message.content.config_records[NOTE]["number"]
+        count = message.content.config_records[HEADER]["number"]
         return attacks[count % len(attacks)](message, reply, context)
 
     return app_with(attack)

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from xxhash import xxh3_64_intdigest
 
 from compression import Layout, Update, decode_update, describe, make_codec
-from compression.flower.headers import NOTE, UplinkHeader
+from compression.flower.headers import HEADER, UplinkHeader
 from compression.flower.records import STYPE
 from compression.native_tensors import NativeTensor
 from tests.compression.surgery import Surgery
@@ -142,7 +142,7 @@ class Mutator:
     def add_record(self, reply: Message) -> str:
         kinds = (ConfigRecord({"z": "x" * 1000}), MetricRecord({"loss": 0.5, "num-examples": 7}),
                  ArrayRecord({"w": Array(np.ones(3, np.float32))}), ArrayRecord())  # fmt: skip
-        name = self.some((NOTE, "a", "zz", "metrics"))
+        name = self.some((HEADER, "a", "zz", "metrics"))
         reply.content[name] = self.some(kinds)
         return name
 
@@ -215,9 +215,9 @@ class Mutator:
         return f"{name}: {header[:40]} {dtype} {shape}"
 
     def lie_in_note(self, reply: Message) -> str:
-        note = reply.content.get(NOTE) or ConfigRecord()
+        header = reply.content.get(HEADER) or ConfigRecord()
         key, value = self.some((*UplinkHeader._fields, "hello")), self.some(NUMBERS)
-        reply.content[NOTE] = ConfigRecord({**note, key: value})
+        reply.content[HEADER] = ConfigRecord({**header, key: value})
         return f"{key}={value!r}"[:60]
 
     def lie_in_metrics(self, reply: Message) -> str:
@@ -265,8 +265,8 @@ class Mutator:
         made = made[:4] + array.data[4:5] + made[5:]  # the sparsifier's id
         reply.content[record][name] = payload_array(sealed(made[:-8]))
         if self.draw.integers(2):
-            note = reply.content.get(NOTE) or ConfigRecord()
-            reply.content[NOTE] = ConfigRecord({**note, "named": int(named)})
+            header = reply.content.get(HEADER) or ConfigRecord()
+            reply.content[HEADER] = ConfigRecord({**header, "named": int(named)})
         return f"{name}: {', '.join(done)}, named {named}"
 
     def rename_tensor(self, tensors: list[Any], own: list[NativeTensor]) -> str:

@@ -17,7 +17,7 @@ from launch.ray import run_on_ray
 from simulation.job import Job
 from simulation.local import run_local
 from task.models.parts import MODELS
-from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_note
+from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_header
 from tests.runs import composed, result_of
 from tests.zoo import makers
 
@@ -171,8 +171,8 @@ def test_a_node_that_replies_at_once_does_not_dominate_the_model(algorithm, tmp_
 
 def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     said = {"\x1b[31m": "x\n" * 10**6, "y" * 10**6: 1.0}
-    for note in said.items():
-        attack = other_note(dict([note]))
+    for header in said.items():
+        attack = other_header(dict([header]))
         trained(tmp_path, "rounds=2", client_app=app_with(attack))
     lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(lines) == 4

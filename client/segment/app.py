@@ -47,8 +47,8 @@ from compression.flower.batch_tensors import (
 from compression.flower.headers import (
     ERROR,
     EXAMPLES,
+    HEADER,
     LOSS,
-    NOTE,
     REFUSED,
     SECONDS,
     STEPS,
@@ -98,8 +98,8 @@ class Segments:
         sent = payload_records(turn.sent)
         metrics = {**turn.metrics, STEPS: float(work.num_steps)}
         metrics[SECONDS] = time.perf_counter() - start
-        note = written(UplinkHeader(work.number))
-        content = {"arrays": sent, "metrics": MetricRecord(metrics), NOTE: note}
+        header = written(UplinkHeader(work.number))
+        content = {"arrays": sent, "metrics": MetricRecord(metrics), HEADER: header}
         return Message(filled(RecordDict, content), reply_to=message)
 
     def _stage(

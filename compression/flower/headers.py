@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from ..base import PayloadError
 from .records import filled, records
 
-NOTE = "edgewire"  # the name of the ConfigRecord that holds a header
+HEADER = "edgewire"  # the name of the ConfigRecord that holds a header
 HEALS = "will be sent whole next time"  # ends an error after which the server sends a whole model
 ROUND = "server-round"  # the key under which Flower's strategies send the number of a round
 # Metrics of a reply. `task.steps.Evaluation` declares the metrics of an evaluation.
@@ -196,9 +196,9 @@ def trains(message: Message) -> bool:
     return message.metadata.message_type.partition(".")[0] == "train"
 
 
-def written(note: DownlinkHeader | UplinkHeader) -> ConfigRecord:
+def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
     """Return a record of a header's fields, without the fields that are None."""
-    said = zip(note._fields, note, strict=True)
+    said = zip(header._fields, header, strict=True)
     return filled(ConfigRecord, {key: value for key, value in said if value is not None})
 
 
@@ -207,15 +207,15 @@ def read(content: RecordDict, kind: type[N]) -> N:
 
     Raises `PayloadError` for an unknown field, or a value of another type than the field's.
     """
-    record: object = content.get(NOTE, None)
+    record: object = content.get(HEADER, None)
     if record is None:
         return kind()
     if not isinstance(record, ConfigRecord):
-        raise PayloadError(f"the record {NOTE!r} must be a ConfigRecord")
+        raise PayloadError(f"the record {HEADER!r} must be a ConfigRecord")
     types = TYPES[kind]
     for key, value in record.items():
         if key not in types or not _fits(types[key], value):
-            raise PayloadError(f"the record {NOTE!r} holds {brief(value)} as {key[:40]}")
+            raise PayloadError(f"the record {HEADER!r} holds {brief(value)} as {key[:40]}")
     return kind(**cast(Mapping[str, Any], record))
 
 

@@ -20,8 +20,8 @@ Size = tuple[int, int, int]
 
 def other_than_payloads(size: Size) -> int:
     """Return the bytes of all records except payloads and the header."""
-    payloads, note, whole = size
-    return whole - payloads - note
+    payloads, header, whole = size
+    return whole - payloads - header
 
 
 def size_of(content: RecordDict) -> int:
@@ -29,13 +29,13 @@ def size_of(content: RecordDict) -> int:
     return measured(content, "")[2]
 
 
-def measured(content: RecordDict, note: str) -> Size:
-    """Return the three counts of a content's bytes; `note`: the name of the header's record."""
+def measured(content: RecordDict, header: str) -> Size:
+    """Return the three counts of a content's bytes; `header`: the name of the header's record."""
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if not isinstance(record, ArrayRecord):
             size = record_bytes(record)
-            noted += size if name == note else 0
+            noted += size if name == header else 0
             whole += size
             continue
         for array in record.values():

@@ -196,24 +196,28 @@ def native_payload(content: RecordDict) -> bytes | None:
     return None
 
 
-def received(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
+def received(
+    arrays: ArrayRecord, header: DownlinkHeader, own: Initial, state: RecordDict
+) -> Initial:
     """Return the server's initial native tensors; `own`: the initial tensors of this node's model.
 
     Raises `PayloadError` if the server's initial tensors differ from `own` and are in neither the
     message nor this node's state.
     """
-    if not own.arrays and note.initial is None:
+    if not own.arrays and header.initial is None:
         return own
-    if not own.arrays or note.initial is None:
+    if not own.arrays or header.initial is None:
         raise PayloadError("this node's model has other tensors than the server's")
-    return own if own.checksum == note.initial else _servers(arrays, note, own, state)
+    return own if own.checksum == header.initial else _servers(arrays, header, own, state)
 
 
-def _servers(arrays: ArrayRecord, note: DownlinkHeader, own: Initial, state: RecordDict) -> Initial:
+def _servers(
+    arrays: ArrayRecord, header: DownlinkHeader, own: Initial, state: RecordDict
+) -> Initial:
     """Return the server's initial tensors, from the message or from this node's state."""
     there = own.read(arrays[INITIAL].data) if INITIAL in arrays else kept(state, KEPT)
     found = Initial({name: there[name] for name in own.arrays if name in there})
-    if found.checksum != note.initial:
+    if found.checksum != header.initial:
         raise PayloadError(f"{OTHER_INITIAL} than the server's; it is sent these next time")
     keep(state, KEPT, found.arrays)
     return found

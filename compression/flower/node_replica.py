@@ -28,7 +28,7 @@ from .tensor_split import (
     form_as_declared,
     form_of_updates,
 )
-from .tied_weights import Ties, form_as_told, narrowed, widened, widened_own
+from .tied_weights import Ties, form_with_copies, narrowed, widened, widened_own
 
 MODEL, VERSION = "model", "version"
 
@@ -194,87 +194,92 @@ class NodeReplica:
         self._made: tuple[bytes, Vector] | None = None  # the last version's checksum and model
         self._snapshot: tuple[bytes, Replica] | None = None
 
-    def model(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Followed:
+    def model(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Followed:
         """Return the server's model after this message.
 
-        Raises `PayloadError` if the node lacks the version `note.base`, or if the payload does not
-        fit the model. Also raises it if the result's checksum differs from the header's.
+        Raises `PayloadError` if the node lacks the version `header.base`, or if the payload does
+        not fit the model. Also raises it if the result's checksum differs from the header's.
         """
-        if note.rates is not None or MODEL in arrays:
+        if header.rates is not None or MODEL in arrays:
             if self._layout is None:
                 raise PayloadError(
                     "the server's steps come, and this node knows no layout for them"
                 )
-            model = Model(self._by_steps(arrays, note, state))
+            model = Model(self._by_steps(arrays, header, state))
             return Followed(form_of_updates(self._layout), model)
-        here = kept(state, REPLICA).get(MODEL) if note.base is not None else None
-        if note.base is not None and here is None:
+        here = kept(state, REPLICA).get(MODEL) if header.base is not None else None
+        if header.base is not None and here is None:
             raise PayloadError(LACKS)
         most = MAX_SIZE if here is None else here.size  # changes have the replica's size
         sent, update = self._decode.whole(next(iter(arrays.values())).data, most)
-        if self._layout is not None and note.tied:
+        if self._layout is not None and header.tied:
             raise PayloadError("the message tells of copies, and this node's model has none")
-        sent, ties = form_as_told(sent, note, most)
-        form = form_of_updates(sent.whole, tuple(note.exact or ()))
+        sent, ties = form_with_copies(sent, header, most)
+        form = form_of_updates(sent.whole, tuple(header.exact or ()))
         own = widened_own(update.own, sent, ties)
-        if note.base is None:
+        if header.base is None:
             came = Model(widened(update.dense(), sent, ties), own)
             model = converted(came, sent, form)
-            if note.version is not None:
-                model = Model(self._kept_version(model.vector, note, state), model.own)
+            if header.version is not None:
+                model = Model(self._kept_version(model.vector, header, state), model.own)
             return Followed(form, model, (sent, came), ties)
         if sent.beside != form.beside:
             raise PayloadError("the model's changes come in another form than is expected")
-        vector = self._changed(update, form, ties, note, state)
+        vector = self._changed(update, form, ties, header, state)
         return Followed(form, Model(vector, own), ties=ties)
 
     # messages that hold the whole model or the difference of two versions
 
     def _changed(
-        self, update: Update, form: TensorSplit, ties: Ties, note: DownlinkHeader, state: RecordDict
+        self,
+        update: Update,
+        form: TensorSplit,
+        ties: Ties,
+        header: DownlinkHeader,
+        state: RecordDict,
     ) -> Vector:
         here = kept(state, REPLICA)
         if (
             MODEL not in here
-            or int(here[VERSION][0]) != note.base
+            or int(here[VERSION][0]) != header.base
             or len(here[MODEL]) != form.layout.size
         ):
             raise PayloadError(LACKS)
-        if self._made is not None and self._made[0] == note.checksum:
-            return self._kept_version(self._made[1], note, state)
+        if self._made is not None and self._made[0] == header.checksum:
+            return self._kept_version(self._made[1], header, state)
         changed = update.model_from(narrowed(here[MODEL], form, ties))
-        return self._kept_version(widened(changed, form, ties), note, state)
+        return self._kept_version(widened(changed, form, ties), header, state)
 
-    def _kept_version(self, vector: Vector, note: DownlinkHeader, state: RecordDict) -> Vector:
+    def _kept_version(self, vector: Vector, header: DownlinkHeader, state: RecordDict) -> Vector:
         """Store a version in the node's state; nodes with the same version share the array.
 
         Raises `PayloadError` if the vector's checksum is not the header's.
         """
-        if self._made is None or self._made[0] != note.checksum:
-            if note.checksum is None or checksum(vector) != note.checksum:
+        if self._made is None or self._made[0] != header.checksum:
+            if header.checksum is None or checksum(vector) != header.checksum:
                 state.pop(REPLICA, None)
                 raise PayloadError(OTHER)
-            self._made = note.checksum, vector
-        keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([note.version])})
+            self._made = header.checksum, vector
+        keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([header.version])})
         return self._made[1]
 
     # messages that hold the updates of the server's steps
 
-    def _by_steps(self, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict) -> Vector:
-        if note.version is None:
+    def _by_steps(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Vector:
+        if header.version is None:
             return self._decode(arrays[MODEL].data).dense()
-        if note.base is None:
-            replica = self._start(arrays, note)
+        if header.base is None:
+            replica = self._start(arrays, header)
             keep(state, REPLICA, replica.arrays)
         else:
             replica = self._replica(state)
-            self._catch_up(replica, arrays, note)
-        if note.checksum is not None and checksum(replica.model) != note.checksum:
+            self._catch_up(replica, arrays, header)
+        if header.checksum is not None and checksum(replica.model) != header.checksum:
             del state[REPLICA]
             raise PayloadError(OTHER)
         return replica.model
 
-    def _start(self, arrays: ArrayRecord, note: DownlinkHeader) -> Replica:
+    def _start(self, arrays: ArrayRecord, header: DownlinkHeader) -> Replica:
         """Return the replica in a message that holds the whole model and the optimiser's state.
 
         All nodes that get the same bytes object share the replica.
@@ -283,16 +288,16 @@ class NodeReplica:
         if self._snapshot is None or self._snapshot[0] is not payload:
             model = decode_update(payload, self._layout)
             trained = trained_entries(model.layout)
-            made: Arrays = {VERSION: np.array([note.version], dtype=np.int64)}
+            made: Arrays = {VERSION: np.array([header.version], dtype=np.int64)}
             made[MODEL] = model.dense().copy()
             for name in self._rule.names:
                 layout = Layout((name,), ((trained,),), ("float32",))
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
             self._snapshot = payload, Replica(self._rule, trained, made)
         replica = self._snapshot[1]
-        if replica.version != note.version:  # other nodes took steps with it: make a new replica
+        if replica.version != header.version:  # other nodes took steps with it: make a new replica
             self._snapshot = None
-            return self._start(arrays, note)
+            return self._start(arrays, header)
         return replica
 
     @property
@@ -316,7 +321,7 @@ class NodeReplica:
         self,
         replica: Replica,
         arrays: ArrayRecord,
-        note: DownlinkHeader,
+        header: DownlinkHeader,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
         """Apply the message's updates, except those that the replica has already applied.
@@ -324,7 +329,7 @@ class NodeReplica:
         `mask`: (`trained`,) bool, True for the parameters to change; None changes all parameters.
         Raises `PayloadError` if the replica lacks a step before the message's first update.
         """
-        base, rates = note.base or 0, note.rates or []
+        base, rates = header.base or 0, header.rates or []
         if not base <= replica.version <= base + len(rates):
             raise PayloadError(LACKS)
         for version in range(replica.version + 1, base + len(rates) + 1):
@@ -338,18 +343,18 @@ class NodeReplica:
             replica.apply(indices, values, rates[version - base - 1])
 
     def masked(
-        self, followed: Vector, arrays: ArrayRecord, note: DownlinkHeader, state: RecordDict
+        self, followed: Vector, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, float]:
         """Return the model of line 7 of CE-SGD's Algorithm 2, and its L2 distance from `followed`.
 
         Before a step, line 7 multiplies the server's mean by the selection vector V of this node's
         last update. So each node's model differs from the server's.
         """
-        if note.base is None:
+        if header.base is None:
             own = {name: array.copy() for name, array in kept(state, REPLICA).items()}
             replica = Replica(self._rule, self._replica(state).trained, own)
         else:
             replica = self._replica(state, MASKED)
-            self._catch_up(replica, arrays, note, NodeState(state).memory["sent"])
+            self._catch_up(replica, arrays, header, NodeState(state).memory["sent"])
         keep(state, MASKED, replica.arrays)
         return replica.model, float(np.linalg.norm(replica.model - followed))

@@ -162,7 +162,7 @@ def names_of(ties: Ties, form: TensorSplit) -> dict[str, str]:
     return {names[copy]: names[source] for copy, source in ties if copy not in form.beside}
 
 
-def told(form: TensorSplit, ties: Ties) -> dict[str, Any]:
+def written_ties(form: TensorSplit, ties: Ties) -> dict[str, Any]:
     """Return the fields of `DownlinkHeader` that describe copies."""
     if not ties:
         return {}
@@ -172,14 +172,16 @@ def told(form: TensorSplit, ties: Ties) -> dict[str, Any]:
     }
 
 
-def form_as_told(form: TensorSplit, note: DownlinkHeader, most: int) -> tuple[TensorSplit, Ties]:
+def form_with_copies(
+    form: TensorSplit, header: DownlinkHeader, most: int
+) -> tuple[TensorSplit, Ties]:
     """Return the `TensorSplit` of a message's model with its copies, and the copies.
 
     `form`: the `TensorSplit` of the payload, without copies. Raises `PayloadError` for copies of
     tensors that the payload does not hold, and for copies that are too large. Also raises it for
     duplicate names, and for a vector of more than `most` entries.
     """
-    names, said = note.copies or [], note.tied or []
+    names, said = header.copies or [], header.tied or []
     if not names and not said:
         return form, ()
     at, total = said[::2], len(form.whole) + len(names)

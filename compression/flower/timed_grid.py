@@ -56,10 +56,10 @@ class TimedGrid(Protocol):
     def tend(self) -> None:
         """Send queued messages to idle worker processes; call `tend` if the next pull is late."""
 
-    def follow(self, plain_bytes: int, note: str = "") -> None:
+    def follow(self, plain_bytes: int, header: str = "") -> None:
         """Start to estimate the time that the run would take without compression.
 
-        The estimate replaces each payload by a model of `plain_bytes` bytes. `note`: the name of
+        The estimate replaces each payload by a model of `plain_bytes` bytes. `header`: the name of
         the header's record, which uncompressed messages lack.
         """
 
@@ -188,9 +188,9 @@ class GridWrapper(_Forwarding):
         """See `TimedGrid`."""
         self._grid.tend()
 
-    def follow(self, plain_bytes: int, note: str = "") -> None:
+    def follow(self, plain_bytes: int, header: str = "") -> None:
         """See `TimedGrid`."""
-        self._grid.follow(plain_bytes, note)
+        self._grid.follow(plain_bytes, header)
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
@@ -253,7 +253,7 @@ class PolledGrid(_Forwarding):
     def tend(self) -> None:
         """Do nothing, because Flower's nodes fetch messages themselves."""
 
-    def follow(self, plain_bytes: int, note: str = "") -> None:
+    def follow(self, plain_bytes: int, header: str = "") -> None:
         """Do nothing, because the estimate needs a virtual clock."""
 
     @property

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from .headers import NOTE
+from .headers import HEADER
 from .message_size import record_bytes
 from .records import type_of
 from .tensor_split import is_float
@@ -166,7 +166,7 @@ def _said(passed: UncompressedRecord, size: int) -> str:
 def _records(content: RecordDict) -> list[tuple[str, ArrayRecord | object, int]]:
     """Return all records except the header, each with its name and bytes."""
     inside: Mapping[str, object] = content.__dict__["_data"]
-    return [(name, record, _size(record)) for name, record in inside.items() if name != NOTE]
+    return [(name, record, _size(record)) for name, record in inside.items() if name != HEADER]
 
 
 def _size(record: object) -> int:

@@ -25,7 +25,7 @@ from deploy.device.apps import AppError, OtherApp
 from deploy.device.throttled_log import ThrottledLog
 from deploy.device.transport import CONFIRM, REQUEST
 from protocol.bundle import frames
-from protocol.lineage import keeping
+from protocol.lineage import reply_group_id
 
 
 def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Message:
@@ -84,7 +84,7 @@ def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
 def _bundle(reply: Message, message: Message, seconds: float) -> bytes:
     """Return the bundle of a reply, its objects, and the confirmation of the message."""
     node = ProtoNode(node_id=reply.metadata.src_node_id)
-    reply.metadata.group_id = keeping(message.metadata.group_id)
+    reply.metadata.group_id = reply_group_id(message.metadata.group_id)
     with no_object_id_recompute():
         reply.metadata.__dict__["_message_id"] = reply.object_id
         tree = get_object_tree(reply)

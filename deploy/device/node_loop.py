@@ -28,7 +28,7 @@ from deploy.device.node_folder import NodeFolder
 from deploy.device.store import NodeStore
 from deploy.device.throttled_log import TOLD, ThrottledLog
 from deploy.device.transport import ObjectGone, Transport
-from protocol.lineage import heard
+from protocol.lineage import lineage_of
 
 _NO_SUCH_RUN = (RUN_IS_OVER, 2008, 2009)  # Flower's codes: run over, run unknown, app missing
 log = getLogger("edgewire")
@@ -109,7 +109,7 @@ class Device:
         """Send the reply to a message. If the reply is stored, the app does not run again."""
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
-        lineage = heard(metadata.group_id, run.run_id)
+        lineage = lineage_of(metadata.group_id, run.run_id)
         shelf = self._journal.shelf(lineage.key if lineage else _series(run))
         name = claim.message_object_trees[0].object_id
         if name in shelf.answered[:-1]:

@@ -36,7 +36,7 @@ from deploy.device.blobs import (
     size_of,
     write,
 )
-from protocol.lineage import Checkpoint, RunLineage, Turn, turn_of
+from protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
 
 _SMALL = 4096  # bytes: an array up to this size is always written again
 _ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
@@ -62,15 +62,15 @@ class NodeStore:
     """The stored state of one run; `open_shelf` loads it.
 
     `state`: the run's state after the last reply. `answered`: the ids of the last answered
-    messages, the newest at the end. `life`: the id of the Flower run that sent the last message: a
-    resumed run is a new Flower run (`protocol.lineage`). `node`: the id of the node to which the
+    messages, the newest at the end. `run_id`: the id of the Flower run that sent the last message:
+    a resumed run is a new Flower run (`protocol.lineage`). `node`: the id of the node to which the
     state belongs (0: not known).
     """
 
     folder: Path
     state: RecordDict = field(default_factory=RecordDict)
     answered: list[str] = field(default_factory=list)
-    life: int = 0
+    run_id: int = 0
     node: int = 0
     _number: int = 0  # number of the newest file
     _reply: Blob | None = None
@@ -95,24 +95,24 @@ class NodeStore:
         node, `state` becomes empty, and the log says so. `lineage`: the run's lineage in the
         message; None: the message holds no lineage.
         """
-        turn = Turn.STAY
+        choice = StateChoice.STAY
         if lineage is not None:
             past = None if self._past is None else self._past.checkpoint
-            turn = turn_of(lineage, self.life, past)
+            choice = choice_of(lineage, self.run_id, past)
         if self.node not in (0, node) and self.state:
             log.warning("the state kept of this run is of node %d: it starts anew", self.node)
             self._go_to([])
             self._past = None
-        elif turn is Turn.ANEW and self.state:
+        elif choice is StateChoice.ANEW and self.state:
             log.warning("the run has gone back to a checkpoint that this node's state is not of: "
                         "it starts anew")  # fmt: skip
             self._go_to([])
-        elif turn is Turn.BACK and self._past is not None:
+        elif choice is StateChoice.BACK and self._past is not None:
             log.info("the run was resumed: the state goes back to its checkpoint, too")
             self._go_to(self._past.records)
         self.node = node
         if lineage is not None:
-            self.life, newest = lineage.life, lineage.newest
+            self.run_id, newest = lineage.run_id, lineage.newest
             if newest and (self._past is None or self._past.checkpoint != newest):
                 self._past = CheckpointedState(newest, self._records)
 
@@ -156,7 +156,7 @@ class NodeStore:
             "answered": answered,
             "reply": vars(last),
             "records": records,
-            "life": self.life,
+            "run_id": self.run_id,
             "node": self.node,
             "past": past and [past.checkpoint, past.records],
         }
@@ -206,7 +206,7 @@ def _opened(folder: Path, number: int) -> NodeStore:
         folder,
         state,
         head["answered"],
-        head.get("life", 0),
+        head.get("run_id", 0),
         head.get("node", 0),
         number,
         reply,

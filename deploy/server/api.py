@@ -163,7 +163,7 @@ class BundleApi:
         node, state = seal.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
-        await run_in_threadpool(store.heard, node, state)
+        await run_in_threadpool(store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))
         parts = await self._found(request, wanted, min(seal.wait, LONGEST_WAIT))
         return Response(compact_bundle.thin(parts) if parts[0][1] else b"")

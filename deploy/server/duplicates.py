@@ -22,16 +22,16 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class _Lives:
+class _Processes:
     """The processes of a node: the current number, the time of its last pull, earlier numbers.
 
-    `told`: the log has named this case already.
+    `logged`: the log has named this case already.
     """
 
     now: bytes
     when: float
     before: deque[bytes] = field(default_factory=lambda: deque(maxlen=_MOST))
-    told: bool = False
+    logged: bool = False
 
 
 class DuplicateNodes:
@@ -39,7 +39,7 @@ class DuplicateNodes:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._nodes: dict[int, _Lives] = {}
+        self._nodes: dict[int, _Processes] = {}
 
     def is_ousted(self, node: int, number: bytes, busy: Callable[[], bool]) -> bool:
         """Return whether a newer process of this node exists and still runs; log the first case.
@@ -51,18 +51,18 @@ class DuplicateNodes:
         if len(number) != SIZE:
             return False
         when = self._clock()
-        lives = self._nodes.setdefault(node, _Lives(number, when))
-        if number != lives.now:
-            if number in lives.before and (when - lives.when < GONE or busy()):
-                if not lives.told:
+        processes = self._nodes.setdefault(node, _Processes(number, when))
+        if number != processes.now:
+            if number in processes.before and (when - processes.when < GONE or busy()):
+                if not processes.logged:
                     log.warning(
                         "two nodes are online with the key of node %d: the one that came first "
                         "gets no messages; give each a key of its own",
                         node,
                     )
-                lives.told = True
+                processes.logged = True
                 return True
-            lives.before.append(lives.now)
-            lives.now, lives.told = number, False
-        lives.when = when
+            processes.before.append(processes.now)
+            processes.now, processes.logged = number, False
+        processes.when = when
         return False

@@ -83,7 +83,7 @@ def key_of(node_id: int, state: Any) -> bytes:
     return found[0].public_key if found else b""
 
 
-def heard(node_id: int, state: Any) -> None:
+def mark_online(node_id: int, state: Any) -> None:
     """Mark a node as online, as a heartbeat does."""
     found = state.get_node_info(node_ids=[node_id])
     if found and found[0].heartbeat_interval > 0:

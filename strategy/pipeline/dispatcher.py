@@ -20,8 +20,8 @@ from compression.flower.batch_tensors import (
 from compression.flower.headers import (
     ERROR,
     EXAMPLES,
+    HEADER,
     LOSS,
-    NOTE,
     REFUSED,
     SECONDS,
     SegmentTask,
@@ -120,7 +120,7 @@ class Dispatcher:
         """Return whether any work is left; at the end of the run, request missing copies."""
         return not self._flow.finished or any(self._sent) or self._fetch_owed()
 
-    def turn(self) -> None:
+    def advance(self) -> None:
         """Send the tasks that are ready, wait for replies, and read them."""
         for task in self._flow.ready():
             self._send(self._prepared(task))
@@ -160,12 +160,12 @@ class Dispatcher:
         arrays = dict(sent.arrays)
         if self._state.fresh[task.segment]:
             self._state.fresh[task.segment] = False
-            self._state.handed[task.segment] += 1
+            self._state.assignments[task.segment] += 1
             arrays["copy"] = self.copies.last(task.segment)
         work = SegmentTask(
             task.segment,
             list(plan.cuts),
-            self._state.handed[task.segment],
+            self._state.assignments[task.segment],
             task.phase,
             task.batch,
             task.batches,
@@ -184,7 +184,7 @@ class Dispatcher:
         (sent.message_id,) = self._grid.push_messages([message], self._timeout)
         sent.when, sent.number = self._grid.now, work.number
         shapes = plan.plain(task, self._store.samples(task))
-        size = measured(content, NOTE)
+        size = measured(content, HEADER)
         self.links.sent(task.segment, arrays, size, shapes, self._state.traffic)
 
     def _rates(self, task: Task) -> list[float]:
@@ -260,7 +260,7 @@ class Dispatcher:
             self._open(sent, reply)
         except PayloadError as error:
             return self._without(sent, reply, str(error))
-        self._state.hopeless[task.segment] = 0
+        self._state.consecutive_failures[task.segment] = 0
         if task.phase != "backward":
             self._state.accused.pop((task.segment - 1, task.segment), None)
         elif not self._strategy.synthetic:
@@ -348,8 +348,8 @@ class Dispatcher:
 
     def _failed(self, segment: int, reason: str) -> None:
         self._count_failure(segment, reason)
-        self._state.hopeless[segment] += 1
-        if self._state.hopeless[segment] >= MAX_CONSECUTIVE_FAILURES:
+        self._state.consecutive_failures[segment] += 1
+        if self._state.consecutive_failures[segment] >= MAX_CONSECUTIVE_FAILURES:
             raise PayloadError(
                 f"segment {segment} has failed {MAX_CONSECUTIVE_FAILURES} times in a row: {reason}"
             )
@@ -375,7 +375,7 @@ class Dispatcher:
 
     def _fails_often(self, segment: int) -> bool:
         """Return whether another node should take over, after `TRIES` consecutive failures."""
-        return self._state.hopeless[segment] % TRIES == 0
+        return self._state.consecutive_failures[segment] % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
         """Send the unanswered tasks of a segment to its node again.

@@ -31,9 +31,9 @@ class UnderWay:
 class PipelineState(ServerState):
     """The state of a cut model's run, as a checkpoint holds it.
 
-    - By segment: `under_way`: its unanswered tasks. `handed`: how often the server has given it to
-      a node. `fresh`: True if the next message must hold a copy of it. `hopeless`: the number of
-      consecutive failures. `holders`: its node.
+    - By segment: `under_way`: its unanswered tasks. `assignments`: how often the server has given
+    it to a node. `fresh`: True if the next message must hold a copy of it. `consecutive_failures`:
+    the number of consecutive failures. `holders`: its node.
     - `failed`: by node, how often a segment was taken from it.
     - `accused`: by (segment, neighbouring segment), the number of consecutive payloads of the
       segment that the neighbour could not use.
@@ -43,9 +43,9 @@ class PipelineState(ServerState):
     """
 
     under_way: list[deque[UnderWay]] = field(default_factory=list)
-    handed: list[int] = field(default_factory=list)
+    assignments: list[int] = field(default_factory=list)
     fresh: list[bool] = field(default_factory=list)
-    hopeless: list[int] = field(default_factory=list)
+    consecutive_failures: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
@@ -62,7 +62,7 @@ class PipelineState(ServerState):
     def begin(self, segments: int) -> None:
         """Begin without any task."""
         self.under_way = [deque() for _ in range(segments)]
-        self.handed, self.hopeless = [0] * segments, [0] * segments
+        self.assignments, self.consecutive_failures = [0] * segments, [0] * segments
         self.fresh = [True] * segments
         self.links.begin(segments)
 

@@ -195,12 +195,12 @@ class PipelineStrategy(ParameterServer):
             first = with_natives(flat_record(to_vector(initial_arrays)), natives)
             self._evaluate(evaluate_fn, 0, num_rounds, first, result)
         while work.goes_on():
-            work.turn()
+            work.advance()
             while (model := work.copies.complete()) is not None:
                 result.arrays = with_natives(flat_record(model[1]), model[2])
                 self.state.train_metrics = work.means()
                 self._evaluate(evaluate_fn, model[0], num_rounds, result.arrays, result)
-            self._turned()
+            self._state_complete()
         return result
 
     def schedule(

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from compression import PayloadError, describe
 from compression.flower import Traffic
 from compression.flower.batch_tensors import GRADIENTS
-from compression.flower.headers import NOTE, UplinkHeader, read
+from compression.flower.headers import HEADER, UplinkHeader, read
 from compression.flower.message_size import Size, measured
 from compression.flower.records import records
 from compression.flower.traffic import reason_of
@@ -55,7 +55,7 @@ def opened(reply: Message) -> Opened:
     with suppress(PayloadError):
         number = read(reply.content, UplinkHeader).number
     found = None if metrics is None else cast(dict[str, float], dict(metrics[1]))
-    return Opened(payloads, found, number, size=measured(reply.content, NOTE))
+    return Opened(payloads, found, number, size=measured(reply.content, HEADER))
 
 
 @dataclass

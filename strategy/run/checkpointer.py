@@ -33,7 +33,7 @@ FREE = ("checkpoint_every", "verbose", "engine", "device")  # options that a res
 class Resumable(Protocol):
     """A strategy that can resume from a saved state: EdgeWire's strategies and `Federated`."""
 
-    after_turn: Callable[[], None] | None
+    on_state_complete: Callable[[], None] | None
 
     @property
     def done(self) -> int:
@@ -101,14 +101,14 @@ class RunCheckpointer:
         folder = run.records.folder if self._strategy else None
         self._checkpoints = Checkpoints(str(folder or ""), run.config.checkpoint_every)
         if self._strategy is not None:
-            self._strategy.after_turn = self.turned
+            self._strategy.on_state_complete = self.state_complete
 
     @property
     def keeps(self) -> bool:
         """Whether checkpoints are written."""
         return self._checkpoints.folder is not None
 
-    def turned(self) -> None:
+    def state_complete(self) -> None:
         """Write a checkpoint if one is due, or if a stop is requested; then stop if requested."""
         assert self._strategy is not None
         done = self._strategy.done
@@ -136,7 +136,7 @@ class RunCheckpointer:
         else:
             written = self._checkpoints.keep(done, parts, began)
             if written and self._nodes is not None:
-                self._nodes.kept(done)
+                self._nodes.at_checkpoint(done)
 
     def _state(self) -> RunState:
         run = self._run

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from compression.flower.timed_grid import GridWrapper, TimedGrid
 from conf import ConfigError
-from protocol.lineage import Checkpoint, RunLineage, keeps, told
+from protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
 from strategy.flower_checks import LEAST
 
 # A strategy is waiting for nodes if it has asked for the nodes ASKS times, in SECONDS seconds, and
@@ -26,10 +26,9 @@ log = getLogger("edgewire")
 class RunLineageState:
     """The state of a `MembershipGrid`.
 
-    A run that was resumed has had several server processes. Each has a number, called its life.
-    `key`: the life of the first server process. `checkpoints`: for each life, the units (rounds,
-    updates or mini-batches) done at its last checkpoint. `keeping`: the nodes that store their
-    states for a resume. `first`: the first nodes of the run.
+    `key`: the id of the first of the runs that this one resumes. `checkpoints`: for each of these
+    runs, its id and the units (rounds, updates or mini-batches) done at its last checkpoint.
+    `keeping`: the nodes that store their states for a resume. `first`: the first nodes of the run.
     """
 
     key: int = 0
@@ -47,22 +46,22 @@ class MembershipGrid(GridWrapper):
     (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
     """
 
-    def __init__(self, grid: Grid | TimedGrid, life: int, most: int | None = None) -> None:
+    def __init__(self, grid: Grid | TimedGrid, run_id: int, most: int | None = None) -> None:
         super().__init__(grid)
         self._most = most
         self._first: set[int] = set()  # the first `most` nodes of the run
         self._part: set[int] = set()  # nodes that take part
         self._surplus: set[int] = set()  # nodes that are online and do not take part
-        self._lives = RunLineage(life, life)
+        self._lineage = RunLineage(run_id, run_id)
         self.keeping: set[int] = set()
         self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
 
     def state(self, done: int) -> RunLineageState:
         """Return the state for a checkpoint at `done` units."""
-        lineage = self._lives.kept(done)
+        lineage = self._lineage.at_checkpoint(done)
         return RunLineageState(
             lineage.key,
-            [(each.life, each.done) for each in lineage.checkpoints],
+            [(each.run_id, each.done) for each in lineage.checkpoints],
             self.keeping,
             self._first,
         )
@@ -70,12 +69,12 @@ class MembershipGrid(GridWrapper):
     def load(self, state: RunLineageState) -> None:
         """Resume with the state of a checkpoint."""
         checkpoints = tuple(Checkpoint(*each) for each in state.checkpoints)
-        self._lives = RunLineage(state.key, self._lives.life, checkpoints)
+        self._lineage = RunLineage(state.key, self._lineage.run_id, checkpoints)
         self.keeping, self._first = state.keeping, state.first
 
-    def kept(self, done: int) -> None:
+    def at_checkpoint(self, done: int) -> None:
         """Record that a checkpoint at `done` units is on the disk."""
-        self._lives = self._lives.kept(done)
+        self._lineage = self._lineage.at_checkpoint(done)
 
     def get_node_ids(self) -> Sequence[int]:
         """Return the online nodes that take part; see `TimedGrid`.
@@ -149,12 +148,12 @@ class MembershipGrid(GridWrapper):
     def _telling(self, messages: Iterable[Message]) -> list[Message]:
         found = list(messages)
         for message in found:
-            message.metadata.group_id = told(message.metadata.group_id, self._lives)
+            message.metadata.group_id = with_lineage(message.metadata.group_id, self._lineage)
         return found
 
     def _heard(self, replies: Iterable[Message]) -> list[Message]:
         found = list(replies)
         self.keeping.update(
-            reply.metadata.src_node_id for reply in found if keeps(reply.metadata.group_id)
+            reply.metadata.src_node_id for reply in found if stores_states(reply.metadata.group_id)
         )
         return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from compression import Layout
 from compression.batchnorm import variances
 from compression.flower import to_vector
-from compression.flower.headers import NOTE
+from compression.flower.headers import HEADER
 from compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
 from compression.flower.traffic import flower_bytes
 from conf import Config
@@ -65,7 +65,7 @@ class Run:
         self.strategy.initial = Initial(self.natives) if self.natives else None
         if getattr(self.strategy, "sends_models", True):
             size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
-            self.grid.follow(size, NOTE)
+            self.grid.follow(size, HEADER)
         if not len(self.labels):
             log.warning("%s", self._untested())
 

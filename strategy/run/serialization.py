@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from strategy.run.tagged import FLOWERS, Tagged, made, told
+from strategy.run.tagged import FLOWERS, Tagged, from_plain, to_plain
 
 T = TypeVar("T")
 HEAD = "state"  # the name of the tensor that holds all values except the arrays, as JSON
@@ -67,7 +67,7 @@ def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = N
         words = ", ".join(f"{key}={value}" for key, value in others.items())
         raise StateError(f"the state is of a strategy with {words}, which this one has not")
     try:
-        return cast(T, _made(kind, plain, arrays))
+        return cast(T, _from_plain(kind, plain, arrays))
     except (TypeError, KeyError, ValueError) as error:
         raise StateError(f"the state was saved by another version: {error!r}") from error
 
@@ -88,9 +88,9 @@ class _Writer:
         if isinstance(value, PLAIN):
             return value
         if isinstance(value, Tagged):
-            return told(value.value, self._placed)
+            return to_plain(value.value, self._placed)
         if isinstance(value, FLOWERS):
-            return told(value, self._placed)
+            return to_plain(value, self._placed)
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, bytes | np.ndarray):
@@ -114,20 +114,20 @@ class _Writer:
         return self._places[id(value)]
 
 
-def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
+def _from_plain(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
     """Undo `_Writer.plain` for a value of the type `kind`."""
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if plain is None and NoneType in args:
             return None
         (kind,) = (each for each in args if each is not NoneType)
-        return _made(kind, plain, arrays)
+        return _from_plain(kind, plain, arrays)
     if origin in (np.ndarray, NDArray):  # since NumPy 2.5 the origin is NDArray itself
         return arrays[str(plain)]
     if kind is Tagged:
-        return Tagged(made(plain, arrays))
+        return Tagged(from_plain(plain, arrays))
     if kind in FLOWERS:
-        found = made(plain, arrays)
+        found = from_plain(plain, arrays)
         if not isinstance(found, kind):
             raise TypeError(f"{type(found).__name__} is no {kind.__name__}")
         return found
@@ -139,13 +139,13 @@ def _made(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
         return plain
     if origin in (dict, Counter):
         key, value = args if origin is dict else (args[0], int)
-        pairs = ((_made(key, k, arrays), _made(value, v, arrays)) for k, v in plain)
+        pairs = ((_from_plain(key, k, arrays), _from_plain(value, v, arrays)) for k, v in plain)
         return origin(pairs) if origin is dict else Counter(dict(pairs))
     if origin is tuple and args[-1] is not Ellipsis:
-        return tuple(_made(each, v, arrays) for each, v in zip(args, plain, strict=True))
+        return tuple(_from_plain(each, v, arrays) for each, v in zip(args, plain, strict=True))
     if origin in LISTS:
-        return origin(_made(args[0], each, arrays) for each in plain)
+        return origin(_from_plain(args[0], each, arrays) for each in plain)
     hints = get_type_hints(kind)  # a dataclass, or a named tuple
     names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind._fields)
-    values = {n: _made(hints[n], v, arrays) for n, v in zip(names, plain, strict=True)}
+    values = {n: _from_plain(hints[n], v, arrays) for n, v in zip(names, plain, strict=True)}
     return kind(**values)

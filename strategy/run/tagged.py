@@ -61,7 +61,7 @@ class Tagged(NamedTuple):
     value: Any
 
 
-def told(value: Any, place: Place) -> Any:
+def to_plain(value: Any, place: Place) -> Any:
     """Return a value as plain lists for JSON; raises `TypeError` for an unsupported type."""
     if type(value) in PLAIN:
         return value
@@ -79,16 +79,16 @@ def told(value: Any, place: Place) -> Any:
         return _message(value, place)
     for word, kind in KINDS.items():
         if isinstance(value, kind):
-            return [word, [[key, told(each, place)] for key, each in value.items()]]
+            return [word, [[key, to_plain(each, place)] for key, each in value.items()]]
     if type(value) is dict:
-        return ["dict", [[told(k, place), told(v, place)] for k, v in value.items()]]
+        return ["dict", [[to_plain(k, place), to_plain(v, place)] for k, v in value.items()]]
     if LISTS.get(type(value).__name__) is type(value):
-        return [type(value).__name__, [told(each, place) for each in value]]
+        return [type(value).__name__, [to_plain(each, place) for each in value]]
     raise TypeError(f"a state cannot hold {type(value).__module__}.{type(value).__qualname__}")
 
 
-def made(plain: Any, arrays: Arrays) -> Any:
-    """Undo `told`; raises `TypeError`, `KeyError` or `ValueError` for any other input."""
+def from_plain(plain: Any, arrays: Arrays) -> Any:
+    """Undo `to_plain`; raises `TypeError`, `KeyError` or `ValueError` for any other input."""
     if isinstance(plain, PLAIN):
         return plain
     word, *rest = plain
@@ -100,23 +100,23 @@ def made(plain: Any, arrays: Arrays) -> Any:
         dtype, shape, stype, at = rest
         return Array(dtype, tuple(shape), stype, arrays[str(at)].tobytes())
     if word == "message":
-        return _made_message(rest[0], rest[1], rest[2], arrays)
+        return _message_from_plain(rest[0], rest[1], rest[2], arrays)
     if word in KINDS:
-        return filled(KINDS[word], {key: made(each, arrays) for key, each in rest[0]})
+        return filled(KINDS[word], {key: from_plain(each, arrays) for key, each in rest[0]})
     if word == "dict":
-        return {made(k, arrays): made(v, arrays) for k, v in rest[0]}
-    return LISTS[word](made(each, arrays) for each in rest[0])
+        return {from_plain(k, arrays): from_plain(v, arrays) for k, v in rest[0]}
+    return LISTS[word](from_plain(each, arrays) for each in rest[0])
 
 
 def _message(message: Message, place: Place) -> Any:
     about = [getattr(message.metadata, name) for name in ABOUT]
     if message.has_error():
         return ["message", about, None, [message.error.code, message.error.reason]]
-    return ["message", about, told(message.content, place), None]
+    return ["message", about, to_plain(message.content, place), None]
 
 
-def _made_message(about: list[Any], content: Any, error: Any, arrays: Arrays) -> Message:
+def _message_from_plain(about: list[Any], content: Any, error: Any, arrays: Arrays) -> Message:
     metadata = Metadata(**dict(zip(ABOUT, about, strict=True)))
     if error is not None:
         return Message(Error(*error), metadata=metadata)  # type: ignore[call-overload,no-any-return]
-    return Message(made(content, arrays), metadata=metadata)  # type: ignore[call-overload,no-any-return]
+    return Message(from_plain(content, arrays), metadata=metadata)  # type: ignore[call-overload,no-any-return]

@@ -8,7 +8,7 @@ from PIL import Image
 
 from client.app import LocalError, app
 from compression import PayloadError
-from compression.flower.headers import NOTE
+from compression.flower.headers import HEADER
 from conf import ConfigError, run_config
 from simulation.job import Job
 from simulation.local import run_local
@@ -110,7 +110,7 @@ def test_an_error_may_name_what_the_server_sent(ask):
     with pytest.raises(ConfigError, match="device=toaster cannot be used here"):
         ask(submitted({**plain(), "device": "toaster"}))
     with pytest.raises(PayloadError, match="must be a ConfigRecord"):
-        ask(submitted(plain("nodes=2")), **{NOTE: MetricRecord({"x": 1})})
+        ask(submitted(plain("nodes=2")), **{HEADER: MetricRecord({"x": 1})})
     with pytest.raises(LocalError, match=r"^TaskError; "):
         ask(submitted({**plain(), "model": {"name": "x"}}))
 

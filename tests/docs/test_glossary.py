@@ -34,7 +34,7 @@ def test_class_names_are_unique():
 def keys():
     """Return the keys of configs and metrics, and the name of the header record."""
     names = {value for name, value in vars(headers).items() if name in METRICS}
-    return names | {"proximal-mu", "server-round", headers.NOTE}
+    return names | {"proximal-mu", "server-round", headers.HEADER}
 
 
 METRICS = ("LOSS", "EXAMPLES", "STEPS", "SECONDS", "DRIFT", "ERROR", "REFUSED")
@@ -52,7 +52,7 @@ def test_keys_of_messages_are_spelled_in_one_place():
             for node in ast.walk(tree)
             if isinstance(node, ast.Constant) and node.value in declared
         }
-        assert not spelled - {headers.NOTE}, path  # the header's name is also the logger's name
+        assert not spelled - {headers.HEADER}, path  # the header's name is also the logger's name
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,16 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.node.state import keep, kept
+from compression.flower.node.state import at_checkpoint, keep
 from deploy.device.store import open_shelf
-from protocol.lineage import Checkpoint, RunLineage, heard, keeping, keeps, told
+from protocol.lineage import (
+    Checkpoint,
+    RunLineage,
+    lineage_of,
+    reply_group_id,
+    stores_states,
+    with_lineage,
+)
 
 NUMBERS = st.integers(1, 2**64 - 1)
 CHECKPOINTS = st.lists(st.builds(Checkpoint, NUMBERS, st.integers(0, 2**40)), max_size=4)
@@ -16,24 +23,24 @@ NODE = 7
 
 
 @given(NUMBERS, NUMBERS, CHECKPOINTS, st.text(max_size=9))
-def test_a_lineage_is_read_as_it_was_written(key, life, checkpoints, group):
-    lives = RunLineage(key, life, tuple(checkpoints))
-    said = told(group, lives)
-    assert heard(said, life) == lives
-    assert keeps(keeping(said))
-    assert not keeps(said)
+def test_a_lineage_is_read_as_it_was_written(key, run_id, checkpoints, group):
+    lineage = RunLineage(key, run_id, tuple(checkpoints))
+    said = with_lineage(group, lineage)
+    assert lineage_of(said, run_id) == lineage
+    assert stores_states(reply_group_id(said))
+    assert not stores_states(said)
 
 
 @pytest.mark.parametrize("group", ["", "17", "17 kept", "kept/", "a kept/x", "1 kept//1:", "a\n"])
 def test_another_apps_group_id_has_no_lineage(group):
-    assert heard(group, 1) is None
-    assert keeping(group) == group
+    assert lineage_of(group, 1) is None
+    assert reply_group_id(group) == group
 
 
 def test_the_first_run_has_a_short_group_id():
-    lives = RunLineage(2**63, 2**63)
-    assert told("17", lives) == "17 kept/"
-    assert told("17", lives.kept(8).kept(16)) == "17 kept//:16"
+    lineage = RunLineage(2**63, 2**63)
+    assert with_lineage("17", lineage) == "17 kept/"
+    assert with_lineage("17", lineage.at_checkpoint(8).at_checkpoint(16)) == "17 kept//:16"
 
 
 class Device:
@@ -42,11 +49,11 @@ class Device:
     def __init__(self, folder):
         self.folder, self.count = folder, 0
 
-    def asked(self, number, lives, node=NODE):
+    def asked(self, number, lineage, node=NODE):
         """Work on a message; return the memory before it, as read after a restart of the node."""
         shelf = open_shelf(self.folder)
-        shelf.take_up(node, lives)
-        before = kept(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
+        shelf.take_up(node, lineage)
+        before = at_checkpoint(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
         state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # an array that never changes
         keep(state, "memory", {"numbers": np.append(before, number)})
         self.count += 1
@@ -64,41 +71,41 @@ def test_a_node_returns_to_the_resumed_checkpoint(device):
     for number in range(1, 9):
         assert device.asked(number, first) == list(range(1, number))
         if number % 3 == 0:
-            first = first.kept(number)  # checkpoints at 3 and 6
-    for life in (2, 3):  # the server was killed twice before its next checkpoint
-        again = first._replace(life=life)
+            first = first.at_checkpoint(number)  # checkpoints at 3 and 6
+    for run_id in (2, 3):  # the server was killed twice before its next checkpoint
+        again = first._replace(run_id=run_id)
         assert device.asked(7, again) == [1, 2, 3, 4, 5, 6]
         assert device.asked(8, again) == [1, 2, 3, 4, 5, 6, 7]
-    later = again.kept(8)
+    later = again.at_checkpoint(8)
     assert device.asked(9, later) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert device.asked(9, later._replace(life=4)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert device.asked(9, later._replace(run_id=4)) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert len(list(device.folder.iterdir())) <= 4
 
 
 def test_a_node_without_messages_after_the_checkpoint_keeps_its_state(device):
-    first = RunLineage(1, 1).kept(2)
+    first = RunLineage(1, 1).at_checkpoint(2)
     device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
-    checkpoint = first.kept(5)  # this node got no message in this checkpoint's interval
-    assert device.asked(6, checkpoint._replace(life=2)) == [1, 2]
+    checkpoint = first.at_checkpoint(5)  # this node got no message in this checkpoint's interval
+    assert device.asked(6, checkpoint._replace(run_id=2)) == [1, 2]
 
 
 def test_a_node_returns_past_a_restart_without_messages(device):
-    first = RunLineage(1, 1).kept(1)
+    first = RunLineage(1, 1).at_checkpoint(1)
     device.asked(1, RunLineage(1, 1))
     device.asked(2, first)  # back to checkpoint 1; the later messages of this node are dropped
-    second = first._replace(life=2).kept(5)
-    third = second._replace(life=3)
+    second = first._replace(run_id=2).at_checkpoint(5)
+    third = second._replace(run_id=3)
     assert device.asked(6, third) == [1]
-    assert device.asked(6, third._replace(life=4)) == [1]
+    assert device.asked(6, third._replace(run_id=4)) == [1]
 
 
 def test_a_state_of_another_history_starts_anew_and_logs_it(device, caplog):
-    first = RunLineage(1, 1).kept(1)
+    first = RunLineage(1, 1).at_checkpoint(1)
     device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
-    device.asked(3, first.kept(2))  # the server lost this checkpoint and has an older one
-    assert device.asked(2, first._replace(life=2)) == []
+    device.asked(3, first.at_checkpoint(2))  # the server lost this checkpoint and has an older one
+    assert device.asked(2, first._replace(run_id=2)) == []
     assert "starts anew" in caplog.text
 
 

@@ -79,8 +79,14 @@ def test_a_run_with_the_same_overrides_and_seed_replaces_the_old_one(root, sweep
 
 
 def test_a_run_that_gave_up_counts_as_one_that_diverged(root):
-    hopeless = "no update could be used in 20 rounds: it is too long"
-    add(root / "sweep" / "0", "lr=9 seed=0", accuracy=0.1, stopped=hopeless, diverged=False)
+    consecutive_failures = "no update could be used in 20 rounds: it is too long"
+    add(
+        root / "sweep" / "0",
+        "lr=9 seed=0",
+        accuracy=0.1,
+        stopped=consecutive_failures,
+        diverged=False,
+    )
     add(root / "sweep" / "1", "lr=8 seed=0", accuracy=0.1, stopped="interrupted", diverged=False)
     keep(root, root / "sweep")
     (run,) = kept(root)

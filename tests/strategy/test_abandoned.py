@@ -77,7 +77,7 @@ def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=
         scheme.load(state)
         scheme.abandon(back)
 
-    def after_turn():
+    def on_state_complete():
         if scheme.done >= (save_at or config.rounds) and not saved:
             saved.append(scheme.save())
             if at_save:
@@ -85,7 +85,7 @@ def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=
         if scheme.done >= (stop_at or config.rounds + 1):
             raise Stopped
 
-    scheme.after_turn = after_turn
+    scheme.on_state_complete = on_state_complete
     arrays = ArrayRecord(FlatModel(model_of(config, data)).state_dict())
     given = arrays, config.rounds, config.timeout, ConfigRecord({"lr": config.lr})
     with suppress(Stopped):

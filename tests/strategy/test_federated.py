@@ -86,7 +86,7 @@ def test_models_are_recorded_before_the_first_round_and_after_each():
         seen.append((number, made.done))
         return MetricRecord({"accuracy": number / 10})
 
-    made.after_turn = lambda: turns.append(made.done)
+    made.on_state_complete = lambda: turns.append(made.done)
     found = made.start(
         grid(), initial(), 2, train_config=ConfigRecord({"lr": 0.1}), evaluate_fn=measure
     )

@@ -15,8 +15,8 @@ from ...codec import Codec
 from ...layout import Layout
 from ..headers import (
     DRIFT,
+    HEADER,
     LOSS,
-    NOTE,
     SECONDS,
     DownlinkHeader,
     UplinkHeader,
@@ -133,48 +133,50 @@ class CompressionMod:
         """Decode the model, call the app, and encode the app's update."""
         began = time.perf_counter()
         asked = message.content
-        note = read(asked, DownlinkHeader)
-        name = _key_of_parcel(asked, note)
+        header = read(asked, DownlinkHeader)
+        name = _key_of_parcel(asked, header)
         if name is None:
             self._warn(message)
             return call_next(message, context)
         arrays = asked[name]
         assert isinstance(arrays, ArrayRecord)
-        base = received(arrays, note, self._initial, context.state)
-        followed = self._follower.model(arrays, note, context.state)
+        base = received(arrays, header, self._initial, context.state)
+        followed = self._follower.model(arrays, header, context.state)
         form, start = followed.form, followed.model
         drift = 0.0
         if self._masked:
-            vector, drift = self._follower.masked(start.vector, arrays, note, context.state)
+            vector, drift = self._follower.masked(start.vector, arrays, header, context.state)
             start = Model(vector)
         clip = clip_of(asked)
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
         if base.arrays:
             shown = with_natives(shown, base.all(sent_natives(arrays)))
-        content = {k: shown if k == name else v for k, v in asked.items() if k != NOTE}
+        content = {k: shown if k == name else v for k, v in asked.items() if k != HEADER}
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
             return reply
-        said, says = reply.content, UplinkHeader(note.number, version=note.version)
+        said, says = reply.content, UplinkHeader(header.number, version=header.version)
         key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
             record = said[key]
             assert isinstance(record, ArrayRecord)
-            change = self._change(record, note, form, start)
-            payload, says = self._encoded(change, followed.ties, note, clip, said, context)
+            change = self._change(record, header, form, start)
+            payload, says = self._encoded(change, followed.ties, header, clip, said, context)
             natives = natives_of(record) if base.arrays else {}
             said[key] = payload_record(payload)
             if beside := base.payload({**base.arrays, **natives}):
                 said[key] = with_payload(payload_record(payload), NATIVE, beside)
-        if NOTE in said:
-            raise PayloadError(f"a reply's record {NOTE!r} is the link's: give yours another name")
+        if HEADER in said:
+            raise PayloadError(
+                f"a reply's record {HEADER!r} is reserved for the header: give yours another name"
+            )
         if written_note := written(says):
-            said[NOTE] = written_note
+            said[HEADER] = written_note
         self._measure(said, time.perf_counter() - began, drift)
         return reply
 
     def _change(
-        self, record: ArrayRecord, note: DownlinkHeader, form: TensorSplit, start: Model
+        self, record: ArrayRecord, header: DownlinkHeader, form: TensorSplit, start: Model
     ) -> Change:
         """Return the values to encode from a record that the app returned."""
         if (update := update_of(record)) is not None:
@@ -182,7 +184,7 @@ class CompressionMod:
         if self._layout is not None:
             model, own, named = Model(to_vector(record, self._layout)), form, False
         else:
-            exact = tuple(note.exact or ())
+            exact = tuple(header.exact or ())
             theirs = _in_types_of(layout_of(record), form.whole, exact)
             other = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
             own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
@@ -204,7 +206,7 @@ class CompressionMod:
         self,
         change: Change,
         ties: Ties,
-        note: DownlinkHeader,
+        header: DownlinkHeader,
         clip: float | None,
         content: RecordDict,
         context: Context,
@@ -213,7 +215,7 @@ class CompressionMod:
         values, form, whole, named = change
         layout = form.layout
         node = int(context.node_config.get("partition-id", context.node_id))
-        seed = codec_seed(self._seed, node, note.number or 0)
+        seed = codec_seed(self._seed, node, header.number or 0)
         clipped = False
         if clip is not None and not whole and is_clipped(self.codec, values.vector, layout, clip):
             expect_clip_kept(self.codec, values.own, layout)
@@ -223,9 +225,9 @@ class CompressionMod:
         ties = () if named else ties  # a reply that names its tensors sends all of them
         left = () if clipped else self._left_out(ties, form, values, state)
         says = UplinkHeader(
-            note.number,
+            header.number,
             None,
-            note.version,
+            header.version,
             int(whole) or None,
             int(named) or None,
             [copy for copy, _ in ties if copy not in dict(left)] or None,
@@ -237,10 +239,10 @@ class CompressionMod:
             self.codec,
             vector,
             layout,
-            applied=None if note.undecided else note.applied or 0,
+            applied=None if header.undecided else header.applied or 0,
             seed=seed,
             loss=_loss(content),
-            workers=note.workers or 0,
+            workers=header.workers or 0,
             named=named,
             own=own,
             tied=names_of(left, form),
@@ -310,7 +312,7 @@ def _unseen(message: Message, context: Context, call_next: ClientAppCallable) ->
         context.state.__dict__["_data"].update(ours)  # the app may have set another `state`
 
 
-def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
+def _key_of_parcel(content: RecordDict, header: DownlinkHeader) -> str | None:
     """Return the name of the record that holds the model; None if there is no such record.
 
     If the node already has the server's version, the list of steps is empty. Then the record holds
@@ -318,7 +320,7 @@ def _key_of_parcel(content: RecordDict, note: DownlinkHeader) -> str | None:
     """
     if (found := payload_of(content)) is not None:
         return found[0]
-    kept = records(content, ArrayRecord) if note.rates is not None else []
+    kept = records(content, ArrayRecord) if header.rates is not None else []
     return kept[0][0] if kept else None
 
 

@@ -15,7 +15,7 @@ from ...base import PayloadError
 from ...codec import Codec
 from ...screening import Screening
 from ..acks import OTHER_METHOD
-from ..headers import NOTE, DownlinkHeader, UplinkHeader, server_round, trains
+from ..headers import HEADER, DownlinkHeader, UplinkHeader, server_round, trains
 from ..message_size import measured, size_of
 from ..method import chosen
 from ..native_tensors import distance, native_payload, with_natives
@@ -66,10 +66,10 @@ class CompressedGridState:
     """
 
     round: int = 0
-    dialogue: ServerSessionState = field(default_factory=ServerSessionState)
-    differences: DeltaSyncState = field(default_factory=DeltaSyncState)
-    handed: InferredAcksState = field(default_factory=InferredAcksState)
-    course: FailurePolicyState = field(default_factory=FailurePolicyState)
+    session: ServerSessionState = field(default_factory=ServerSessionState)
+    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
+    inferred_acks: InferredAcksState = field(default_factory=InferredAcksState)
+    failures: FailurePolicyState = field(default_factory=FailurePolicyState)
     screen: UpdateFilterState = field(default_factory=UpdateFilterState)
     beside: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
@@ -128,19 +128,19 @@ class CompressedGrid(GridWrapper):
         self.state = state = CompressedGridState() if state is None else state
         codec = None if downlink is None else chosen(downlink)
         self._whole = codec is None  # models go down whole
-        self._differences = DeltaSync(codec, seed, state.differences)
+        self._deltas = DeltaSync(codec, seed, state.deltas)
         self._session = ServerSession(
-            self._differences, self.traffic, model, state.dialogue, replies.uplink
+            self._deltas, self.traffic, model, state.session, replies.uplink
         )
         self._replies = replies
-        self._failures = FailurePolicy(self.traffic, failures, state.course)
+        self._failures = FailurePolicy(self.traffic, failures, state.failures)
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout
         plain_bytes = self._session.plain_bytes
         self._models = SentModels(layout, exact, plain_bytes, state.models, apart)
         self._in_flight = InFlight()
         self._uncompressed = Uncompressed(self.traffic) if layout is None else None
-        self._inferred_acks = InferredAcks(self._session.receipts, state.handed)
+        self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
         self._filters = UpdateFilters(
             UpdateFilter(screening, state.screen),
             UpdateFilter(screening, state.beside, floor=1.0),
@@ -153,7 +153,7 @@ class CompressedGrid(GridWrapper):
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
         """Send messages; return their ids."""
-        self._session.receipts.applied(self._session.receipts.pending)
+        self._session.acks.applied(self._session.acks.pending)
         outgoing, sent = self._outgoing(list(messages))
         self.state.round += any(each is not None and each.train for each in sent)
         ids = list(super().push_messages(outgoing, ttl))
@@ -222,7 +222,7 @@ class CompressedGrid(GridWrapper):
         if gone := self._session.gone(self._grid.get_node_ids):
             for each in (self._in_flight, self._inferred_acks, self._filters):
                 each.forget(gone)
-        self._differences.tidy(self._session.ledger.held)
+        self._deltas.tidy(self._session.versions.held)
         made, sent = list[Message](), list[SentMessage | None]()
         for message in messages:
             if id(message.content) not in models:
@@ -259,18 +259,18 @@ class CompressedGrid(GridWrapper):
     ) -> tuple[Message, SentMessage]:
         form, values, plain, natives, ties = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
-        self._differences.offer(values, form, named=self._layout is None, ties=ties)
+        self._deltas.offer(values, form, named=self._layout is None, ties=ties)
         number = server_round(content) or self.state.round + 1
         exact = list(form.patterns) or None
-        note = DownlinkHeader(number, workers=workers if train else None, exact=exact)
+        header = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
-        dialogue = self._session
-        unheard = dialogue.ledger.base_of(node) is None and dialogue.ledger.silent(node)
-        encoded, model_update, size = dialogue.encoded(
-            node, content, name, note, cache, plain, decided=decided, natives=natives
+        session = self._session
+        unheard = session.versions.base_of(node) is None and session.versions.silent(node)
+        encoded, model_update, size = session.encoded(
+            node, content, name, header, cache, plain, decided=decided, natives=natives
         )
         self._look_at(message, name)
-        unknown = unheard and self._differences.unheard is None
+        unknown = unheard and self._deltas.unheard is None
         if self._uncompressed and (unknown or self._whole):
             why = NO_DOWNLINK if self._whole else UNKNOWN
             self._uncompressed.whole(message.metadata.message_type, name, size[0], why)
@@ -292,19 +292,19 @@ class CompressedGrid(GridWrapper):
             self._look_at_reply(reply, None)
             return self._readable(reply)
         if sent is None:
-            self.traffic.count_received(measured(reply.content, NOTE), 0)
+            self.traffic.count_received(measured(reply.content, HEADER), 0)
             node = reply.metadata.src_node_id
             reason = "its message was answered before, or never sent"
             return self._refused(reply, node, self.state.round, reason)
         try:
-            note = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
-            reply.content.pop(NOTE, None)
+            header = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
+            reply.content.pop(HEADER, None)
             self._look_at_reply(reply, sent)
             expect_readable(reply.content)
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._replies.weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
-                self._unpack(reply, note, sent)
+                self._unpack(reply, header, sent)
             if (names := self._replies.metrics.get(sent.kind)) is not None:
                 reply.content = rebuilt(reply.content, sent, names)
         except PayloadError as error:
@@ -321,28 +321,28 @@ class CompressedGrid(GridWrapper):
         return reply
 
     def _left_out(self, reply: Message, node: int, number: int, reason: str) -> Message:
-        self._session.receipts.drop(node)
+        self._session.acks.drop(node)
         return self._refused(reply, node, number, reason)
 
     def _refused(self, reply: Message, node: int, number: int, reason: str) -> Message:
         self._failures.leave_out(number, node, reason)
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
-    def _unpack(self, reply: Message, note: UplinkHeader, sent: SentMessage) -> None:
+    def _unpack(self, reply: Message, header: UplinkHeader, sent: SentMessage) -> None:
         """Replace the reply's payload by the model. Raises `PayloadError` if it is unusable."""
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
         name, payload = found
-        whole, named = bool(note.whole), bool(note.named)
+        whole, named = bool(header.whole), bool(header.named)
         uplink = self._replies.uplink
         if uplink is not None and (whole != uplink.exact or named):
             raise PayloadError(OTHER_METHOD)
         counts = self.state.models.counts
         form = expected(payload, sent.form, whole=whole, named=named, counts=counts)
-        ties = left_tied(() if named else sent.ties, note.untied)
+        ties = left_tied(() if named else sent.ties, header.untied)
         small = without(form, ties)
-        sequence = note.sequence or 0
+        sequence = header.sequence or 0
         update = self._session.decode(sent.node, payload, sequence, small.whole, small.beside)
         model = answered(update, small, sent.form, sent.start, whole=whole)
         model = widened_model(model, form, ties)

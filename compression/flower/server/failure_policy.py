@@ -30,14 +30,14 @@ HINTS = {
 class FailurePolicyState:
     """State of `FailurePolicy`.
 
-    `asked`: the number of messages that asked for training. `hopeless`: the number of consecutive
-    unusable rounds. `hopeless_of_many`: how many of these rounds had replies of at least `MANY`
-    nodes.
+    `asked`: the number of messages that asked for training. `consecutive_failures`: the number of
+    consecutive unusable rounds. `consecutive_failures_of_many`: how many of these rounds had
+    replies of at least `MANY` nodes.
     """
 
     asked: int = 0
-    hopeless: int = 0
-    hopeless_of_many: int = 0
+    consecutive_failures: int = 0
+    consecutive_failures_of_many: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,14 @@ class FailurePolicy:
         heals = any(HEALS in reason for reason in self._reasons)
         of_use = used or heals
         state = self._state
-        state.hopeless = 0 if of_use else state.hopeless + bool(replies)
-        state.hopeless_of_many = 0 if of_use else state.hopeless_of_many + (replies >= MANY)
-        if state.hopeless >= self._few or state.hopeless_of_many >= self._patience:
+        state.consecutive_failures = 0 if of_use else state.consecutive_failures + bool(replies)
+        state.consecutive_failures_of_many = (
+            0 if of_use else state.consecutive_failures_of_many + (replies >= MANY)
+        )
+        if (
+            state.consecutive_failures >= self._few
+            or state.consecutive_failures_of_many >= self._patience
+        ):
             raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
 
     def end(self) -> None:

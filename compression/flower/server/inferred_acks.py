@@ -51,8 +51,8 @@ class InferredAcks:
     round settle nothing, because a strategy may send a round's messages in batches.
     """
 
-    def __init__(self, receipts: AckTracker, state: InferredAcksState | None = None) -> None:
-        self._receipts = receipts
+    def __init__(self, acks: AckTracker, state: InferredAcksState | None = None) -> None:
+        self._acks = acks
         self._state = InferredAcksState() if state is None else state
 
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
@@ -68,11 +68,11 @@ class InferredAcks:
         }
         if not given:
             return
-        for node in self._receipts.pending:
+        for node in self._acks.pending:
             if node in given and node in self._state.given:
                 new, old = given[node], self._state.given[node]
                 again = new.round is None or new.round != old.round
-                self._receipts.settle(node, applied=new.model != old.model or not again)
+                self._acks.settle(node, applied=new.model != old.model or not again)
         newest = {each.model for each in given.values()}
         if newest & self._state.last:
             self._give_up(given)
@@ -89,7 +89,7 @@ class InferredAcks:
         latest = dict[bytes, int]()
         for each in given.values():
             latest[each.model] = max(each.round or 0, latest.get(each.model, 0))
-        for node in self._receipts.pending:
+        for node in self._acks.pending:
             before = self._state.given.get(node)
             if before and before.round is not None and before.round < latest.get(before.model, 0):
-                self._receipts.settle(node, applied=False)
+                self._acks.settle(node, applied=False)

@@ -17,7 +17,15 @@ from ..node.state import checksum, fingerprint
 from ..node_replica import MODEL, VERSION, Replica
 from ..records import Vector, payload_record, payload_records
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
-from ..tied_weights import Ties, narrowed, narrowed_model, told, widened, widened_model, without
+from ..tied_weights import (
+    Ties,
+    narrowed,
+    narrowed_model,
+    widened,
+    widened_model,
+    without,
+    written_ties,
+)
 from .session import UNHEARD, ModelUpdate
 
 BUDGET = 512 << 20  # the most bytes of stored versions; nodes of other versions get a whole model
@@ -140,9 +148,9 @@ class DeltaSync:
         return self._parcel(payload, received, offered, {})
 
     def _parcel(
-        self, payload: bytes, received: Model, offered: OfferedModel, note: Mapping[str, int]
+        self, payload: bytes, received: Model, offered: OfferedModel, header: Mapping[str, int]
     ) -> ModelUpdate:
-        form, says = offered.form, {**note, **told(offered.form, offered.ties)}
+        form, says = offered.form, {**header, **written_ties(offered.form, offered.ties)}
         if self._codec is None:
             return ModelUpdate(payload_record(payload), says, len(payload), received)
         name = checksum(received.vector)
@@ -270,7 +278,7 @@ class StepLogSync:
             payloads[name] = RAW.encode(array, layout)
         return self._parcel(payloads, {})
 
-    def _parcel(self, payloads: dict[str, bytes], note: dict[str, object]) -> ModelUpdate:
+    def _parcel(self, payloads: dict[str, bytes], header: dict[str, object]) -> ModelUpdate:
         if self._follow:
-            note["version"] = self._replica.version
-        return ModelUpdate(payload_records(payloads), note, sum(map(len, payloads.values())))
+            header["version"] = self._replica.version
+        return ModelUpdate(payload_records(payloads), header, sum(map(len, payloads.values())))

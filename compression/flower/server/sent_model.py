@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...base import PayloadError
 from ...batchnorm import expect_matches, matches
 from ...layout import Layout
-from ..headers import NOTE
+from ..headers import HEADER
 from ..native_tensors import natives_of
 from ..node.state import fingerprint
 from ..records import layout_of, payload_of, records, to_vector
@@ -109,8 +109,10 @@ class SentModels:
             return None
         if self._layout is None and there[0][1] and not holds_floats(there[0][1]):
             return None  # for example decision trees: the record is sent uncompressed
-        if NOTE in content:
-            raise ValueError(f"a message's record {NOTE!r} is the link's: give yours another name")
+        if HEADER in content:
+            raise ValueError(
+                f"a message's record {HEADER!r} is reserved for the header: give yours another name"
+            )
         found = self._in(there[0][1], first)
         if not self._state.led_below:
             vector = converted(found.model, form_of_models(found.form), found.form).vector

@@ -14,7 +14,7 @@ from ...codec import Codec
 from ...decoder import Update
 from ...layout import Layout
 from ..acks import AckTracker, AckTrackerState
-from ..headers import EXAMPLES, MOST, NOTE, DownlinkHeader, UplinkHeader, number, read, written
+from ..headers import EXAMPLES, HEADER, MOST, DownlinkHeader, UplinkHeader, number, read, written
 from ..message_size import Size, measured
 from ..native_tensors import (
     INITIAL,
@@ -36,7 +36,7 @@ class ModelUpdate(NamedTuple):
     """The payloads that update a node to the newest model, and their header fields."""
 
     arrays: ArrayRecord  # one Array per payload
-    note: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
+    header: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
     size: int  # bytes of all payloads
     received: Model | None = None  # the node's model after decoding; None if it was not computed
 
@@ -84,23 +84,23 @@ class VersionTracker:
     A node without a confirmed version gets the whole model.
     """
 
-    def __init__(self, way: ModelSync, state: VersionTrackerState | None = None) -> None:
-        self.way = way
+    def __init__(self, sync: ModelSync, state: VersionTrackerState | None = None) -> None:
+        self.sync = sync
         self._state = VersionTrackerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
         """Return the version that can be the `base` of a message to the node; None if none can."""
         base = self._state.has.get(node)
-        return base if base is not None and self.way.knows(base) else None
+        return base if base is not None and self.sync.knows(base) else None
 
     def silent(self, node: int) -> bool:
         """Return whether the node got `SILENT` models or more, and has replied to none of them."""
-        return self._state.unheard.get(node, 0) >= SILENT and not self.way.skips
+        return self._state.unheard.get(node, 0) >= SILENT and not self.sync.skips
 
     def send(self, node: int, model_update: ModelUpdate) -> None:
         """Record that a model update is sent to a node."""
-        version = model_update.note.get("version")
-        if not self.way.skips:
+        version = model_update.header.get("version")
+        if not self.sync.skips:
             self._state.has.pop(node, None)  # its version is unknown until it replies
         if version is not None:
             self._state.sent[node] = version
@@ -157,14 +157,14 @@ class ServerSessionState:
     """State of `ServerSession`: the server's data about its nodes.
 
     `asked`: the nodes that got a message. `given`: the nodes that got the initial native tensors.
-    `ledger`: the nodes' versions. `receipts`: the nodes' applied updates. `ServerSession.gone`
+    `versions`: the nodes' versions. `acks`: the nodes' applied updates. `ServerSession.gone`
     deletes the data of nodes that have left.
     """
 
     asked: set[int] = field(default_factory=set)
     given: set[int] = field(default_factory=set)
-    ledger: VersionTrackerState = field(default_factory=VersionTrackerState)
-    receipts: AckTrackerState = field(default_factory=AckTrackerState)
+    versions: VersionTrackerState = field(default_factory=VersionTrackerState)
+    acks: AckTrackerState = field(default_factory=AckTrackerState)
 
     def go_back(self, along: Collection[int] = ()) -> None:
         """Record that the server resumes from a checkpoint; its nodes may have later versions.
@@ -174,7 +174,7 @@ class ServerSessionState:
         residual. `along`: the nodes that resume from the same checkpoint, and so have the versions
         in it.
         """
-        for kept in (self.ledger.has, self.ledger.sent):
+        for kept in (self.versions.has, self.versions.sent):
             for node in kept.keys() - set(along):
                 del kept[node]
 
@@ -202,14 +202,14 @@ class ServerSession:
     """Makes the server's messages and reads the nodes' replies.
 
     A message holds a model update to the newest version, and says which of the node's replies was
-    applied last. `way`: how model updates are made. `model`: the model at the start of the run;
+    applied last. `sync`: how model updates are made. `model`: the model at the start of the run;
     None: the nodes may have different models. `uplink`: the nodes' codec; None accepts payloads of
     any method.
     """
 
     def __init__(
         self,
-        way: ModelSync,
+        sync: ModelSync,
         traffic: Traffic,
         model: InitialModel | None = None,
         state: ServerSessionState | None = None,
@@ -218,8 +218,8 @@ class ServerSession:
         state = ServerSessionState() if state is None else state
         self._asked, self._many = state.asked, SPARE
         self._given, self.initial = state.given, model.natives if model else NONE
-        self.ledger = VersionTracker(way, state.ledger)
-        self.receipts = AckTracker(state.receipts, uplink)
+        self.versions = VersionTracker(sync, state.versions)
+        self.acks = AckTracker(state.acks, uplink)
         self.traffic = traffic
         self.layout = model.layout if model else None
         self.plain_bytes = model.plain_bytes if model else 0
@@ -229,7 +229,7 @@ class ServerSession:
         nodes: Iterable[int],
         kind: str,
         orders: Mapping[str, Any],
-        note: DownlinkHeader,
+        header: DownlinkHeader,
         natives: Mapping[str, NDArray[Any]] = {},
     ) -> list[tuple[Message, ModelUpdate]]:
         """Return, for each node, a message of type `kind`, and the model update in the message.
@@ -243,9 +243,9 @@ class ServerSession:
         made = []
         for node in nodes:
             sent = self.encoded(
-                node, content, "arrays", note, cache, self.plain_bytes, natives=natives
+                node, content, "arrays", header, cache, self.plain_bytes, natives=natives
             )
-            message = Message(sent.content, node, kind, group_id=str(note.number))
+            message = Message(sent.content, node, kind, group_id=str(header.number))
             made.append((message, sent.model_update))
         return made
 
@@ -254,7 +254,7 @@ class ServerSession:
         node: int,
         content: RecordDict,
         name: str,
-        note: DownlinkHeader,
+        header: DownlinkHeader,
         cache: dict[Key, Encoded],
         plain_bytes: int,
         *,
@@ -267,29 +267,29 @@ class ServerSession:
         the model without compression. `decided`: False if it is unknown which of the node's replies
         were applied; then the header does not say it. `natives`: the current native tensors.
         """
-        base = self.ledger.base_of(node)
-        if base is None and self.ledger.silent(node):
+        base = self.versions.base_of(node)
+        if base is None and self.versions.silent(node):
             base = UNHEARD
         self._asked.add(node)
-        decided = decided and not self.receipts.unknown(node)
-        applied = self.receipts.last_applied(node) if decided else None
-        says = note._replace(applied=applied or None, undecided=None if decided else 1)
+        decided = decided and not self.acks.unknown(node)
+        applied = self.acks.last_applied(node) if decided else None
+        says = header._replace(applied=applied or None, undecided=None if decided else 1)
         lacks = bool(self.initial.arrays) and node not in self._given
         key = id(content), base, applied, lacks
         if key not in cache:
             alike = (e.model_update for k, e in cache.items() if k[:2] == key[:2] and k[3] == lacks)
             model_update = next(alike, None)
             model_update = model_update or self._with_natives(
-                self.ledger.way.model_update(base), natives, lacks
+                self.versions.sync.model_update(base), natives, lacks
             )
-            told = written(says._replace(**model_update.note))
+            header_record = written(says._replace(**model_update.header))
             shared = {k: model_update.arrays if k == name else v for k, v in content.items()}
-            made = filled(RecordDict, {**shared, NOTE: told})
-            cache[key] = Encoded(made, model_update, measured(made, NOTE))
+            made = filled(RecordDict, {**shared, HEADER: header_record})
+            cache[key] = Encoded(made, model_update, measured(made, HEADER))
         if lacks:
             self._given.add(node)
         sent = cache[key]
-        self.ledger.send(node, sent.model_update)
+        self.versions.send(node, sent.model_update)
         self.traffic.count_sent(sent.size, plain_bytes)
         return sent
 
@@ -306,8 +306,8 @@ class ServerSession:
         for name, payload in payloads.items():
             if payload:
                 arrays = with_payload(arrays, name, payload)
-        note = {**model_update.note, "initial": self.initial.checksum}
-        return model_update._replace(arrays=arrays, note=note)
+        header = {**model_update.header, "initial": self.initial.checksum}
+        return model_update._replace(arrays=arrays, header=header)
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
         """Delete the data of absent nodes if they are too many, and return these nodes.
@@ -325,8 +325,8 @@ class ServerSession:
         found = self._asked - here
         self._asked -= found
         self._given.difference_update(found)
-        self.ledger.forget(found)
-        self.receipts.forget(found)
+        self.versions.forget(found)
+        self.acks.forget(found)
         return found
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
@@ -338,42 +338,42 @@ class ServerSession:
         payloads, and for a reply to another message.
         """
         if reply.has_error():
-            self.ledger.lose(node)
+            self.versions.lose(node)
             if self.initial.arrays and OTHER_INITIAL in (reply.error.reason or ""):
                 self._given.discard(node)
             raise PayloadError(reason_of(reply))
         payloads = payloads_of(reply.content)
-        self.traffic.count_received(measured(reply.content, NOTE), plain_bytes if payloads else 0)
+        self.traffic.count_received(measured(reply.content, HEADER), plain_bytes if payloads else 0)
         native = self.initial.arrays and native_payload(reply.content) is not None
         if len(payloads) > 1 + bool(native):
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
-        note = read(reply.content, UplinkHeader)
-        if note.number != asked:
-            self.ledger.lose(node)
-            raise PayloadError(f"it replies to message {note.number}: {asked} was to be answered")
-        self.ledger.confirm(node, note.version)
-        return note
+        header = read(reply.content, UplinkHeader)
+        if header.number != asked:
+            self.versions.lose(node)
+            raise PayloadError(f"it replies to message {header.number}: {asked} was to be answered")
+        self.versions.confirm(node, header.version)
+        return header
 
     def read(
         self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()
     ) -> ReceivedUpdate:
-        """Return a node's update, which is pending until `receipts.applied` is called.
+        """Return a node's update, which is pending until `acks.applied` is called.
 
         `asked`: the `number` in the message's header. `measured`: names of the metrics that must be
         finite numbers. Raises `PayloadError`, with the reason, for a reply that cannot be used.
         """
-        note, content = self.opened(reply, node, asked, self.plain_bytes), reply.content
+        header, content = self.opened(reply, node, asked, self.plain_bytes), reply.content
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
         if found is None or metrics is None:
             raise PayloadError("a reply must hold a payload and a MetricRecord")
-        if note.whole:
+        if header.whole:
             raise PayloadError("the reply holds a model; an update is asked for")
         if not 0 < number(metrics[1], EXAMPLES) < 2 * MOST:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
             number(metrics[1], name)
         assert self.layout is not None  # `read` is called only in sessions with a layout
-        update = self.decode(node, found[1], note.sequence or 0, self.layout)
+        update = self.decode(node, found[1], header.sequence or 0, self.layout)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
         return ReceivedUpdate(update, metrics[1], natives)
 
@@ -386,7 +386,7 @@ class ServerSession:
         own: tuple[int, ...] = (),
     ) -> Update:
         """Decode a node's update with `AckTracker.decode`, and count its entries."""
-        update = self.receipts.decode(node, payload, sequence, layout, own)
+        update = self.acks.decode(node, payload, sequence, layout, own)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size
         return update

@@ -11,8 +11,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from compression import PayloadError, decode, make_codec
 from compression.flower import CompressionMod, payload_of
 from compression.flower.headers import (
+    HEADER,
     HEALS,
-    NOTE,
     DownlinkHeader,
     TrainConfig,
     UplinkHeader,
@@ -64,12 +64,12 @@ class Course:
             self.steps.add(payload, 0.1)
         return self
 
-    def ask(self, node, known, model_update=None, **note):
+    def ask(self, node, known, model_update=None, **header):
         """Send `node` an update, by default from version `known`; return its reply's content."""
         model_update, self.number = model_update or self.steps.model_update(known), self.number + 1
-        told = written(DownlinkHeader(**{"number": self.number, **model_update.note, **note}))
+        told = written(DownlinkHeader(**{"number": self.number, **model_update.header, **header}))
         orders = ConfigRecord(TrainConfig(0.1, self.number).config())
-        content = RecordDict({"arrays": model_update.arrays, "config": orders, NOTE: told})
+        content = RecordDict({"arrays": model_update.arrays, "config": orders, HEADER: told})
         message = Message(content, node, "train.step")
         return self.app(message, self.contexts[node]).content
 
@@ -249,8 +249,8 @@ def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
     course = Course().go(1)
     app = CompressionMod("float32", layout=LAYOUT if lacks == "optimizer" else None)
     model_update = course.steps.model_update(None)
-    told = written(DownlinkHeader(number=1, **model_update.note))
-    message = Message(RecordDict({"arrays": model_update.arrays, NOTE: told}), 1, "train")
+    told = written(DownlinkHeader(number=1, **model_update.header))
+    message = Message(RecordDict({"arrays": model_update.arrays, HEADER: told}), 1, "train")
     with pytest.raises(PayloadError, match=f"knows no {lacks}"):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
 

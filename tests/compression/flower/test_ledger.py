@@ -30,79 +30,79 @@ both_ways = pytest.mark.parametrize("skips", [True, False])
 
 @both_ways
 def test_a_nodes_version_is_the_one_it_confirmed(skips):
-    ledger = VersionTracker(Every(skips))
-    assert ledger.base_of(7) is None
-    ledger.send(7, of(3))
-    assert ledger.base_of(7) is None
-    ledger.confirm(7, 3)
-    assert ledger.base_of(7) == 3
-    assert ledger.base_of(8) is None
+    versions = VersionTracker(Every(skips))
+    assert versions.base_of(7) is None
+    versions.send(7, of(3))
+    assert versions.base_of(7) is None
+    versions.confirm(7, 3)
+    assert versions.base_of(7) == 3
+    assert versions.base_of(8) is None
 
 
 @both_ways
 @pytest.mark.parametrize("says", [None, 2, 4])
 def test_a_node_cannot_confirm_a_version_that_it_was_not_sent(skips, says):
-    ledger = VersionTracker(Every(skips))
-    ledger.confirm(7, 3)
-    assert ledger.base_of(7) is None
-    ledger.send(7, of(3))
-    ledger.confirm(7, says)
-    assert ledger.base_of(7) is None
+    versions = VersionTracker(Every(skips))
+    versions.confirm(7, 3)
+    assert versions.base_of(7) is None
+    versions.send(7, of(3))
+    versions.confirm(7, says)
+    assert versions.base_of(7) is None
 
 
 @pytest.mark.parametrize(("skips", "base"), [(True, 3), (False, None)])
 def test_before_a_reply_a_node_that_skips_keeps_its_version(skips, base):
-    ledger = VersionTracker(Every(skips))
-    ledger.send(7, of(3))
-    ledger.confirm(7, 3)
-    ledger.send(7, of(4))
-    assert ledger.base_of(7) == base
-    assert ledger.held == {3, 4} - ({3} if base is None else set())
-    ledger.confirm(7, 4)
-    assert ledger.base_of(7) == 4
-    assert ledger.held == {4}
+    versions = VersionTracker(Every(skips))
+    versions.send(7, of(3))
+    versions.confirm(7, 3)
+    versions.send(7, of(4))
+    assert versions.base_of(7) == base
+    assert versions.held == {3, 4} - ({3} if base is None else set())
+    versions.confirm(7, 4)
+    assert versions.base_of(7) == 4
+    assert versions.held == {4}
 
 
 @both_ways
 def test_after_an_error_a_node_has_no_version_until_it_confirms_one(skips):
-    ledger = VersionTracker(Every(skips))
+    versions = VersionTracker(Every(skips))
     for node in (7, 8):
-        ledger.send(node, of(2))
-        ledger.confirm(node, 2)
-    ledger.lose(7)
-    ledger.lose(9)  # node 9 is unknown
-    assert [ledger.base_of(node) for node in (7, 8, 9)] == [None, 2, None]
-    ledger.send(7, of(3))
-    ledger.confirm(7, 3)
-    assert ledger.base_of(7) == 3
+        versions.send(node, of(2))
+        versions.confirm(node, 2)
+    versions.lose(7)
+    versions.lose(9)  # node 9 is unknown
+    assert [versions.base_of(node) for node in (7, 8, 9)] == [None, 2, None]
+    versions.send(7, of(3))
+    versions.confirm(7, 3)
+    assert versions.base_of(7) == 3
 
 
 @both_ways
 def test_a_reply_to_a_lost_message_confirms_nothing(skips):
-    ledger = VersionTracker(Every(skips))
-    ledger.send(7, of(2))
-    ledger.lose(7)
-    ledger.confirm(7, 2)
-    assert ledger.base_of(7) is None
-    assert ledger.held == set()
+    versions = VersionTracker(Every(skips))
+    versions.send(7, of(2))
+    versions.lose(7)
+    versions.confirm(7, 2)
+    assert versions.base_of(7) is None
+    assert versions.held == set()
 
 
 @both_ways
 def test_a_version_on_which_nothing_can_build_is_no_base(skips):
-    ledger = VersionTracker(way := Every(skips))
-    ledger.send(7, of(2))
-    ledger.confirm(7, 2)
+    versions = VersionTracker(way := Every(skips))
+    versions.send(7, of(2))
+    versions.confirm(7, 2)
     way.first = 3
-    assert ledger.base_of(7) is None
+    assert versions.base_of(7) is None
 
 
 @both_ways
 def test_without_versions_in_messages_no_node_has_one(skips):
-    ledger = VersionTracker(Every(skips))
-    ledger.send(7, of(None))
-    ledger.confirm(7, 0)
-    assert ledger.base_of(7) is None
-    assert ledger.held == set()
+    versions = VersionTracker(Every(skips))
+    versions.send(7, of(None))
+    versions.confirm(7, 0)
+    assert versions.base_of(7) is None
+    assert versions.held == set()
 
 
 FATES = ["read", "reply lost", "never came", "error"]
@@ -112,28 +112,28 @@ EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
 @given(EVENTS)
 def test_a_node_that_skips_is_never_behind_its_base(events):
     """For nodes that skip known steps a message builds on a version at or before the node's."""
-    ledger, has = VersionTracker(Every(skips=True)), {}
+    versions, has = VersionTracker(Every(skips=True)), {}
     for version, (node, fate) in enumerate(events, 1):
-        base = ledger.base_of(node)
+        base = versions.base_of(node)
         assert base is None or base <= has[node]
-        ledger.send(node, of(version))
+        versions.send(node, of(version))
         has[node] = has.get(node, 0) if fate == "never came" else version
         if fate == "read":
-            ledger.confirm(node, version)
+            versions.confirm(node, version)
         elif fate == "error":
-            ledger.lose(node)
+            versions.lose(node)
 
 
 @given(EVENTS)
 def test_a_node_that_does_not_skip_has_exactly_the_base(events):
-    ledger, has = VersionTracker(Every(skips=False)), {}
+    versions, has = VersionTracker(Every(skips=False)), {}
     for version, (node, fate) in enumerate(events, 1):
-        base = ledger.base_of(node)
+        base = versions.base_of(node)
         assert base is None or base == has[node]
-        ledger.send(node, of(version))
+        versions.send(node, of(version))
         has[node] = has.get(node, 0) if fate == "never came" else version
-        assert version in ledger.held
+        assert version in versions.held
         if fate == "read":
-            ledger.confirm(node, version)
+            versions.confirm(node, version)
         elif fate == "error":
-            ledger.lose(node)
+            versions.lose(node)

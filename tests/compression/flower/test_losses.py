@@ -115,10 +115,10 @@ def sent(monkeypatch):
     return total, seen, found
 
 
-def still_kept(codec, state, receipts, node, layout):
+def still_kept(codec, state, acks, node, layout):
     """Return a node's unsent part: its memory, and its last update if that was not applied."""
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
-    if state.sequence != receipts.last_applied(node):
+    if state.sequence != acks.last_applied(node):
         sent = state.memory.get("sent")
         before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         kept = kept + decode_update(state.last, layout, before=before).dense()
@@ -136,15 +136,15 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
     downlink = make_codec(quantizer="int8") if changes else None
     link = CompressedGrid(grid, downlink=downlink)
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=ROUNDS)
-    total, seen, (receipts,) = sent
-    receipts.applied(receipts.pending)  # no message has reported the last round's updates yet
+    total, seen, (acks,) = sent
+    acks.applied(acks.pending)  # no message has reported the last round's updates yet
     assert grid.lost > 10
     assert grid.again > 1
     assert len(seen) == len(set(seen)) == link.traffic.client_updates > 60
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
         state = NodeState(pool.contexts[node].state)
-        kept = still_kept(codec, state, receipts, node, layout)
+        kept = still_kept(codec, state, acks, node, layout)
         scale = max(np.abs(given[node - 1]).max(), np.abs(kept).max(), 1)
         np.testing.assert_allclose(total[node - 1] + kept, given[node - 1], atol=2e-5 * scale)
 
@@ -255,18 +255,18 @@ def test_unused_versions_and_those_beyond_the_budget_are_dropped(monkeypatch):
     layout = layout_of(initial())
     models = np.random.default_rng(0).normal(size=(4, layout.size)).astype(np.float32)
     way, form = DeltaSync(make_codec(quantizer="int8")), TensorSplit(layout)
-    ledger, model_updates = VersionTracker(way), []
+    versions, model_updates = VersionTracker(way), []
     for model in models:
         way.offer(Model(model), form, named=False)
         model_updates.append(way.model_update(None))
     for node in (1, 2, 3):
-        ledger.send(node, model_updates[node])
-        ledger.confirm(node, model_updates[node].note["version"])
-    ledger.confirm(0, model_updates[0].note["version"])  # node 0 was never sent this version
-    way.tidy(ledger.held)
-    assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, True, True]
-    assert not way.knows(model_updates[0].note["version"])
-    way.model_update(ledger.base_of(1))  # used now, so no longer the oldest
+        versions.send(node, model_updates[node])
+        versions.confirm(node, model_updates[node].header["version"])
+    versions.confirm(0, model_updates[0].header["version"])  # node 0 was never sent this version
+    way.tidy(versions.held)
+    assert [versions.base_of(node) is not None for node in range(4)] == [False, True, True, True]
+    assert not way.knows(model_updates[0].header["version"])
+    way.model_update(versions.base_of(1))  # used now, so no longer the oldest
     monkeypatch.setattr("compression.flower.server.model_sync.BUDGET", 2 * 4 * layout.size)
-    way.tidy(ledger.held)
-    assert [ledger.base_of(node) is not None for node in range(4)] == [False, True, False, True]
+    way.tidy(versions.held)
+    assert [versions.base_of(node) is not None for node in range(4)] == [False, True, False, True]

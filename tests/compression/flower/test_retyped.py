@@ -11,7 +11,7 @@ from numpy.lib import format as numpy_format
 
 from compression import Layout, make_codec
 from compression.flower import CompressedGrid, CompressionMod, payload_record
-from compression.flower.headers import NOTE
+from compression.flower.headers import HEADER
 from compression.flower.records import NUMPY
 from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES, varint
@@ -35,14 +35,14 @@ def link_of(change, uplink="dense"):
     return CompressedGrid(grid_of(answer))
 
 
-def in_vector(dtypes, **note):
+def in_vector(dtypes, **header):
     """Return a change: the reply's payload is a vector of tensors with these names and dtypes."""
 
     def change(reply):
         layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
         payload = RAW.encode(np.ones(layout.size, np.float32), layout, names=True)
-        said = {**reply.content[NOTE], "named": 1, **note}
-        reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
+        said = {**reply.content[HEADER], "named": 1, **header}
+        reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
 
     return change
 
@@ -54,8 +54,8 @@ def beside(dtype):
         given = enumerate(SHAPES.items())
         own = [NativeTensor(i, name, np.ones(shape, dtype)) for i, (name, shape) in given]
         payload = RAW.encode(np.ones(0, np.float32), Layout((), (), ()), names=True, own=own)
-        said = {**reply.content[NOTE], "named": 1, "whole": 1}
-        reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
+        said = {**reply.content[HEADER], "named": 1, "whole": 1}
+        reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
 
     return change
 
@@ -78,8 +78,8 @@ def left_out(link, caplog, said):
 @pytest.mark.parametrize("whole", [None, 1])
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith("float")])
 def test_dtypes_that_the_vector_cannot_hold(dtype, whole, caplog):
-    note = {"whole": 1} if whole else {}
-    left_out(link_of(in_vector((dtype,) * len(SHAPES), **note)), caplog, dtype)
+    header = {"whole": 1} if whole else {}
+    left_out(link_of(in_vector((dtype,) * len(SHAPES), **header)), caplog, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", "int64", "uint8"])
@@ -158,8 +158,8 @@ def test_a_false_declared_size_is_refused(caplog, reseal, part, entries):
     payload = reseal(body + bytes(-len(body) % 8))
 
     def change(reply):
-        said = {**reply.content[NOTE], "named": 1}
-        reply.content["arrays"], reply.content[NOTE] = payload_record(payload), ConfigRecord(said)
+        said = {**reply.content[HEADER], "named": 1}
+        reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
 
     link = link_of(change)
     messages = ask(link, initial())

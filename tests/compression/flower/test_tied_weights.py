@@ -10,11 +10,11 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 from compression import PayloadError, make_codec
 from compression.flower import CompressedGrid, CompressionMod, FailureLimits, payload_record
-from compression.flower.headers import NOTE, DownlinkHeader
+from compression.flower.headers import HEADER, DownlinkHeader
 from compression.flower.node_replica import NodeReplica
 from compression.flower.server.sent_model import SentModels, SentModelsState
 from compression.flower.tensor_split import TensorSplit
-from compression.flower.tied_weights import form_as_told
+from compression.flower.tied_weights import form_with_copies
 from compression.layout import Layout
 from compression.native_tensors import NativeTensor
 from compression.screening import Screening
@@ -299,11 +299,11 @@ class Spied:
 
     def __call__(self, message, context):
         node = context.node_config["partition-id"]
-        self.asked.append(message.content[NOTE])
+        self.asked.append(message.content[HEADER])
         reply = self.app(message, context)
         if self.spoil and not reply.has_error():
             reply = self.spoil(reply, node)
-        self.answered[node].append(reply.content.get(NOTE))
+        self.answered[node].append(reply.content.get(HEADER))
         return reply
 
 
@@ -321,11 +321,11 @@ def spied(values, train, method, spoil=None, **options):
 def test_each_reply_declares_its_tied_tensors():
     values, train = model(*PAIR), learns(PAIR, apart=(1,), since=2)
     _, link, app = spied(values, train, METHODS["topk"], rounds=3)
-    tied = [note.get("tied") for note in app.asked]
+    tied = [header.get("tied") for header in app.asked]
     assert tied == [[4, 0], [4, 0], [4, 0], [4, 0], None, None]
     assert app.asked[0]["copies"] == ["head.weight"]
-    assert [note.get("untied") for note in app.answered[0]] == [None, None, None]
-    assert [note.get("untied") for note in app.answered[1]] == [None, [4], None]
+    assert [header.get("untied") for header in app.answered[0]] == [None, None, None]
+    assert [header.get("untied") for header in app.answered[1]] == [None, [4], None]
     assert link.traffic.failures == 0
 
 
@@ -338,7 +338,7 @@ def test_a_copy_that_a_method_names_is_sent_too():
     np.testing.assert_allclose(found["head.weight"], plain["head.weight"], rtol=1e-6)
     down = make_codec("topk", density=0.2, exact=["head*"])
     _, link, app = spied(model(*PAIR), learns(PAIR), TOPK, downlink=down)
-    assert not any("tied" in note for note in app.asked)
+    assert not any("tied" in header for header in app.asked)
     assert link.traffic.failures == 0
 
 
@@ -378,7 +378,7 @@ def test_a_reply_with_a_false_claim_of_copies_fails_its_node():
 
     def lie(reply, node):
         if node == 1:
-            reply.content[NOTE] = ConfigRecord({**reply.content[NOTE], "untied": next(lies)})
+            reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], "untied": next(lies)})
         return reply
 
     found, link, _ = spied(model(*ALL), learns(ALL), METHODS["topk"], lie, rounds=len(LIES))
@@ -389,8 +389,8 @@ def test_a_reply_with_a_false_claim_of_copies_fails_its_node():
 
 def test_a_reply_that_hides_an_untied_tensor_fails_its_node():
     def hide(reply, node):
-        note = {key: value for key, value in reply.content[NOTE].items() if key != "untied"}
-        reply.content[NOTE] = ConfigRecord(note)
+        header = {key: value for key, value in reply.content[HEADER].items() if key != "untied"}
+        reply.content[HEADER] = ConfigRecord(header)
         return reply
 
     train = learns(PAIR, apart=(1,), since=2)
@@ -421,11 +421,11 @@ PAYLOAD = make_codec().encode(
 )
 
 
-def received(**note):
+def received(**header):
     """Return a node's model after a message of three tensors: a, n and b."""
     return (
         NodeReplica()
-        .model(payload_record(PAYLOAD), DownlinkHeader(1, **note), RecordDict())
+        .model(payload_record(PAYLOAD), DownlinkHeader(1, **header), RecordDict())
         .arrays()
     )
 
@@ -470,10 +470,10 @@ def test_a_node_refuses_a_message_about_copies_that_it_does_not_hold(copies, tie
 
 def test_copies_make_no_model_larger_than_is_allowed():
     form = TensorSplit(Layout(("a", "n"), ((5,), (4,)), ("float32", "int64")), (1,))
-    note = DownlinkHeader(1, copies=["x", "y"], tied=[2, 0, 3, 0])
-    assert len(form_as_told(form, note, 15)[0].whole) == 4
+    header = DownlinkHeader(1, copies=["x", "y"], tied=[2, 0, 3, 0])
+    assert len(form_with_copies(form, header, 15)[0].whole) == 4
     with pytest.raises(PayloadError, match="more than the 14 entries allowed"):
-        form_as_told(form, note, 14)
+        form_with_copies(form, header, 14)
     form = TensorSplit(Layout(("n",), ((1 << 28,),), ("int64",)), (0,))
     with pytest.raises(PayloadError, match="larger than is allowed"):
-        form_as_told(form, DownlinkHeader(1, copies=["x"], tied=[1, 0]), 1 << 28)
+        form_with_copies(form, DownlinkHeader(1, copies=["x"], tied=[1, 0]), 1 << 28)

@@ -82,11 +82,11 @@ def server(connection, words, state, until):
     def record(number, model):
         records.append((number, to_vector(model).tobytes(), scheme.traffic.as_dict()))
 
-    def after_turn():
+    def on_state_complete():
         if until is not None and records and records[-1][0] >= until:
             raise Stopped
 
-    scheme.after_turn = after_turn
+    scheme.on_state_complete = on_state_complete
     with suppress(Stopped):
         scheme.start(
             OrderedGrid(RemoteGrid(connection)), ArrayRecord(arrays), config.rounds, config.timeout,

@@ -23,7 +23,7 @@ from flwr.serverapp.strategy import (
 
 from compression import Layout, make_codec
 from compression.flower import CompressionMod, Traffic, payload_of, payload_record
-from compression.flower.headers import NOTE
+from compression.flower.headers import HEADER
 from compression.screening import Screening
 from tests.compression.flower.federation import (
     INT8,
@@ -136,14 +136,14 @@ def with_metric(name, value):
 
 def with_note(**entries):
     def spoil(reply):
-        reply.content[NOTE] = ConfigRecord({**reply.content[NOTE], **entries})
+        reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], **entries})
         return reply
 
     return spoil
 
 
 def with_other_note(reply):
-    reply.content[NOTE] = MetricRecord({"sequence": 1})
+    reply.content[HEADER] = MetricRecord({"sequence": 1})
     return reply
 
 

@@ -29,7 +29,7 @@ class Server:
         self.rule = rule
         self.replica = Replica.start(rule, TRAINED, np.linspace(-1, 1, SIZE, dtype=np.float32))
         self.steps = StepLogSync(self.replica, LAYOUT, follow=follow)
-        self.ledger = VersionTracker(self.steps)
+        self.versions = VersionTracker(self.steps)
         self.payloads, self.models = [b""], [self.replica.model.copy()]  # index: version
 
     def go(self, count=1, entries=3):
@@ -63,7 +63,7 @@ def is_snapshot(model_update):
 
 def snapshot(server, model_update):
     """Return the replica that a snapshot describes."""
-    arrays = {VERSION: np.array([model_update.note["version"]])}
+    arrays = {VERSION: np.array([model_update.header["version"]])}
     for name, payload in contents(model_update).items():
         arrays[name] = decode(payload, LAYOUT if name == MODEL else memory_layout(name))[0].copy()
     return Replica(server.rule, TRAINED, arrays)
@@ -82,7 +82,7 @@ def test_an_unknown_node_gets_a_snapshot(rule):
     server = Server(rule).go(4)
     model_update = server.steps.model_update(None)
     assert set(model_update.arrays) == {MODEL, *rule.names}
-    assert model_update.note == {"version": 4}
+    assert model_update.header == {"version": 4}
     own = snapshot(server, model_update)
     for name, array in server.replica.arrays.items():
         np.testing.assert_array_equal(own.arrays[name], array)
@@ -100,7 +100,7 @@ def test_a_node_gets_exactly_what_it_lacks_in_order(missing):
     assert list(contents(model_update)) == [str(n) for n in range(base + 1, 7)]
     assert list(contents(model_update).values()) == server.payloads[base + 1 :]
     rates = [rate(n) for n in range(base + 1, 7)]
-    assert model_update.note == {"base": base, "rates": rates, "version": 6}
+    assert model_update.header == {"base": base, "rates": rates, "version": 6}
     assert model_update.size == sum(map(len, server.payloads[base + 1 :]))
     assert all(array.stype == STYPE for array in model_update.arrays.values())
 
@@ -112,14 +112,14 @@ def test_a_node_gets_exactly_what_it_lacks_in_order(missing):
 def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, events):
     """One of three nodes is asked in each round; its reply arrives, is lost, or is an error."""
     server, nodes = Server(rule), {}
-    ledger = server.ledger
+    versions = server.versions
     for node, fate in events:
-        model_update = server.steps.model_update(ledger.base_of(node))
-        ledger.send(node, model_update)
+        model_update = server.steps.model_update(versions.base_of(node))
+        versions.send(node, model_update)
         if is_snapshot(model_update):
             nodes[node] = snapshot(server, model_update)
         else:
-            base, rates = model_update.note["base"], model_update.note["rates"]
+            base, rates = model_update.header["base"], model_update.header["rates"]
             own = nodes[node]
             for version in range(own.version + 1, base + len(rates) + 1):
                 update = decode_update(contents(model_update)[str(version)], LAYOUT)
@@ -127,9 +127,9 @@ def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, e
         for name, array in server.replica.arrays.items():
             np.testing.assert_array_equal(nodes[node].arrays[name], array)
         if fate == 0:
-            ledger.lose(node)
+            versions.lose(node)
         elif fate > 1:  # fate 1: the reply is lost, so the server does not know the node's version
-            ledger.confirm(node, nodes[node].version)
+            versions.confirm(node, nodes[node].version)
         server.go(fate // 2, entries=4 * fate**2)
 
 
@@ -152,7 +152,7 @@ def test_updates_larger_than_a_snapshot_are_not_sent():
     assert server.steps.knows(0)
     model_update = server.steps.model_update(0)
     assert is_snapshot(model_update)
-    assert model_update.note == {"version": 1}
+    assert model_update.header == {"version": 1}
     assert model_update is server.steps.model_update(None)
 
 
@@ -190,19 +190,19 @@ def test_model_updates_of_an_older_model_are_dropped():
 
 def test_nodes_that_do_not_follow_get_the_whole_model_each_time():
     server = Server(Adam(), follow=False).go(3)
-    model_update = server.steps.model_update(server.ledger.base_of(7))
-    server.ledger.send(7, model_update)
-    server.ledger.confirm(7, 3)  # no message asked node 7 to confirm
-    assert server.ledger.base_of(7) is None
+    model_update = server.steps.model_update(server.versions.base_of(7))
+    server.versions.send(7, model_update)
+    server.versions.confirm(7, 3)  # no message asked node 7 to confirm
+    assert server.versions.base_of(7) is None
     assert set(model_update.arrays) == {MODEL}
-    assert model_update.note == {}
+    assert model_update.header == {}
     assert model_update.size == len(model_update.arrays[MODEL].data)
     np.testing.assert_array_equal(
         decode(model_update.arrays[MODEL].data, LAYOUT)[0], server.models[3]
     )
     assert server.steps.model_update(None) is model_update
     assert not server.steps.recent
-    assert not server.ledger.held
+    assert not server.versions.held
     server.go()
     np.testing.assert_array_equal(
         decode(server.steps.model_update(None).arrays[MODEL].data, LAYOUT)[0], server.models[4]

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from compression import Layout
 from compression.flower import flat_record
-from compression.flower.headers import NOTE
+from compression.flower.headers import HEADER
 from compression.flower.server.sent_model import SentModels, SentModelsState
 
 FLAT = Layout(("w", "b"), ((2, 2), (2,)), ("float32",) * 2)
@@ -36,7 +36,7 @@ def test_contents_without_a_model():
 def test_a_record_with_the_links_name_is_refused():
     models = SentModels(None, [], 0, SentModelsState())
     with pytest.raises(ValueError, match="give yours another name"):
-        models.of(content(a=named(w=np.ones(3)), **{NOTE: ConfigRecord()}), first=True)
+        models.of(content(a=named(w=np.ones(3)), **{HEADER: ConfigRecord()}), first=True)
 
 
 def test_patterns_must_name_something_once():

@@ -9,7 +9,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
-from compression.flower.headers import NOTE, DownlinkHeader, UplinkHeader, read, written
+from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, read, written
 from compression.flower.records import STYPE, payload_records
 from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
 
@@ -34,8 +34,8 @@ class Newest:
     def model_update(self, base):
         self.made.append(base)
         size = 100 if base is None else self.version - base
-        note = {"version": self.version, **({} if base is None else {"base": base})}
-        return ModelUpdate(payload_records({"payload": bytes(size)}), note, size)
+        header = {"version": self.version, **({} if base is None else {"base": base})}
+        return ModelUpdate(payload_records({"payload": bytes(size)}), header, size)
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +43,13 @@ def server():
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
 
-def dialogue(version=5):
+def session(version=5):
     return ServerSession(Newest(version), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES))
 
 
-def asked(talk, *nodes, **note):
-    note = DownlinkHeader(NUMBER, workers=3, **note)
-    return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, note)]
+def asked(talk, *nodes, **header):
+    header = DownlinkHeader(NUMBER, workers=3, **header)
+    return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, header)]
 
 
 def update():
@@ -59,19 +59,21 @@ def update():
 def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER):
     content = {"arrays": payload_record(CODEC.encode(update(), LAYOUT))}
     content["metrics"] = MetricRecord(metrics)
-    note = written(UplinkHeader(number, sequence, version))
-    return Message(RecordDict({**content, **({NOTE: note} if note else {})}), reply_to=message)
+    header = written(UplinkHeader(number, sequence, version))
+    return Message(
+        RecordDict({**content, **({HEADER: header} if header else {})}), reply_to=message
+    )
 
 
 # What nodes receive.
 
 
 def test_a_message_holds_the_config_a_header_and_the_model():
-    talk = dialogue()
+    talk = session()
     (message,) = asked(talk, 7, checksum=b"12345678")
     assert message.metadata.dst_node_id == 7
     assert message.metadata.message_type == "train.step"
-    assert set(message.content) == {"arrays", "config", NOTE}
+    assert set(message.content) == {"arrays", "config", HEADER}
     assert dict(message.content["config"]) == {"lr": 0.1}
     assert all(array.stype == STYPE for array in message.content["arrays"].values())
     expected = DownlinkHeader(number=2, workers=3, version=5, checksum=b"12345678")
@@ -79,30 +81,30 @@ def test_a_message_holds_the_config_a_header_and_the_model():
 
 
 def test_nodes_share_contents_or_model_updates_where_possible():
-    talk = dialogue()
+    talk = session()
     for node, version in ((1, 3), (2, 3), (3, 4), (4, 3)):
-        talk.ledger.send(node, ModelUpdate(ArrayRecord(), {"version": version}, 0))
-        talk.ledger.confirm(node, version)
-    talk.receipts.decode(4, CODEC.encode(update(), LAYOUT), 9, LAYOUT)
-    talk.receipts.applied([4])
+        talk.versions.send(node, ModelUpdate(ArrayRecord(), {"version": version}, 0))
+        talk.versions.confirm(node, version)
+    talk.acks.decode(4, CODEC.encode(update(), LAYOUT), 9, LAYOUT)
+    talk.acks.applied([4])
     contents = [message.content for message in asked(talk, 1, 2, 3, 4, 5, 6)]
     assert contents[0] is contents[1]
     assert contents[4] is contents[5]
     assert len({id(content) for content in contents}) == 4
     assert contents[3]["arrays"] is contents[0]["arrays"]  # the nodes differ in the header only
     notes = [read(content, DownlinkHeader) for content in contents]
-    assert [note.applied for note in notes] == [None, None, None, 9, None, None]
-    assert [note.base for note in notes] == [3, 3, 4, 3, None, None]
-    assert talk.ledger.way.made == [3, 4, None]
+    assert [header.applied for header in notes] == [None, None, None, 9, None, None]
+    assert [header.base for header in notes] == [3, 3, 4, 3, None, None]
+    assert talk.versions.way.made == [3, 4, None]
 
 
 def test_every_message_is_counted():
-    talk = dialogue()
+    talk = session()
     asked(talk, 1, 2)
     assert talk.traffic.downlink_bytes == 2 * 100
     assert talk.traffic.downlink_bytes_float32 == 2 * PLAIN_BYTES
-    talk.ledger.confirm(1, 5)
-    talk.ledger.way.version = 8
+    talk.versions.confirm(1, 5)
+    talk.versions.way.version = 8
     asked(talk, 1, 2)
     assert talk.traffic.downlink_bytes == 2 * 100 + 3 + 100
     assert talk.traffic.downlink_bytes_float32 == 4 * PLAIN_BYTES
@@ -112,7 +114,7 @@ def test_every_message_is_counted():
 
 
 def test_a_reply_gives_an_update_and_the_nodes_metrics():
-    talk = dialogue()
+    talk = session()
     (message,) = asked(talk, 7)
     received = talk.read(answer(message, version=5), 7, NUMBER, ["loss"])
     np.testing.assert_array_equal(received.update.dense(), update())
@@ -120,30 +122,30 @@ def test_a_reply_gives_an_update_and_the_nodes_metrics():
     assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
     assert talk.traffic.uplink_bytes_float32 == PLAIN_BYTES
     assert talk.traffic.client_updates == 0  # counted only when the update is applied
-    assert talk.ledger.base_of(7) == 5
+    assert talk.versions.base_of(7) == 5
 
 
 @pytest.mark.parametrize("says", [None, 4])
 def test_a_node_without_the_sent_version_gets_the_whole_model(says):
-    talk = dialogue()
+    talk = session()
     (message,) = asked(talk, 7)
     talk.read(answer(message, version=says), 7, NUMBER)
-    assert talk.ledger.base_of(7) is None
+    assert talk.versions.base_of(7) is None
 
 
 def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown():
-    talk = dialogue()
+    talk = session()
     for _ in range(2):
         (message,) = asked(talk, 7)
         talk.read(answer(message, version=5), 7, NUMBER)
-    assert talk.ledger.base_of(7) == 5
+    assert talk.versions.base_of(7) == 5
     (message,) = asked(talk, 7)
     before = talk.traffic.as_dict()
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
         talk.read(
             Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), 7, NUMBER
         )
-    assert talk.ledger.base_of(7) is None
+    assert talk.versions.base_of(7) is None
     assert talk.traffic.as_dict() == before  # no bytes are counted
 
 
@@ -163,7 +165,7 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown():
     ],
 )
 def test_a_reason_is_reported_in_plain_words(given, said):
-    (message,) = asked(dialogue(), 7)
+    (message,) = asked(session(), 7)
     assert reason_of(Message(Error(1, given), reply_to=message)) == said
 
 
@@ -192,7 +194,7 @@ def named(content):
 
 
 def noted(**values):
-    return lambda content: content.update({NOTE: ConfigRecord(values)})
+    return lambda content: content.update({HEADER: ConfigRecord(values)})
 
 
 OTHER = Layout(("weight",), ((3,),), ("float32",))
@@ -221,7 +223,7 @@ CAME = {  # these replies hold a payload, which is counted
     "a number below none": (noted(sequence=-1), "holds -1 as sequence"),
     "a number beyond all": (noted(sequence=2**62), "as sequence"),
     "a note that is none": (
-        lambda content: content.update({NOTE: MetricRecord({"version": 5})}),
+        lambda content: content.update({HEADER: MetricRecord({"version": 5})}),
         "must be a ConfigRecord",
     ),
 }
@@ -233,7 +235,7 @@ NEVER_CAME = {
 
 @pytest.mark.parametrize("name", [*CAME, *NEVER_CAME])
 def test_an_unusable_reply_is_refused_in_one_line(name):
-    talk = dialogue()
+    talk = session()
     (message,) = asked(talk, 7)
     reply = answer(message, sequence=1, version=5)
     spoil, words = {**CAME, **NEVER_CAME}[name]
@@ -244,19 +246,19 @@ def test_an_unusable_reply_is_refused_in_one_line(name):
     assert "\n" not in str(refused.value)
     assert talk.traffic.uplink_bytes == (size if name in CAME else 0)
     assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in CAME else 0)
-    assert talk.receipts.pending == []
-    talk.receipts.applied(talk.receipts.pending)
-    assert talk.receipts.last_applied(7) == 0
+    assert talk.acks.pending == []
+    talk.acks.applied(talk.acks.pending)
+    assert talk.acks.last_applied(7) == 0
 
 
 def test_an_applied_reply_is_not_read_again():
-    talk = dialogue()
+    talk = session()
     (message,) = asked(talk, 7)
     talk.read(answer(message, sequence=1), 7, NUMBER)
-    assert talk.receipts.pending == [7]
+    assert talk.acks.pending == [7]
     # The first reply was not applied, so this one is accepted.
     talk.read(answer(message, sequence=1), 7, NUMBER)
-    talk.receipts.applied([7])
+    talk.acks.applied([7])
     with pytest.raises(PayloadError, match="update 1 was applied already"):
         talk.read(answer(message, sequence=1), 7, NUMBER)
     talk.read(answer(message, sequence=2), 7, NUMBER)
@@ -266,7 +268,7 @@ def test_an_applied_reply_is_not_read_again():
 
 @pytest.mark.parametrize("samples", [1, 0.5, 2**62, 2.0**62])
 def test_any_number_of_samples_that_can_be_counted_will_do(samples):
-    talk = dialogue()
+    talk = session()
     (message,) = asked(talk, 7)
     metrics = {"num-examples": samples}
     assert talk.read(answer(message, metrics=metrics), 7, NUMBER).metrics["num-examples"] == samples
@@ -274,9 +276,9 @@ def test_any_number_of_samples_that_can_be_counted_will_do(samples):
 
 def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
     monkeypatch.setattr("compression.flower.server.session.SPARE", 1)
-    talk = dialogue()
+    talk = session()
     talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)
-    talk.receipts.applied([7])
+    talk.acks.applied([7])
     asked(talk, 8)
     assert talk.gone(lambda: [8]) == set()  # two absent nodes and one to spare are within the limit
     asked(talk, 9, 10)
@@ -286,6 +288,6 @@ def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
     # Node 11 may also be a node that the server has forgotten.
     assert (eleventh.applied, eleventh.undecided) == (None, 1)
     (again,) = asked(talk, 7)
-    note = read(again.content, DownlinkHeader)
+    header = read(again.content, DownlinkHeader)
     # No reply of node 7 is in the model: it puts its last update back.
-    assert (note.applied, note.undecided) == (None, None)
+    assert (header.applied, header.undecided) == (None, None)
