@@ -24,7 +24,7 @@ from compression import Codec, Layout, decode, decode_update, make_codec
 from compression.base import Array, Rng
 from compression.coders.entropy import Entropy
 from compression.decoder import index_spec, parts_of
-from compression.topk import largest, uniform
+from compression.selection import largest, uniform
 from task.process import configure_process
 
 Check = dict[str, Any]

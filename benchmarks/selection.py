@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.cpu import ratios, turn
 from compression.base import Indices, Vector
-from compression.topk import largest, uniform, weighted
+from compression.selection import largest, uniform, weighted
 from task.process import configure_process
 
 Check = dict[str, Any]

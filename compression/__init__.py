@@ -1,7 +1,7 @@
 """Encodes model updates to bytes with a sparsifier, a quantizer and a coder, and decodes them.
 
 The package uses no files, networks or models. Each module imports only modules that are earlier in
-this list: layout, base, batchnorm, registry, wire_header, native_tensors, wire, decoder, codec,
+this list: layout, base, batchnorm, registry, wire_header, wire_natives, wire, decoder, codec,
 make.
 
 A public name is imported on first use. Reason: Python 3.14 also has a package `compression`. If

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from .base import PayloadError
 from .layout import Layout
-from .native_tensors import NativeTensor
 from .scatter import Indices, Vector, count_up, find, put_at
+from .wire_natives import NativeTensor
 
 # The names of the buffers in PyTorch's BatchNorm layers.
 MEAN, VARIANCE, COUNT = "running_mean", "running_var", "num_batches_tracked"

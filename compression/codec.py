@@ -29,10 +29,10 @@ from .base import (
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
-from .native_tensors import NativeTensor, own_bytes
 from .scatter import add_at, subtract_at
 from .wire import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
 from .wire_header import varint
+from .wire_natives import NativeTensor, own_bytes
 
 _SMALL = 64  # streams of fewer bytes stay uncoded, because coding would not make them smaller
 _ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)

@@ -19,10 +19,10 @@ from .base import (
 )
 from .batchnorm import exact_tensors, runs, separate
 from .layout import Layout
-from .native_tensors import NativeTensor, own_spec, own_tensors
 from .scatter import add_at, find, increase, put_at
 from .wire import VERSION, Parsed, digest, parse, unpack
 from .wire_header import MAX_TENSORS
+from .wire_natives import NativeTensor, own_spec, own_tensors
 
 MAX_SIZE = 1 << 28  # the most entries that decode() accepts without a layout
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .base import Indices, Segments, Vector
 from .layout import Layout
 from .sampling import TINY
-from .topk import MOST, Bits, bits_of, check, largest, uniform
+from .selection import MOST, Bits, bits_of, check, largest, uniform
 
 SCOPES = ("tensor", "global")
 

@@ -19,7 +19,6 @@ from .base import (
     Spec,
 )
 from .layout import Layout
-from .native_tensors import Declared, NativeTensor, expect_own, own_table, read_own
 from .registry import by_id
 from .wire_header import (
     MAX_TENSORS,
@@ -30,6 +29,7 @@ from .wire_header import (
     skip_layout,
     varint,
 )
+from .wire_natives import Declared, NativeTensor, expect_own, own_table, read_own
 
 MAGIC = b"EWP"
 VERSION = 1

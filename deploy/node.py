@@ -32,7 +32,7 @@ try:
 
     from .device.apps import OtherApp
     from .device.client import FleetClient
-    from .device.membership import Membership
+    from .device.heartbeats import Membership
     from .device.node_folder import FolderError, NodeFolder
     from .device.node_loop import Device
 except ImportError as error:  # Flower is missing or unsupported: `main` reports this

@@ -39,7 +39,7 @@ from simulation.processes import orderly_exit, undisturbed
 from simulation.workers.node_host import log
 
 from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
-from .run_files import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
+from .download import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
 RESULT, CHECKPOINT = "result.json", "checkpoint"  # files that the app writes

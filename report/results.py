@@ -21,7 +21,7 @@ from report.pages.benchmark_table import BenchmarkTable
 from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
 from report.pages.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
 from report.pages.picture import Picture
-from report.pages.scatter import scatter
+from report.pages.scatter_plot import scatter
 from report.pages.traces import traces
 
 FOLDER = Path("docs/results")

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from compression import Layout, Update, decode_update, describe, make_codec
 from compression.flower.headers import HEADER, UplinkHeader
 from compression.flower.records import STYPE
-from compression.native_tensors import NativeTensor
+from compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery
 
 NUMBERS = (0, 1, -1, 2, 3, 10**6, 2**31, 2**40, 2**62, 2**63 - 1, 10**300, 0.0, -0.5, 1e30,

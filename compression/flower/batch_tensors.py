@@ -21,7 +21,7 @@ from ..codec import Codec
 from ..decoder import declared, decode_update, expect
 from ..layout import Layout
 from ..make import make_codec
-from ..native_tensors import NativeTensor
+from ..wire_natives import NativeTensor
 from .acks import OTHER_METHOD
 from .headers import brief
 

@@ -23,7 +23,7 @@ from ..batchnorm import expect_counts
 from ..decoder import decode_update
 from ..layout import Layout
 from ..make import make_codec
-from ..native_tensors import NativeTensor
+from ..wire_natives import NativeTensor
 from .headers import DownlinkHeader
 from .node.state import keep, kept
 from .records import STYPE, FlatArray, filled, records

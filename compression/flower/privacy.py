@@ -19,7 +19,7 @@ from ..batchnorm import exact_tensors, separate
 from ..codec import Codec
 from ..decoder import decode
 from ..layout import Layout
-from ..native_tensors import NativeTensor
+from ..wire_natives import NativeTensor
 from .records import Vector, records
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's constant; its module depends on Flower's version

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..base import PayloadError
 from ..batchnorm import COUNT, is_statistic, matches, own_name, separate
 from ..layout import Layout
-from ..native_tensors import NativeTensor
+from ..wire_natives import NativeTensor
 from .records import Vector
 
 # The dtypes of tensors that may be part of the float32 vector; numpy has no bfloat16.

@@ -24,8 +24,8 @@ from ..base import PayloadError
 from ..batchnorm import Separation, is_statistic, matches, separate
 from ..decoder import MAX_SIZE
 from ..layout import Layout
-from ..native_tensors import NativeTensor
 from ..wire_header import MAX_TENSORS
+from ..wire_natives import NativeTensor
 from .headers import DownlinkHeader
 from .native_tensors import differing
 from .records import Vector

@@ -11,7 +11,7 @@ from ..buffers import workspace
 from ..layout import Layout
 from ..per_tensor import SCOPES, count
 from ..registry import register
-from ..topk import largest, uniform
+from ..selection import largest, uniform
 from ..validation import expect_at_least, expect_between, expect_one_of, expect_share
 
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")

@@ -34,7 +34,7 @@ class DGC(ResidualSparsifier):
 
     The exact share of each tensor is sent, at least 1 entry. As in the paper's hierarchical
     selection, a sample gives a first threshold, and a second selection makes the number exact
-    (`compression.topk.largest`).
+    (`compression.selection.largest`).
     """
 
     name: ClassVar[str] = "dgc"

@@ -19,7 +19,7 @@ from ..buffers import workspace
 from ..layout import Layout
 from ..per_tensor import count
 from ..registry import register
-from ..topk import above, largest, uniform, weighted
+from ..selection import above, largest, uniform, weighted
 from ..validation import expect_below_one, expect_between, expect_one_of
 
 RESIDUALS = ("momentum", "ema")

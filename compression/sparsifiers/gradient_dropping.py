@@ -9,7 +9,7 @@ import numpy as np
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, count, largest_in
 from ..registry import register
-from ..topk import above, largest
+from ..selection import above, largest
 from ..validation import expect_below_one, expect_one_of
 
 THRESHOLDS = ("exact", "sampled")

@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, count, largest_in, random_in
 from ..registry import register
-from ..topk import above, uniform
+from ..selection import above, uniform
 from ..validation import expect_at_least, expect_one_of, expect_share
 
 PICKS = ("largest", "random")

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..registry import register
-from ..topk import above
+from ..selection import above
 from ..validation import expect_at_least, expect_one_of
 
 SENT = ("tau", "value")

@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_digest
 
 from deploy.device.blobs import sync_folder
-from deploy.device.store import NodeStore, open_shelf
+from deploy.device.node_store import NodeStore, open_shelf
 
 MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
 _CLAIM = struct.Struct("<Q8s")

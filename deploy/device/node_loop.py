@@ -23,9 +23,9 @@ from deploy.device.app_runner import answered, message_of, refused
 from deploy.device.apps import AppError, Apps
 from deploy.device.backoff import WORTH_WAITING, Wait, reason_of
 from deploy.device.client import RUN_IS_OVER, FleetClient, ServerRefusal
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
-from deploy.device.store import NodeStore
+from deploy.device.node_store import NodeStore
 from deploy.device.throttled_log import TOLD, ThrottledLog
 from deploy.device.transport import ObjectGone, Transport
 from protocol.lineage import lineage_of

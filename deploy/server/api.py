@@ -61,13 +61,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from deploy import compact_bundle
-from deploy.server import store
+from deploy.server import message_store
 from deploy.server.access import LIMIT, App, Scope, Send
 from deploy.server.duplicates import DuplicateNodes
 from deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
 from deploy.server.keyed_condition import KeyedCondition
+from deploy.server.node_registry import status_of
 from deploy.server.redelivery import Redelivery
-from deploy.server.registry import status_of
 from deploy.server.run_files import results_of
 from deploy.signed_header import LONGEST, SignedHeader, opened
 from protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
@@ -163,7 +163,7 @@ class BundleApi:
         node, state = seal.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
-        await run_in_threadpool(store.mark_online, node, state)
+        await run_in_threadpool(message_store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))
         parts = await self._found(request, wanted, min(seal.wait, LONGEST_WAIT))
         return Response(compact_bundle.thin(parts) if parts[0][1] else b"")
@@ -177,8 +177,8 @@ class BundleApi:
         """
         state, node = get_linkstate(request), wanted.node.node_id
 
-        def look() -> Awaitable[store.Load | None]:
-            return run_in_threadpool(store.for_node, wanted, self._handed, state)
+        def look() -> Awaitable[message_store.Load | None]:
+            return run_in_threadpool(message_store.for_node, wanted, self._handed, state)
 
         load = await self._bell.wait_for(
             ("node", node), look, seconds, lambda: NODE_LOOKS, alone=True
@@ -216,7 +216,7 @@ class BundleApi:
         confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
         state = get_linkstate(request)
         response = await run_in_threadpool(
-            store.from_node, pushed, parts, confirmed, self._handed, state
+            message_store.from_node, pushed, parts, confirmed, self._handed, state
         )
         self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
         return Response(response.SerializeToString())
@@ -228,7 +228,7 @@ class BundleApi:
         async def look() -> list[Reply] | None:
             await _task(request)  # fails if the run has been stopped meanwhile
             return await run_in_threadpool(
-                store.for_server, wanted, self._arriving, self._sends, state, task
+                message_store.for_server, wanted, self._arriving, self._sends, state, task
             )
 
         def pause() -> float:
@@ -237,7 +237,7 @@ class BundleApi:
         found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
         if found is None:
             return _frames([("response", b"")])
-        await run_in_threadpool(store.received, found, state)
+        await run_in_threadpool(message_store.received, found, state)
         return _frames(parts_of_replies(found))
 
     def _sends(self, key: bytes) -> bool:
@@ -248,7 +248,7 @@ class BundleApi:
         state, task = get_linkstate(request), await _task(request)
         parts = dict(await _parts(await _body(request), OF_MANY))
         pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
-        response = await run_in_threadpool(store.from_server, pushed, parts, state, task)
+        response = await run_in_threadpool(message_store.from_server, pushed, parts, state, task)
         nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
         if nodes:
             self._bell.ring(*(("node", node) for node in nodes))
@@ -276,7 +276,7 @@ async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]
         seal, rest = opened(first)
     except ValueError as error:
         raise HTTPException(400, f"this is no thin request: {error}") from error
-    key = await run_in_threadpool(store.key_of, seal.node_id, get_linkstate(request))
+    key = await run_in_threadpool(message_store.key_of, seal.node_id, get_linkstate(request))
     headers = Headers(seal.headers(key))
     signed = Request({**request.scope, "headers": headers.raw})
     await _as_node(signed, PullMessagesRequest(node=Node(node_id=seal.node_id)))
@@ -348,7 +348,7 @@ def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
             del counter[key]
 
 
-async def _loaded(load: store.Load | None) -> list[tuple[str, bytes]]:
+async def _loaded(load: message_store.Load | None) -> list[tuple[str, bytes]]:
     """Wait at most `OBJECTS_WAIT` seconds for a message's objects; return its bundle's parts."""
     if load is None:
         return [("response", b"")]

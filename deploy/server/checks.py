@@ -34,7 +34,7 @@ from deploy.findings import (
 )
 from deploy.keys import GONE
 from deploy.server.flower_api import expect_handlers
-from deploy.server.registry import ONLINE, load
+from deploy.server.node_registry import ONLINE, load
 from deploy.server.server import EXTENSIONS, NODES, has_place, is_local, module, output_of
 from launch.superlink_client import Superlink, one_line_errors
 from protocol.flower_releases import WANTED, installed

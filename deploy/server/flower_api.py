@@ -2,7 +2,7 @@
 
 These functions are no public interface, so a release of Flower may change their arguments. The
 server checks them before the first message. The calls are in `deploy.server.api` and
-`deploy.server.store`.
+`deploy.server.message_store`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `python -m deploy.keys` makes its keys and certificates. Other machines reach only the API for nodes
 (`deploy.server.access`). The server holds a node's pull until a message exists, and sends the
 message and its objects in one bundle (`deploy.server.api`). A file stores the registered nodes
-(`deploy.server.registry`). With `--database`, Flower's database stores all state, and a round takes
-several times as long.
+(`deploy.server.node_registry`). With `--database`, Flower's database stores all state, and a round
+takes several times as long.
 
 Some releases of Flower have no hook for the access control. With such a release the server accepts
 only a loopback address as `--host`. With a release that does not support bundles, the server offers
@@ -149,7 +149,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
 
         found.insert(1, (SignedUploads, {}))
     if not options.database and not options.insecure:
-        from deploy.server.registry import Registry, load
+        from deploy.server.node_registry import Registry, load
 
         load(options.state / NODES)
         found.append((Registry, {"file": options.state / NODES}))

@@ -15,7 +15,6 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from report.errors import ResultsError
 from report.kept import in_order, kept_file
 from report.pages.benchmark_table import BenchmarkTable, looked_up
-from report.pages.columns import COLUMNS
 from report.pages.fields import (
     expect_different,
     expect_keys,
@@ -26,6 +25,7 @@ from report.pages.fields import (
     text_of,
     whole_number,
 )
+from report.pages.table_columns import COLUMNS
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the only column that is not measured

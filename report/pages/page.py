@@ -14,7 +14,6 @@ from report.kept import KeptRun, command
 from report.learning_curve import settled
 from report.measured import Measured
 from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
-from report.pages.columns import COLUMNS, NOT_RUN, NOTHING, ONE_SEED, Rendered, RowContext, remark
 from report.pages.definitions import (
     PAPER,
     PICTURES,
@@ -22,6 +21,15 @@ from report.pages.definitions import (
     PageDefinition,
     RowDefinition,
     TableDefinition,
+)
+from report.pages.table_columns import (
+    COLUMNS,
+    NOT_RUN,
+    NOTHING,
+    ONE_SEED,
+    Rendered,
+    RowContext,
+    remark,
 )
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"

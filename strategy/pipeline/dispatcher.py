@@ -34,13 +34,13 @@ from strategy.base import MAX_CONSECUTIVE_FAILURES
 from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.activations import ActivationStore
+from strategy.pipeline.link_traffic import Opened, opened, plain_bytes
 from strategy.pipeline.options import Flow, GradientModules
 from strategy.pipeline.placement import Placement
 from strategy.pipeline.plan import Plan
 from strategy.pipeline.schedule import PipelineSchedule, PipelineScheduleState, Task
 from strategy.pipeline.snapshots import Snapshots
 from strategy.pipeline.state import LOST, PipelineState, UnderWay
-from strategy.pipeline.traffic import Opened, opened, plain_bytes
 
 SEGMENT_MESSAGE = "train.segment"  # the type of these messages
 TRIES = 3  # after TRIES consecutive failures another node takes over the segment

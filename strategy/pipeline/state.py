@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from strategy.base import ServerState
 from strategy.pipeline.activations import StoreState
+from strategy.pipeline.link_traffic import Links, Opened
 from strategy.pipeline.schedule import PipelineScheduleState, Task
 from strategy.pipeline.snapshots import SnapshotsState
-from strategy.pipeline.traffic import Links, Opened
 
 LOST = "lost"  # in place of a message's id: the task's input was lost, so it cannot be sent
 

@@ -14,8 +14,8 @@ FOLDER = HERE / "payloads"
 sys.path.insert(0, str(HERE.parents[1]))
 
 from compression import Layout, decode, make_codec, names  # noqa: E402
-from compression.native_tensors import NativeTensor  # noqa: E402
 from compression.wire_header import DTYPES  # noqa: E402
+from compression.wire_natives import NativeTensor  # noqa: E402
 
 OWN = FOLDER / "own" / "v1-dense-int8-zstd.ewp"
 MANY = FOLDER / "many" / "v1-topk-float32-entropy.ewp"

@@ -8,10 +8,10 @@ import numpy as np
 from compression.base import PayloadError
 from compression.batchnorm import separate
 from compression.decoder import exact_spec, index_spec, parts_of
-from compression.native_tensors import NativeTensor, own_spec
 from compression.registry import by_id
 from compression.wire import NAMED, parse, tables, unpack, with_own
 from compression.wire_header import varint
+from compression.wire_natives import NativeTensor, own_spec
 
 NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 31, 1 << 62)
 

@@ -10,7 +10,7 @@ from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression import names as methods
 from compression.base import Kind, Spec
 from compression.coders.zstd import Zstd, zstd
-from compression.native_tensors import NativeTensor
+from compression.wire_natives import NativeTensor
 
 SHAPES = {
     "0.weight": (32, 16, 3, 3),

@@ -9,8 +9,8 @@ import math
 import numpy as np
 import pytest
 
-from compression import buffers, topk
-from compression.topk import above, largest, uniform, weighted
+from compression import buffers, selection
+from compression.selection import above, largest, uniform, weighted
 from compression.weighted_sampling import first_to_ring
 from tests.compression.vectors import N, expect, heavy
 
@@ -68,7 +68,7 @@ def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
     draw, k, times = np.random.default_rng(3), 3, 1000
     # Too early for most clocks, so the draw needs several rounds.
     scaled = horizon * k / sum(weights)
-    monkeypatch.setattr(topk, "horizon", lambda weights, k: scaled)
+    monkeypatch.setattr(selection, "horizon", lambda weights, k: scaled)
     given_weights = np.array(weights, dtype=np.float32)
     counts = dict.fromkeys(itertools.combinations(range(len(weights)), k), 0)
     for _ in range(times):
@@ -190,4 +190,4 @@ def test_results_are_not_scratch_arrays_and_arguments_are_unchanged(n):
 def test_weighted_choices_of_none():
     draw = np.random.default_rng(0)
     for n in (0, 1, 10, 300_000):
-        assert len(topk.weighted(np.ones(n, dtype=np.float32), 0, draw)) == 0
+        assert len(selection.weighted(np.ones(n, dtype=np.float32), 0, draw)) == 0

@@ -16,7 +16,7 @@ import pytest
 from compression import PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.layout import Layout
-from compression.native_tensors import NativeTensor
+from compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery
 
 # A decoder knows the quantizer, the coder and the kind of selection, not the sparsifier.

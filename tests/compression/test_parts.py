@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression.decoder import declared, expect
-from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES
+from compression.wire_natives import NativeTensor
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
 CODECS = [make_codec(), make_codec(quantizer="int8"), make_codec("topk", density=0.3)]

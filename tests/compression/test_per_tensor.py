@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compression.per_tensor import largest_of_each
-from compression.topk import TINY
-from tests.compression.test_topk import brute, vectors
+from compression.selection import TINY
+from tests.compression.test_selection import brute, vectors
 from tests.compression.vectors import expect
 
 

@@ -1,7 +1,7 @@
 """A node in this process that comes online and leaves again."""
 
 from deploy.device.client import FleetClient
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.node import key_of
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from deploy.device import node_loop
 from deploy.device.client import FleetClient
 from deploy.device.node_folder import NodeFolder
-from deploy.device.store import NodeStore
+from deploy.device.node_store import NodeStore
 from deploy.device.transport import Transport
 from deploy.node import main
 

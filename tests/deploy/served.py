@@ -33,7 +33,7 @@ from flwr.superlink.main import create_app
 
 from deploy.server.access import LocalOnly
 from deploy.server.api import BundleApi
-from deploy.server.registry import Registry
+from deploy.server.node_registry import Registry
 from deploy.server.server import bounds
 from deploy.signed_header import sealed
 from protocol.bundle import frames, parts_of

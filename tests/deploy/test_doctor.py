@@ -7,7 +7,7 @@ import pytest
 from deploy import doctor
 from deploy.device import checks
 from deploy.device.client import FleetClient
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder, is_taken
 from deploy.findings import OK, WARNING, WRONG
 from deploy.node import key_of

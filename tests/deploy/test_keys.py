@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from deploy import keys
-from deploy.server.registry import load
+from deploy.server.node_registry import load
 from launch.control import bundle, deflated
 from simulation.errors import UsageError
 from tests.deploy.entering import Kitchen

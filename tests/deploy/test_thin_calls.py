@@ -21,7 +21,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 from deploy.device.app_runner import answered, message_of
 from deploy.device.client import FleetClient, ServerRefusal
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.device.throttled_log import ThrottledLog
 from deploy.signed_header import sealed
 from protocol.choose_grid import bundled

@@ -14,7 +14,7 @@ from flwr.proto.control_pb2 import ListNodesResponse
 from flwr.proto.node_pb2 import NodeInfo
 
 from launch import superlink
-from launch.run_files import LocalFiles, fetch_all, follow_history
+from launch.download import LocalFiles, fetch_all, follow_history
 from launch.superlink import expect_there, refuse, wait_for_nodes
 from launch.superlink_client import Superlink
 from simulation.errors import EngineError, UsageError

@@ -12,7 +12,7 @@ import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from deploy.server import registry, server
+from deploy.server import node_registry, server
 from deploy.server.flower_api import expect, expect_handlers
 from protocol import flower_releases
 from protocol.choose_grid import bundled
@@ -62,7 +62,9 @@ def test_a_serverapps_first_imports_use_no_internals_of_flower(without):
     assert callable(fresh("protocol.choose_grid").bundled)
 
 
-@pytest.mark.parametrize("lost", ["deploy.server.store", "flwr.superlink.routers.fleet.node_auth"])
+@pytest.mark.parametrize(
+    "lost", ["deploy.server.message_store", "flwr.superlink.routers.fleet.node_auth"]
+)
 def test_a_server_without_bundles_keeps_its_gate(lost, without, capsys, tmp_path):
     without("deploy.server.api", lost)
     assert gated("--state", str(tmp_path)) == ["LocalOnly", "SignedUploads", "Registry"]
@@ -106,9 +108,9 @@ def test_a_server_state_that_stores_nodes_differently(monkeypatch, caplog, tmp_p
     async def app(scope, receive, send):
         passed.append(scope["type"])
 
-    monkeypatch.setattr(registry, "state_of", lambda scope: object())
-    wrapped = registry.Registry(app, file)
-    for scope in ({"type": "lifespan"}, {"type": "http", "path": registry.CHANGING[0]}):
+    monkeypatch.setattr(node_registry, "state_of", lambda scope: object())
+    wrapped = node_registry.Registry(app, file)
+    for scope in ({"type": "lifespan"}, {"type": "http", "path": node_registry.CHANGING[0]}):
         with pytest.raises(StopIteration):
             wrapped(scope, None, None).send(None)
     assert passed == ["lifespan", "http"]

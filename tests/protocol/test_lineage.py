@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compression.flower.node.state import at_checkpoint, keep
-from deploy.device.store import open_shelf
+from deploy.device.node_store import open_shelf
 from protocol.lineage import (
     Checkpoint,
     RunLineage,

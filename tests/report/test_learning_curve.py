@@ -5,7 +5,7 @@ import pytest
 from report.jobs import ResultsError
 from report.kept import KeptRun
 from report.learning_curve import settled
-from report.pages.columns import COLUMNS, RowContext
+from report.pages.table_columns import COLUMNS, RowContext
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
 

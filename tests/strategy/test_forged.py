@@ -11,8 +11,8 @@ import client.app
 from compression import Layout, PayloadError, make_codec
 from compression.flower.batch_tensors import pack_labels
 from compression.flower.records import STYPE
-from compression.native_tensors import NativeTensor
 from compression.wire_header import varint
+from compression.wire_natives import NativeTensor
 from tests.strategy.cut import QUICK, SPLIT, run
 from tests.strategy.pipeline.test_dispatcher import missing, spoiling
 

@@ -8,7 +8,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from compression import decode_update, describe, make_codec
-from compression.native_tensors import NativeTensor
+from compression.wire_natives import NativeTensor
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local

@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.timing import ROOT
-from deploy.device.store import open_shelf
+from deploy.device.node_store import open_shelf
 from deploy.device.throttled_log import AGAIN
 from tests.system.fault_field import Field, TheRun, eventually
 from tests.system.fault_kinds import GONE, Faults, Ill

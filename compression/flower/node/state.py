@@ -15,7 +15,7 @@ from xxhash import xxh3_64_digest
 from ...base import Buffer, Memory
 from ...codec import Codec
 from ...layout import Layout
-from ...native_tensors import NativeTensor
+from ...wire_natives import NativeTensor
 from ..records import FlatArray, Vector, filled
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state

@@ -18,7 +18,7 @@ from ...batchnorm import below_zero, expect_counts
 from ...codec import Codec
 from ...decoder import Update, declared
 from ...layout import Layout
-from ...native_tensors import NativeTensor
+from ...wire_natives import NativeTensor
 from ..headers import ACCURACY, EXAMPLES, LOSS, MOST, brief, number
 from ..records import filled, layout_of, records
 from ..tensor_split import (

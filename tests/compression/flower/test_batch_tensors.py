@@ -18,8 +18,8 @@ from compression.flower.batch_tensors import (
     unpack_copy,
     unpack_labels,
 )
-from compression.native_tensors import NativeTensor
 from compression.wire_header import varint
+from compression.wire_natives import NativeTensor
 
 EXACT = make_codec()
 FORM = SnapshotForm(5, 4, 0, {"mask": ((2,), "bool"), "steps": ((), "int64")}, 8)

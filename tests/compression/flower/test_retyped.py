@@ -13,8 +13,8 @@ from compression import Layout, make_codec
 from compression.flower import CompressedGrid, CompressionMod, payload_record
 from compression.flower.headers import HEADER
 from compression.flower.records import NUMPY
-from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES, varint
+from compression.wire_natives import NativeTensor
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
 from tests.compression.flower.federation import SHAPES, initial
 

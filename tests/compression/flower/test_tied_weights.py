@@ -16,8 +16,8 @@ from compression.flower.server.sent_model import SentModels, SentModelsState
 from compression.flower.tensor_split import TensorSplit
 from compression.flower.tied_weights import form_with_copies
 from compression.layout import Layout
-from compression.native_tensors import NativeTensor
 from compression.screening import Screening
+from compression.wire_natives import NativeTensor
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool

@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from deploy.device.backoff import WORTH_WAITING, reason_of
 from deploy.device.client import FleetClient, ServerRefusal
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.node import main
 from tests.deploy.fakelink import FakeLink

@@ -12,7 +12,7 @@ from flwr.cli.build import build_fab_from_disk
 from deploy.device.apps import OtherApp
 from deploy.device.backoff import WORTH_WAITING, Wait
 from deploy.device.client import FleetClient
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.device.node_loop import Device
 from tests.deploy.fakelink import FakeLink

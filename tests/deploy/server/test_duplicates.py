@@ -7,7 +7,7 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest
 
 from deploy.device.backoff import reason_of
 from deploy.device.client import FleetClient, ServerRefusal
-from deploy.device.membership import Membership
+from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.server.duplicates import GONE, DuplicateNodes
 from protocol.choose_grid import bundled

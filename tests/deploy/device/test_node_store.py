@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.node.state import keep, kept
 from compression.flower.records import FlatArray
-from deploy.device.store import NodeStore, open_shelf
+from deploy.device.node_store import NodeStore, open_shelf
 from protocol.lineage import Checkpoint, RunLineage
 
 

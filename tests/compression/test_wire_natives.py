@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from compression import Layout, PayloadError, decode_update, make_codec
-from compression.native_tensors import NativeTensor
 from compression.wire_header import DTYPES
+from compression.wire_natives import NativeTensor
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
 LAYOUT = Layout(("w", "b"), ((40, 5), (5,)), ("float32",) * 2)

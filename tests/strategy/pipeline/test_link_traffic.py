@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategy.pipeline.traffic import Links
+from strategy.pipeline.link_traffic import Links
 
 
 @pytest.mark.parametrize("bad", [1.7e308, float("inf"), float("nan"), -1.0, 5, True, "1", None])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from report.pages.scatter import Point, Scatter
+from report.pages.scatter_plot import Point, Scatter
 
 
 @pytest.mark.parametrize("least", [None, 78.0])

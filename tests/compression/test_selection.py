@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from compression import topk
+from compression import selection
 from compression.sampling import rank
-from compression.topk import above, largest, uniform, weighted
+from compression.selection import above, largest, uniform, weighted
 from tests.compression.vectors import N, expect, heavy
 
 TINIEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -64,9 +64,9 @@ def test_largest_is_exact(values, share):
     k = round(share * len(values))
     expect(largest(values, k), brute(values, k))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk, "BLOCK", 32)
-        patch.setattr(topk, "TINY", 4)
-        patch.setattr(topk, "DENSE", 4)
+        patch.setattr(selection, "BLOCK", 32)
+        patch.setattr(selection, "TINY", 4)
+        patch.setattr(selection, "DENSE", 4)
         expect(largest(values, k), brute(values, k))
 
 
@@ -74,7 +74,7 @@ def test_largest_of_hard_vectors():
     for name, (values, order) in hard_vectors().items():
         for k in (0, 1, 17, N // 1000, N // 100, N // 10, N // 4, N - 5, N):
             expect(largest(values, k), np.sort(order[:k]), name)
-        for size in (topk.TINY + 1, 5_000, 30_000, topk.BLOCK // 2):
+        for size in (selection.TINY + 1, 5_000, 30_000, selection.BLOCK // 2):
             part = values[:size]
             of_part = np.argsort(-np.abs(part), kind="stable")
             for k in (1, size // 90, size // 5, size // 3, size - 1):
@@ -94,8 +94,8 @@ def test_a_misleading_sample_costs_time_only(monkeypatch, name):
     (values, order), k = hard_vectors()[name], 3000
     expected, kth = np.sort(order[:k]), int(np.abs(values[order[k - 1]]).view(np.int32))
     for below, beyond in itertools.product([-(2**22), -1, 0, 1, 2**22, 2**31], repeat=2):
-        low, high = max(kth - below, 0), min(kth + beyond, topk.MOST)
-        monkeypatch.setattr(topk, "sample", misleading(low, max(low, high), k / len(values)))
+        low, high = max(kth - below, 0), min(kth + beyond, selection.MOST)
+        monkeypatch.setattr(selection, "sample", misleading(low, max(low, high), k / len(values)))
         expect(largest(values, k), expected)
 
 
