@@ -7,9 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conf.schema import WAITING
 from simulation.clock import NEVER, VirtualClock, steps_of
-from simulation.network import Network
+from simulation.network import WAITING, Network
 
 
 @dataclass
