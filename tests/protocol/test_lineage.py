@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.node.state import at_checkpoint, keep
+from compression.flower.node.state import keep, kept
 from deploy.device.node_store import open_shelf
 from protocol.lineage import (
     Checkpoint,
@@ -53,7 +53,7 @@ class Device:
         """Work on a message; return the memory before it, as read after a restart of the node."""
         shelf = open_shelf(self.folder)
         shelf.take_up(node, lineage)
-        before = at_checkpoint(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
+        before = kept(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
         state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # an array that never changes
         keep(state, "memory", {"numbers": np.append(before, number)})
         self.count += 1
