@@ -30,7 +30,7 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
 
     Flower sends the text of an exception in the error reply. Errors about the server's own
     configuration and payloads are sent. Any other error is replaced by a `LocalError` without that
-    text. In a run that this machine's command line has composed, every error is sent.
+    text. Every error is sent if the run was configured on this machine's own command line.
     """
     try:
         return call_next(message, context)
@@ -46,7 +46,7 @@ app = ClientApp(mods=[discreet])
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
-    """Return a message's model, float32 (n,), its training settings, and its native tensors."""
+    """Return a message's model, float32 (n,), the training settings, and the native tensors."""
     config = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
     return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
@@ -102,7 +102,7 @@ def segment(message: Message, context: Context) -> Message:
 
 @app.evaluate(mods=[uplink])
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on the node's held-back samples, or on all if none are."""
+    """Evaluate the received model on the samples held back from training, or else on all."""
     trainer, node = _trainer(context)
     arrays = cast(ArrayRecord, message.content["arrays"])
     metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays))

@@ -108,7 +108,8 @@ class Samples:
     def _shuffled(self, node: Node, epoch: int) -> Order:
         """Return the order of an epoch.
 
-        Its positions are those of the prepared samples if the cache has room for them.
+        The order holds positions in the prepared samples if the cache has room for these samples,
+        and else positions in the training set.
         """
         part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))

@@ -154,7 +154,7 @@ class Trainer:
         return {**measured._asdict(), EXAMPLES: len(labels)}
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
-        """Return the context with the random stream for the model's layers, such as dropout.
+        """Return a context in which layers such as dropout draw from a random stream of their own.
 
         The stream depends on (seed, node, number). Every step uses this context, because a model's
         modules do not show whether they use random numbers (`F.dropout`, `nn.LSTM(dropout=)`).
@@ -174,7 +174,10 @@ class Trainer:
 
 
 def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:
-    """Return the configured compression mod. `initial`: the initial native tensors."""
+    """Return the configured `CompressionMod`.
+
+    `initial`: the native tensors (those outside the float32 vector) at the start of the run.
+    """
     return CompressionMod(
         codec_of(config),
         layout=layout,
@@ -189,7 +192,7 @@ _trainers: dict[tuple[int, str | None], Trainer] = {}
 
 
 def trainer_for(config: Config, folder: str | None = None) -> Trainer:
-    """Return this process's trainer for a configuration. It is cached: building takes seconds."""
+    """Return this process's trainer for a configuration, cached because building takes seconds."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
     if key not in _trainers:
         _trainers.clear()

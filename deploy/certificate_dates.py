@@ -1,4 +1,4 @@
-"""Checks for the doctor: which names a certificate is valid for, and when it expires."""
+"""Checks of `deploy.doctor`: a certificate's names, and the date on which it expires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deploy.findings import OK, SOON, WARNING, WRONG, Finding
 
 
 def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> Finding:
-    """Return a finding on a certificate's dates.
+    """Return the doctor's finding (one line of its output) about a certificate's dates.
 
     `what`: the name of the check; `name`: the name of the certificate; `renew`: the advice for an
     expiring certificate.

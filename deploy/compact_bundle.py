@@ -167,7 +167,7 @@ class _Reader:
         self._room = min(limit, MOST)  # bytes of small contents and names that may still follow
 
     def number(self) -> int:
-        """Return the next of `numbers`."""
+        """Return the next number of `numbers`."""
         found = shift = 0
         while shift < 63:
             byte = self._numbers.take(1)[0]

@@ -64,7 +64,7 @@ def bits() -> Iterable[Finding]:
 
 
 def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
-    """Check the free memory, in bytes: a warning below `enough`, wrong below `least`.
+    """Check the free memory in bytes: below `enough` it is a warning, below `least` it is wrong.
 
     `free`: None if it is not known.
     """

@@ -142,7 +142,7 @@ def _list(given: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
-    """Yield a client of the SuperLink in the options. Raises `EngineError`, one line."""
+    """Yield a client of the options' SuperLink. Raises `EngineError` with a one-line message."""
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
     superlink = Superlink(given.superlink, root, ("--superlink ", "--keys: "))
     control = superlink.control()

@@ -28,13 +28,15 @@ from simulation.errors import EngineError, UsageError
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
-_PENDING_SECONDS = 30.0  # wait before a warning that the run has not started
+_PENDING_SECONDS = 30.0  # seconds before a warning that the run has not started
 _WARNING = "WARNING:edgewire:"
-_LAST_LINES_SECONDS = 3.0  # wait for the last log lines of a finished run
+_LAST_LINES_SECONDS = 3.0  # seconds to wait for a finished run's last log lines
 
 
 def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
-    """Return a bundle of the app's files in `fab-include`, and the app's `[tool.flwr.app]`.
+    """Return the Flower App Bundle of a folder, and the app's table `[tool.flwr.app]`.
+
+    The bundle holds the files that the app's `fab-include` selects.
 
     Raises `EngineError` for a folder without an app, `UsageError` for a key of `run_config` that
     the app does not have.
@@ -65,7 +67,7 @@ def deflated(fab: Fab) -> Fab:
 def _files(app_dir: Path) -> dict[str, bytes | Path]:
     """Return the files that `flwr run` collects, but skip hidden folders.
 
-    A hidden `.venv` would take seconds.
+    To collect a hidden `.venv` would take seconds.
     """
     files: dict[str, bytes | Path] = {}
     for entry in app_dir.resolve().iterdir():

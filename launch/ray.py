@@ -35,7 +35,7 @@ from .private_superlink import private_superlink
 
 RESULT = "result.json"
 STOP = "stop"  # if this file is in the run folder, this project's ServerApp ends
-_END_SECONDS = 20.0  # wait for the ServerApp to finish its round and write its files
+_END_SECONDS = 20.0  # seconds in which the ServerApp ends its round and writes files
 
 
 def run_on_ray(
@@ -82,7 +82,7 @@ def ask_to_end(folder: Path) -> None:
 def refuse(
     job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
 ) -> None:
-    """Raise `UsageError` for a job that this engine cannot honour, and for invalid options."""
+    """Raise `UsageError` for a job that this engine cannot run, and for invalid options."""
     if job.only_virtual:
         raise UsageError(
             f"engine=ray has no virtual clock and cannot honour {job.only_virtual}, or engine=local"

@@ -81,7 +81,7 @@ def run_on_superlink(
 def refuse(
     job: Job, *, address: str | None = None, certificate: str | None = None, wait: float = 3600.0
 ) -> None:
-    """Raise `UsageError` for a job that this engine cannot honour, and for invalid options."""
+    """Raise `UsageError` for a job that this engine cannot run, and for invalid options."""
     if not address:
         raise UsageError("engine=superlink needs engine.address=HOST:PORT of a SuperLink")
     if not wait >= 0:

@@ -27,10 +27,10 @@ class Superlink:
     """A running SuperLink at an address, and its clients.
 
     `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
-    `words`: the names of the options for address and certificate, for error messages.
+    `words`: what error messages call the options for the address and the certificate.
 
-    Raises `UsageError`, one line, if no SuperLink answers, if only one side uses TLS, or if the
-    SuperLink accepts only clients on its machine.
+    Raises `UsageError` with a one-line message if no SuperLink answers, if only one side uses TLS,
+    or if the SuperLink accepts only clients on its machine.
     """
 
     def __init__(

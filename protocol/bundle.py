@@ -1,4 +1,4 @@
-"""Bundles: several named byte strings in one, so that one request carries a message's objects.
+"""A bundle joins several named byte strings, so one request carries a message and its objects.
 
 A bundle is a sequence of little-endian records. A record is: u32 length of the name in bytes, u64
 length of the content in bytes, the name (UTF-8), the content.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # parts of one message; bytes of a name
-OF_MANY = 1 << 22  # parts of a bundle with the messages of all nodes
+MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # the most parts of one message; bytes of a name
+OF_MANY = 1 << 22  # the most parts of a bundle with all nodes' messages
 _HEAD = struct.Struct("<IQ")
 
 

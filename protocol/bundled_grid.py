@@ -41,7 +41,7 @@ from protocol.errors import STOPPED, RunEnded
 
 LONGEST_WAIT = 20.0  # seconds that the server holds one pull
 MARGIN = 30.0  # seconds that a request's time-out is longer than its wait
-LIMIT = 4 << 30  # bytes of a pull
+LIMIT = 4 << 30  # the most bytes of a pull's response
 
 
 class Connection:
@@ -95,7 +95,10 @@ class Connection:
 
 
 class BundledGrid(PolledGrid):
-    """A `TimedGrid` for this project's server, made from Flower's grid; safe for threads."""
+    """A grid that sends and receives bundles, made from Flower's grid; safe for threads.
+
+    It is a `TimedGrid`: a Flower `Grid` with a clock and deadlines.
+    """
 
     def __init__(self, grid: Any, connection: Connection) -> None:
         super().__init__(grid)

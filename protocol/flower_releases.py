@@ -56,7 +56,7 @@ def _release(found: str) -> tuple[int, ...]:
 
 
 def _superlinks_own(words: Sequence[str]) -> str:
-    """Return the version of the SuperLink on a process's command line; "": unknown.
+    """Return the version of the SuperLink whose address a command line names; "": unknown.
 
     A running SuperLink still has its old version after the installed package was replaced.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     began = time.monotonic()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when the app imports it
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when the app imports torch
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     # The check for a GPU must not initialize CUDA: a forked process could not use it then.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

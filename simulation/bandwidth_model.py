@@ -6,7 +6,7 @@ have sent each message over such a link. It distinguishes two cases:
 
 * No other message is under way when a message is sent. Then the server had waited for all replies,
   as in synchronous training.
-* A message is sent alone, while other messages are under way, or to a node whose reply the server
+* A single message is sent: while other messages are under way, or to a node whose reply the server
   has just taken. Then the server had waited for the last reply of this node, as in asynchronous
   training.
 
@@ -29,7 +29,11 @@ DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limi
 
 
 class Comparison(NamedTuple):
-    """Virtual seconds over a link; `line_seconds_float32` is with the bytes that Flower sends."""
+    """The virtual seconds that the run would take over the modelled link.
+
+    `line_seconds`: with the real bytes. `line_seconds_float32`: with the bytes that Flower would
+    send.
+    """
 
     line_down_mbps: float | None
     line_up_mbps: float | None
@@ -64,8 +68,8 @@ class Traced(NamedTuple):
 class BandwidthModelState:
     """The state of the model.
 
-    `known`: whether the run would have made the same decisions over this link. `calls`: the calls
-    that sent messages since the server last took replies. `sent`: unanswered messages by id.
+    `known`: whether the run would have made the same decisions over the modelled link. `calls`: the
+    calls that sent messages since the server last took replies. `sent`: unanswered messages by id.
     `arrivals`: node and arrival times of the replies that are not taken yet. `last`: the arrival
     times of each node's last reply. `now`: the arrival times of the last taken reply. `idle`:
     whether no message was under way after the server last took replies. `heard`: the nodes that
@@ -103,7 +107,7 @@ class BandwidthModel:
         self.state = BandwidthModelState(known, clocks=[clock.state for clock in self._clocks])
 
     def load(self, state: BandwidthModelState) -> None:
-        """Continue from the state of another model."""
+        """Continue from the state of another `BandwidthModel`."""
         self.state = state
         for clock, kept in zip(self._clocks, state.clocks, strict=True):
             clock.state = kept

@@ -4,11 +4,11 @@
       |-- latency ----|             |                     |
       |-- bytes/down -|-- compute --|-- latency + bytes/up|
 
-A node computes for its local steps and a waiting time. Each node has its own link and does one
-thing at a time. If the server's link is limited, it carries one message after another, in the order
-in which they were sent. A lost reply takes its node as long as any other, and never arrives: its
-time is infinity. A node crashes after it has sent a reply, and its state is lost. A message to it
-is answered after it has rejoined, or never.
+A node needs time for its local steps, and waits for some time before it begins them. Each node has
+its own link and does one thing at a time. If the server's link is limited, it carries one message
+after another, in the order in which they were sent. A node works as long on a lost reply as on any
+other. A lost reply never arrives: its arrival time is infinity. A node crashes after it has sent a
+reply, and its state is lost. A crashed node replies to a message after it has rejoined, or never.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from .network import Network
 
-MOST_STEPS = 1e9  # local steps of one message
+MOST_STEPS = 1e9  # the most local steps of one message
 NEVER = float("inf")  # the arrival time of a lost reply
 _LOSS, _LIFE, _JOIN = 0x1055, 0x11FE, 0x301  # separate the random streams of one (seed, node)
 
@@ -36,7 +36,7 @@ class Journey(NamedTuple):
     received: float
     waiting: float  # seconds in which the node is idle before it computes
     earliest: float  # lower bound of the reply's arrival; `NEVER`: the message will expire
-    expires: float  # the message is lost if the node has not begun with it by then
+    expires: float  # the message is lost if the node has not begun its work by then
     crashes: bool  # whether the node crashes after its reply
     life: int  # how often the node had crashed when the message was sent
     steps: float  # local steps that the message announces, at least
@@ -57,7 +57,7 @@ class _ServerLink:
         return self.sending
 
     def receive(self, at: float, size: int, mbps: float | None) -> float:
-        """Return when `size` bytes have been received whose last was sent at `at`."""
+        """Return when `size` bytes have been received, if the last one was sent at `at`."""
         if mbps is None:
             return at
         self.receiving = max(at, self.receiving + _transfer(size, mbps))
@@ -68,10 +68,11 @@ class _ServerLink:
 class ClockState:
     """The state of a clock.
 
-    By node: `free`: when it has sent its last computed reply; `busy`: a lower bound of when it will
-    have computed those that are not computed yet; `under_way`: its unanswered messages; `answers`:
-    its replies so far, if the network loses some; `draws`: how often a wait and a crash were drawn;
-    `gone`: when it crashed last; `crashes`: how often.
+    Most fields have an entry for each node. `free`: when the node has sent its last computed reply.
+    `busy`: a lower bound of the time when it will have computed its other replies. `under_way`: its
+    unanswered messages. `answers`: the number of its replies so far, if the network loses replies.
+    `draws`: how often a wait and a crash were drawn. `gone`: when it crashed last. `crashes`: how
+    often it has crashed.
     """
 
     now: float = 0.0
@@ -125,11 +126,11 @@ class VirtualClock:
     ) -> Journey:
         """Return the journey of a message of `down` bytes sent at `sent`; it draws random numbers.
 
-        `steps`: a lower bound of the local steps that it takes. The closer it is, the fewer other
-        replies have to be computed before this message's reply is known to be the next. A node that
-        has not begun with the message after `ttl` seconds never will. Calls must be in the order of
-        sending, and for each node the calls of `answer` too, except for messages that are never
-        answered.
+        `steps`: a lower bound of the local steps that the message takes. With a closer bound, fewer
+        other replies have to be computed before this message's reply is known to be the next. If a
+        node has not begun to work on the message after `ttl` seconds, it never will. Calls must be
+        in the order of sending. For each node the calls of `answer` must be in this order too,
+        except for messages that are never answered.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
@@ -173,8 +174,8 @@ class VirtualClock:
     def answer(self, task: Journey, steps: float, up: int) -> float:
         """Return when the reply arrives at the server, in virtual seconds, or `NEVER`.
 
-        `up`: its bytes; `steps`: the local steps that were computed. If the message has announced
-        more, those count: a node that fails has used its time, too.
+        `up`: the reply's bytes; `steps`: the local steps that were computed. If the message has
+        announced more steps, the announced steps count, because a node that fails needs time too.
         """
         net, node = self.network, task.node
         self.state.under_way[node].popleft()
@@ -198,7 +199,7 @@ class VirtualClock:
         return NEVER if net.loss and self.draw_loss(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
-        """Return when the reply to a message sent at `sent` arrives: `send`, then `answer`."""
+        """Send a message at the time `sent`, and answer it; return when the reply arrives."""
         return self.answer(self.send(node, sent, down), steps, up)
 
     @property

@@ -68,7 +68,7 @@ class LocalGrid(Grid):
         return max(self._clock.now, *messages, *replies, 0.0)
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
-        """From now on, compare the traffic with models of `plain_bytes` instead of payloads.
+        """From now on, also compute the time that uncompressed models of `plain_bytes` would take.
 
         `header`: the name of the header record, which Flower would not send.
         """
@@ -157,7 +157,7 @@ class LocalGrid(Grid):
     ) -> list[str]:
         """Send messages; return their ids.
 
-        `ttl`: virtual seconds. A node drops a message that it has not begun with after this time.
+        `ttl`: virtual seconds. A node drops a message if it has not begun to work on it by then.
         (The `ttl` in a message is on the wall clock.) `in_turn`: the nodes compute their replies in
         the order of `messages`. Otherwise they first compute the reply that may arrive first.
         """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .network import Network
 
-if TYPE_CHECKING:  # a module that only needs PLACE does not import Flower
+if TYPE_CHECKING:  # so a module that needs only PLACE does not import Flower
     from flwr.app import Context
     from flwr.serverapp import Grid
 

@@ -56,8 +56,8 @@ def uncollected() -> Iterator[None]:
     """Within this context the garbage collector skips all objects that exist at its start.
 
     So the collector does not write to these objects, and forked workers share their memory pages.
-    Objects that were frozen before stay frozen. A nested context does not count the frozen objects
-    again, because counting visits all of them.
+    Objects that `gc.freeze` has frozen before stay frozen. A nested context does not count the
+    frozen objects again, because counting visits all of them.
     """
     before = _within[0]
     frozen = before or gc.get_freeze_count() > 0

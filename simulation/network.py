@@ -1,4 +1,4 @@
-"""The network of a simulation: links and devices, and the named ones of conf/network/.
+"""The network of a simulation: links and devices. Reads the named networks of conf/network/.
 
 This module uses the standard library alone: the configuration of a real device has it too.
 """
@@ -33,17 +33,19 @@ class DeviceClass:
 class Network:
     """Links and devices of the virtual clock. A bandwidth of None is unlimited.
 
-    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: of the server's link, each
-    way; `latency_ms`: milliseconds, one way; `seconds_per_step`: seconds of one local step on the
-    reference device; `encoding_seconds`: seconds to encode one update on it; `loss`: the share of
-    replies that never arrive, drawn from (run seed, node, number of replies that the node has
-    sent), which needs a time-out. `waiting`: how long a device does other things before it answers:
-    none, fixed, uniform (0 to 2 T) or exponential, with the mean T = `waiting_seconds`, longer on
-    slower devices. `crash`: the probability that a device crashes after a reply; it loses its
-    state, and is gone for ever or for `rejoin_seconds`. `join_seconds`: devices join at moments
-    from 0 to so many seconds. Flower's own strategies support neither crashes nor late joins.
-    `classes`: device classes by name, whose shares add up to 1; without classes all nodes are
-    reference devices. Raises `ValueError` for values out of bounds.
+    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: Mbit/s of the server's
+    link, each way; `latency_ms`: milliseconds, one way; `seconds_per_step`: seconds of one local
+    step on the reference device; `encoding_seconds`: seconds in which the reference device encodes
+    one update; `loss`: the share of replies that never arrive, drawn from (run seed, node, number
+    of replies that the node has sent); the run then needs a time-out. `waiting`: how long a device
+    does other things before it answers: none, fixed, uniform (0 to 2 T) or exponential, with the
+    mean T = `waiting_seconds`, longer on slower devices. `crash`: the probability that a device
+    crashes after a reply; it loses its state, and is gone for ever or for `rejoin_seconds`.
+    `join_seconds`: each device joins at a random time, at most so many seconds after the start.
+    Flower's own strategies support neither crashes nor late joins. `classes`: device classes by
+    name, whose shares add up to 1; without classes all nodes are reference devices.
+
+    Raises `ValueError` for values out of bounds.
     """
 
     up_mbps: float | None = None

@@ -59,7 +59,7 @@ class ProcessTree:
         return process
 
     def alive(self) -> list[int]:
-        """Return the ids of the tree's living processes, at any depth, with any parent."""
+        """Return the ids of all living processes of the tree, also after their parents' end."""
         if sys.platform == "linux":
             return self._look()
         lines = subprocess.run(

@@ -31,9 +31,10 @@ _GRPC = "no_grpc_proxy"  # if it is set, gRPC ignores `no_proxy`
 def keep_loopback_direct(address: str = "") -> None:
     """Make loopback reachable without a proxy, in this process and in its children.
 
-    `address`: a host or HOST:PORT. It may be another address of loopback (for example 127.0.0.2),
-    or in a network that is listed in `no_proxy`. This function removes entries that httpx cannot
-    read from `no_proxy`, because httpx would raise for every new client, even without a proxy.
+    `address`: one more host or HOST:PORT to reach without a proxy, if it is on loopback (such as
+    127.0.0.2) or in a network that `no_proxy` lists. This function removes the entries of
+    `no_proxy` that httpx cannot read, because httpx would raise an error for every new client, even
+    without a proxy.
     """
     host = host_of(address)
     wanted = [*LOOPBACK, host] if is_loopback(host) else LOOPBACK
@@ -72,7 +73,7 @@ def _readable(said: list[str], host: str) -> Iterator[str]:
 
 
 def expect_usable_proxies(address: str = "") -> None:
-    """Raise `UsageError`, one line, for a proxy in the environment that clients cannot use.
+    """Raise `UsageError` with a one-line message for a proxy variable that clients cannot use.
 
     It checks the proxies of all schemes, because clients parse all of them, even for a connection
     without a proxy. `address`: HOST:PORT of the only machine to which the caller connects, within

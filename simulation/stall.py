@@ -12,8 +12,8 @@ from flwr.supercore import log
 
 from .errors import EngineError
 
-# ASKS: calls without a result before the guard reacts. SAID: seconds until it logs a line.
-# SECONDS: seconds until it raises.
+# ASKS: calls without a result before the guard reacts. SAID: seconds until the guard logs a line.
+# SECONDS: seconds until it raises `MissingNodesError`.
 ASKS, SAID, SECONDS = 10, 10.0, 60.0
 # A process that uses more CPU time than both limits is working. IDLE: CPU seconds per call (a loop
 # without a sleep uses little per call). SHARE: CPU seconds per second (a progress spinner on a

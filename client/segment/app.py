@@ -1,11 +1,13 @@
-"""A node's side of a model in segments: trains a segment on the activations in a message.
+"""The part of a node that trains one segment of a model on the activations in a message.
+
+A segment is a part of the model, with consecutive layers. Each segment is on another node.
 
 A message's ArrayRecord may hold these payloads:
 
 - `input`: the output of the previous segment;
 - `labels`: the labels of the mini-batches;
 - `gradients-T`: gradients of the outputs that this node sent for the mini-batches from T on;
-- `copy`: a snapshot of the segment, from which this node begins.
+- `copy`: a snapshot of the segment, with which this node begins.
 
 A reply's ArrayRecord may hold these payloads:
 
@@ -65,7 +67,7 @@ from task.process import configure_process
 
 
 class Segments:
-    """Replies to messages to all nodes of a process that train segments of a model."""
+    """Trains the segments of all nodes in this process: takes their messages, and replies."""
 
     def __init__(self, config: Config, folder: str | None) -> None:
         configure_process()
@@ -105,7 +107,7 @@ class Segments:
     def _stage(
         self, work: SegmentTask, arrays: ArrayRecord, kept: SegmentState, node: int
     ) -> Stage:
-        """Return the stage of a node's segment; load the message's snapshot if it has one.
+        """Return the `Stage` that trains a node's segment; load the message's snapshot, if any.
 
         Raises `PayloadError` if the node does not hold the segment and the message has no snapshot.
         """
@@ -129,7 +131,7 @@ hosts: dict[tuple[int, str | None], Segments] = {}
 
 
 def segments_for(config: Config, folder: str | None) -> Segments:
-    """Return this process's `Segments` of a configuration. It is cached: building takes long."""
+    """Return this process's `Segments` for a configuration, cached because building takes long."""
     key = (id(config), folder)  # `load_config` returns the same object for the same text
     if key not in hosts:
         hosts.clear()
@@ -172,7 +174,7 @@ class SegmentStep:
             self.sent["copy"] = pack_copy(vectors, self._stage.beside())
 
     def _learn(self) -> None:
-        """Train the module on received gradients of sent outputs; count gradients with errors."""
+        """Train the module on received gradients of sent outputs; count refused payloads."""
         errors: list[float] = []
         refused = 0
         for name, payload in self._arrays.items():

@@ -57,7 +57,11 @@ class Place(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The results of a mini-batch; tensors are float32 (B, ...) in wire layout."""
+    """The results of a mini-batch; tensors are float32 (B, ...) in wire layout.
+
+    Wire layout is the order of axes in which a tensor is sent: (B, ...), and for images (B, C, H,
+    W) or (B, H, W, C).
+    """
 
     output: Tensor | None  # None in the last segment
     back: Tensor | None  # the gradient of the input; None in the first segment
@@ -65,7 +69,7 @@ class StepResult(NamedTuple):
 
 
 class TrainedModule:
-    """A flat module and its optimiser, which takes steps only along finite gradients."""
+    """A module, its parameters as one vector, and an optimiser that needs finite gradients."""
 
     def __init__(self, module: nn.Module, config: Config) -> None:
         self.flat = FlatModel(module, config.device)
@@ -111,7 +115,7 @@ class TrainedModule:
 
 
 class Stage:
-    """Trains a segment with the gradients that its module predicts, or with received gradients.
+    """Trains a segment with received gradients, or with the gradients that a module predicts.
 
     A layer's random numbers depend on (seed, layer, mini-batch). So they do not depend on where the
     model is cut. The loss is a sum over the mini-batch, so gradients of activations are of order 1
@@ -228,7 +232,7 @@ class Stage:
         return error.item() / size if size else None
 
     def forward(self, x: Tensor, key: str) -> Tensor:
-        """Do a forward pass and store it for `backward`; return the output in wire layout."""
+        """Do a forward pass; store it as `key` for `backward`; return the output in wire layout."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
             wire = self.segment.to_wire(h)
@@ -239,10 +243,10 @@ class Stage:
     def backward(self, key: str, given: Tensor, again: Callable[[], Tensor], first: bool) -> Tensor:
         """Do a backward pass; return the gradient of the input in wire layout.
 
-        `key`: as in `forward`. `given`: the gradient of the output in wire layout. `again`: returns
-        the input; it is called if another process has done the forward pass. The forward pass is
-        then repeated, and does not change BatchNorm's statistics. `first`: this is the first
-        micro-batch of a mini-batch, so the stored gradient is set to zero first.
+        `key`: the name of the forward pass. `given`: the gradient of the output in wire layout.
+        `again`: returns the input; it is called if another process has done the forward pass. The
+        forward pass is then repeated, and does not change BatchNorm's statistics. `first`: this is
+        the first micro-batch of a mini-batch, so the stored gradient is set to zero.
         """
         if key not in self._graphs:
             with self._statistics_kept(failed_only=False):

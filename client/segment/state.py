@@ -1,4 +1,4 @@
-"""The state of a node with a segment of the model between messages, in `Context.state`."""
+"""Keeps a node's segment of the model in `Context.state` from one message to the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEMORY = "memory-"  # prefix of the records with a codec's residual
 
 
 class SegmentState:
-    """A node's segment, sent tensors without gradients so far, and the residuals of its codecs.
+    """A node's segment, sent tensors whose gradients are awaited, and its codecs' residuals.
 
     Arrays are shared with the `Context`, not copied. In the process that made the arrays, a `Stage`
     trains in the same memory.
@@ -66,7 +66,7 @@ class SegmentState:
             self._sent[f"{batch}.{micro} labels"] = labels
 
     def taken(self, batch: int, micro: int = 0) -> tuple[Any, Any] | None:
-        """Remove and return the tensors and labels that `put` has stored; None without any."""
+        """Remove and return the tensors and labels that `put` has stored, or None."""
         tensors = self._sent.pop(f"{batch}.{micro}", None)
         labels = self._sent.pop(f"{batch}.{micro} labels", None)
         return None if tensors is None else (tensors, labels)

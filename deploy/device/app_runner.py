@@ -44,7 +44,7 @@ def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Mes
 def answered(
     message: Message, context: Context, load: Callable[[], ClientApp], failing: ThrottledLog
 ) -> bytes:
-    """Run the app on a message; return the reply as a bundle.
+    """Run the app on a message; return the reply as a bundle (`protocol.bundle`).
 
     `load`: returns the app. If `load` or the app raises an error, the reply is an error reply, as
     on Flower's own nodes. `failing` logs this error. `context` holds what the app has stored, even

@@ -18,7 +18,7 @@ FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); gr
 # Flower accepts a node's signature if its clock is at most this many seconds ahead or behind.
 AHEAD, BEHIND = 5.0, 305.0
 INTERVAL = 60.0  # seconds: a node without a heartbeat for twice this time counts as offline
-ONLINE_SECONDS = 2 * INTERVAL  # for how long a node that has ended still counts as online
+ONLINE_SECONDS = 2 * INTERVAL  # seconds for which a node that has ended counts as online
 log = getLogger("edgewire")
 WORTH_WAITING = (ServerRefusal, httpx.TransportError, OSError)
 
@@ -32,7 +32,7 @@ class Wait:
 
     def after(self, reason: str) -> None:
         """Log the reason of a failure if it is new, then pause."""
-        kind = re.sub(r"\d+", "", reason)  # the line about the clock has other seconds each time
+        kind = re.sub(r"\d+", "", reason)  # the seconds in the line about the clock always differ
         if kind != self._reason:
             log.warning("waiting: %s", reason)
             self._reason = kind

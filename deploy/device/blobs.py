@@ -50,11 +50,11 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def size_of(folder: Path, number: int) -> int:
-    """Return a file's size in bytes; 1 << 62 for a missing file, so that it is not used again."""
+    """Return a file's size in bytes; for a missing file 1 << 62, so its blobs are rewritten."""
     try:
         return path_of(folder, number).stat().st_size
     except OSError:
-        return 1 << 62  # every blob is a small share of this, so it is written again
+        return 1 << 62  # blobs that are a small share of their file are rewritten
 
 
 def numbers_in(folder: Path) -> Iterator[int]:

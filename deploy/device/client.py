@@ -2,8 +2,8 @@
 
 This project's server offers two bundled calls, which replace many calls of Flower. The first call
 waits for a message and returns the message with its objects. The second call sends a reply with its
-objects. If the
-server offers the compact form, both calls use it (`compact_bundle.py`, `signed_header.py`).
+objects. If the server offers the compact form, both calls use this form (`compact_bundle.py`,
+`signed_header.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from deploy.server.duplicates import SIZE
 from deploy.signed_header import headers, sealed
 from protocol.bundle import parts_of
 
-LARGEST = 1 << 32  # bytes of a bundle that a server may send
+LARGEST = 1 << 32  # the most bytes of a bundle from a server
 BUNDLED = "edgewire"  # the path of a bundled call begins with this
 THIN = f"{BUNDLED}-thin"  # HTTP header with the number of the server's compact format
 THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds that the server holds a compact pull, a plain pull
-COUNTED = 45.0  # seconds after a compact pull without need for a heartbeat
+COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
 TWIN = 409  # HTTP status: a newer process uses this node's key
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's error codes
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
@@ -142,7 +142,12 @@ class FleetClient:
         return self._parsed(head, fleet_pb2.PullMessagesResponse), dict(objects)
 
     def push(self, bundle: bytes) -> fleet_pb2.PushMessagesResponse:
-        """Send a reply as a bundle: "request", the objects, and optionally "confirm"."""
+        """Send a reply as one bundle of named parts (`protocol.bundle`); return the response.
+
+        The first part, "request", is Flower's request to push the reply. Then follow the reply's
+        objects, each under its id. An optional last part, "confirm", is Flower's request that
+        confirms the message to which the node replies.
+        """
         if not self._thin:
             answer = self._post(f"{BUNDLED}/push", bundle, timeout=_ANSWER)
             return self._parsed(answer, fleet_pb2.PushMessagesResponse)

@@ -33,7 +33,8 @@ class Membership:
     """A node's membership. After `stop` or `leave` it no longer uses `fleet`.
 
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
-    between two heartbeats. No heartbeat is sent before `fleet.counted_until`.
+    between two heartbeats. No heartbeat is sent before `fleet.counted_until`: until then the server
+    counts the node as online.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
-    """Return the node's id with a key at a server, as stored in this folder; None without one."""
+    """Return the node's id with a key at a server, read from this folder; None if it has none."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((folder / "node.json").read_text())
         if (said["server"], said["key"]) == (server, public_key.hex()):

@@ -137,7 +137,7 @@ class ServerView:
         return Finding(OK, "online", "the node that runs here" if there else "no, none runs here")
 
     def _plainly(self, named: bool) -> Iterable[Finding]:
-        """Check whether Flower's own SuperLink knows the key, with the calls of a node."""
+        """Check, by the calls that nodes make, whether Flower's own SuperLink knows the key."""
         before = known_id(self._state, self._fleet.address, self._fleet.public_key)
         if not named and before is None:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")

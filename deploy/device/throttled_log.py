@@ -1,4 +1,4 @@
-"""Logs repeated failures of a node's messages less and less often."""
+"""Logs a failure that repeats for many of a node's messages less and less often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from logging import getLogger
 
 TOLD = "the server is told so"  # by an error reply
 AGAIN = "messages are answered again; before that there failed"
-_MOST = 100  # different reasons that are counted
+_MOST = 100  # the most different reasons that are counted
 log = getLogger("edgewire")
 
 

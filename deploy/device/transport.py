@@ -28,7 +28,7 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 from deploy.device.client import LARGEST, FleetClient
 from protocol.bundle import parts_of
 
-REQUEST, CONFIRM = "request", "confirm"  # names of a reply bundle's first and last part
+REQUEST, CONFIRM = "request", "confirm"  # names of the first and the last part of a reply's bundle
 # Polling, if the server cannot hold a pull: shortest and longest pause (seconds), growth.
 _EAGER, _IDLE, _GROWTH = 0.05, 3.0, 1.3
 _SOON, _LATE = 0.02, 1.0  # seconds: first and longest pause before a missing object is pulled again

@@ -10,10 +10,10 @@
     GET  /v1/control/edgewire/runs/RUN         JSON: the names and sizes of a run's files
     GET  /v1/control/edgewire/runs/RUN/FILE    one of these files, from byte `?start=` on
 
-The body of a pull is Flower's request of that name. The header `edgewire-wait` says for how many
-seconds the server may hold the pull. The response is a bundle (`protocol.bundle`) with Flower's
-response as its first part, "response". If the node has not replied to its last message, a pull
-returns that message again.
+The body of a pull is Flower's request to pull messages. The header `edgewire-wait` says for how
+many seconds the server may hold the pull. The response is a bundle (`protocol.bundle`) with
+Flower's response as its first part, "response". If the node has not replied to its last message, a
+pull returns that message again.
 
 The body of a push is a bundle with Flower's request as its first part, "request". The response is
 Flower's. A node's push also confirms the message that it replies to.
@@ -171,7 +171,7 @@ class BundleApi:
     async def _found(
         self, request: Request, wanted: PullMessagesRequest, seconds: float
     ) -> list[tuple[str, bytes]]:
-        """Wait for a node's next message; return the parts of its bundle.
+        """Wait for a node's next message; return the parts of the message's bundle.
 
         After `seconds` without a message the parts hold an empty response.
         """
@@ -200,7 +200,7 @@ class BundleApi:
     async def _stored(
         self, request: Request, found: list[tuple[str, bytes]], asks: int | None
     ) -> Response:
-        """Store a node's reply from the parts of its bundle.
+        """Store a node's reply, given the parts of the reply's bundle.
 
         `asks`: the id of the node if it is authenticated already, else None.
         """

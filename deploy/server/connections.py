@@ -24,10 +24,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; also of its trailers
 MOST_UNUSED = 1 << 26  # bytes of a body that arrive after the response, as after a refusal
-HEAD_SECONDS = 20.0  # for a head, from the connection's begin or the head's first byte
-STALLED_SECONDS = 60.0  # without a new byte of a body or of a response
+HEAD_SECONDS = 20.0  # for a head, from the connection's start or the head's first byte
+STALLED_SECONDS = 60.0  # seconds without a new byte of a body or of a response
 SLOWEST = 64  # bytes per second of a body, after a minute: half of a link of 1 kbit/s
-MOST_UNASKED = 256  # connections without any request yet
+MOST_UNASKED = 256  # the most connections that have sent no request yet
 LOOKS = 5.0  # seconds between two checks of a connection
 _Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, None]"]
 
@@ -35,7 +35,7 @@ _Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, N
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol with the limits of this module."""
 
-    _unasked: ClassVar[_Unasked] = WeakKeyDictionary()  # by the event loop, the oldest first
+    _unasked: ClassVar[_Unasked] = WeakKeyDictionary()  # of each event loop, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Register a new connection.
@@ -46,7 +46,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0  # received bytes of this head, or of trailers
         self._in_head, self._in_body, self._begun = True, False, True
         self._body_bytes, self._unused, self._buffered = 0, 0, 0
-        self._since = self._moved = time.monotonic()  # when the head or body began; the last byte
+        self._since = self._moved = time.monotonic()  # times: head or body began, last byte
         self._look = self.loop.call_later(LOOKS, self._looked)
         unasked = self._unasked.setdefault(self.loop, {})
         unasked[self] = None

@@ -18,7 +18,7 @@ from flwr.proto.message_pb2 import Message, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
-EXPIRES = 10.0  # seconds in which no object arrives and the node sends none
+EXPIRES = 10.0  # seconds in which no object arrives and none is on its way
 FORGOTTEN = 3600.0  # seconds after which a reply is dropped, because its run must be over
 
 

@@ -23,7 +23,8 @@ from deploy.server.access import App, Scope, Send
 from protocol.flower_releases import installed
 from simulation.errors import UsageError
 
-KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")  # of Flower's state
+# Attributes of Flower's in-memory state.
+KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")
 CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
 log = getLogger("edgewire")
 ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"

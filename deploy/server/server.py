@@ -38,7 +38,7 @@ from simulation.proxies import expect_usable_proxies, keep_loopback_direct
 PORT = 8000  # Flower's default
 NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
-ENDING = 2  # seconds for open requests when the server ends: nodes repeat their pulls
+ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
 EXTENSIONS = "flwr.superlink.extensions"
 
 

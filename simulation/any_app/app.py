@@ -40,7 +40,7 @@ class App:
     run_config: UserConfig
 
     def load(self, reference: str, kind: type[T]) -> T:
-        """Import a component. Raises `UsageError` if the import fails or gives no `kind`."""
+        """Import a component. Raises `UsageError` if this fails or the object is no `kind`."""
         enter(self.folder)
         try:
             found = load_object(reference)
@@ -63,7 +63,8 @@ class App:
 def read_app(path: Path, overrides: list[str]) -> App:
     """Read an app's pyproject.toml; `overrides` have the form of `flwr run --run-config`.
 
-    Raises `UsageError`, one line, for a folder without a Flower app, and for unknown keys.
+    Raises `UsageError` with a one-line message for a folder without a Flower app, and for unknown
+    keys.
     """
     folder, file = path.expanduser().resolve(), path.expanduser() / "pyproject.toml"
     if not folder.is_dir():

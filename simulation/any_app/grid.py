@@ -61,7 +61,7 @@ class GuestGrid(Grid):
         self._there: dict[str, Message] = {}  # message id -> arrived reply that is not fetched yet
         self._turn = threading.Condition()
         self._threads = set[int]()  # ids of the threads that have sent or pulled
-        self._calls: dict[object, tuple[Collection[str], float]] = {}  # waited ids, and deadline
+        self._calls: dict[object, tuple[Collection[str], float]] = {}  # awaited ids, deadline
         self._pushes = 0
         self._driven = False  # whether a thread is advancing the clock; other threads then wait
 
@@ -133,7 +133,8 @@ class GuestGrid(Grid):
     def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
         """Send messages; return their ids. A message to an offline node is dropped and logged.
 
-        `ttl`: a node drops a message that it has not begun with after this many virtual seconds.
+        `ttl`: a node drops a message if it has not begun to work on the message within so many
+        virtual seconds.
         Raises `ValueError` for a message that is a reply, or that has a `ttl` of at most 0.
         """
         with self._turn:
@@ -258,7 +259,7 @@ class GuestGrid(Grid):
             self._turn.notify_all()
 
     def _gather(self) -> None:
-        """Wait until no other thread sends messages: they are sent at the same virtual time."""
+        """Wait until no other thread sends messages, so that all are sent at one virtual time."""
         seen = -1
         while len(self._threads) > 1 and seen != self._pushes:
             seen = self._pushes

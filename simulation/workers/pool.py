@@ -32,8 +32,8 @@ class Pool(Protocol):
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
         """Queue a message, which must have a unique `message_id`.
 
-        `anew`: drop the node's state first. `due`: a hint. The pool answers messages with a lower
-        number first.
+        `anew`: drop the node's state first. `due`: a hint. The pool first answers the messages with
+        the lowest `due`.
         """
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:

@@ -24,7 +24,7 @@ _TRIES = 5
 
 
 class TempDirs:
-    """A temporary folder in `parent`. `close` removes it; if not, `sweep` of a later run does.
+    """A temporary folder in `parent`, until `close`; a later `sweep` removes that of a killed run.
 
     Raises `OSError` if the folder cannot be made.
     """
