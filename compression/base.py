@@ -70,7 +70,7 @@ class Selection(NamedTuple):
 
 
 class TensorSlices(NamedTuple):
-    """The tensors' slices of the values; tensor t's is ``values[segments[t]:segments[t + 1]]``.
+    """Cuts an array of values into tensors; tensor t is ``values[segments[t]:segments[t + 1]]``.
 
     ``shapes``: the tensors' shapes if every entry is sent, None if only some entries are.
     """
@@ -80,14 +80,14 @@ class TensorSlices(NamedTuple):
 
 
 class Rng:
-    """A numpy Generator, made from a seed on first use: most methods use no random numbers."""
+    """A numpy Generator, made from a seed on first use, because most methods never use it."""
 
     def __init__(self, seed: int, stage: int) -> None:
         self._seed = (seed, stage)
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The generator; each stage has a separate stream of random numbers."""
+        """The generator; each of the three stages has a separate stream of random numbers."""
         return np.random.default_rng(self._seed)
 
 
@@ -130,7 +130,7 @@ class Sparsifier(Method, ABC):
 
     @property
     def kept(self) -> str | None:
-        """Name of the memory array with unsent values, one per coordinate; None without one."""
+        """Name of the memory array with one unsent value per coordinate; None if there is none."""
         return None
 
     @abstractmethod
@@ -157,9 +157,9 @@ class Sparsifier(Method, ABC):
 
 
 class ResidualSparsifier(Sparsifier):
-    """A sparsifier that stores unsent values in a residual: *sent + kept == given*.
+    """A sparsifier that stores unsent values in a residual: *sent + residual after == sum before*.
 
-    A step adds the update to the residual (``accumulate``), chooses coordinates of the sum
+    Each step adds the update to the residual (``accumulate``), chooses coordinates of the sum
     (``choose``) and removes their values from the residual (``take``).
     """
 
@@ -204,7 +204,7 @@ class Quantizer(Method, ABC):
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from nearest rounding
 
     def params(self) -> tuple[int, ...]:
-        """Return non-negative integers that the payload holds for the decoder, such as levels."""
+        """Return the non-negative integers that the decoder needs, such as the number of levels."""
         return ()
 
     @abstractmethod
@@ -219,7 +219,7 @@ class Quantizer(Method, ABC):
     @classmethod
     @abstractmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams; streams of floats come first, so that the floats are aligned.
+        """Describe the streams in order; those of floats come first, so that they are aligned.
 
         Raises PayloadError for ``params`` that ``params()`` never returns.
         """
@@ -275,7 +275,7 @@ def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDAr
 
 
 def fallen(step: SparsifyContext) -> bool:
-    """Return whether the loss is below the loss of the last step, and store it (float64, 1 entry).
+    """Return whether the loss is below that of the step before; store the loss (float64, 1 entry).
 
     Returns False at the first step, and if one of the two losses is unknown.
     """

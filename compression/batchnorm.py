@@ -36,7 +36,7 @@ class Separation(NamedTuple):
     trained_runs: tuple[Extent, ...]  # extents of trained entries in the whole vector
     exact_runs: tuple[Extent, ...]
     exact_size: int
-    borders: tuple[int, ...]  # how many trained entries come before each exact run
+    borders: tuple[int, ...]  # the number of trained entries before each run of exact entries
 
     def gather(self, vector: Vector) -> Vector:
         """Return the trained entries; a view if they are contiguous, as in a flat model."""
@@ -62,7 +62,7 @@ class Separation(NamedTuple):
         return whole
 
     def borders_of(self, indices: Indices) -> list[int]:
-        """Return how many of (k,) selected trained entries come before each exact run."""
+        """Return how many of (k,) selected trained entries precede each run of exact entries."""
         return find(indices, self.borders)
 
     def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
@@ -156,7 +156,7 @@ class Scale:
         self._sizes = np.array(sizes)
 
     def distance(self, one: Vector, other: Vector, around: Vector) -> float:
-        """Return the distance of two (s,) statistics, in standard deviations of `around`."""
+        """Return the distance of two (s,) statistics; its unit is `around`'s standard deviation."""
         if not len(self._sizes):
             return 0.0
         # If a layer's tensor of variances is missing, the variance is 1, the last entry.
@@ -169,7 +169,7 @@ class Scale:
         return float(np.sqrt((total / self._sizes).max()))
 
     def between(self, start: Vector, end: Vector, share: float) -> Vector:
-        """Return the statistics between `start` (``share`` 0) and `end` (``share`` 1)."""
+        """Interpolate between the statistics `start` (``share`` 0) and `end` (``share`` 1)."""
         found = (start + share * (end.astype(np.float64) - start)).astype(np.float32)
         low, high = self._spread(start), self._spread(end)
         found[self._variances] = np.maximum(low * (high / low) ** share - EPSILON, 0)

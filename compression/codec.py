@@ -1,4 +1,4 @@
-"""Encodes an update into a payload that describes its contents. See docs/payload.md."""
+"""Encodes an update into a payload: bytes that describe what they hold. See docs/payload.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,10 +47,10 @@ class Codec:
 
     ``feedback``: add the quantizer's error to the next update (error feedback, Seide et al. 2014;
     Karimireddy et al. 2019). The error is stored in the sparsifier's residual. If the sparsifier
-    has no residual, the codec stores the error, and the entries that were not selected, in a
-    separate array. ``exact_names``: patterns of names. Tensors with such a name, and BatchNorm's
-    running statistics, skip the sparsifier and the quantizer. They have no residual, even if a
-    payload is lost.
+    has no residual, the codec has its own array for the error and for the entries that were not
+    selected. ``exact_names``: patterns of names. Tensors with such a name, and BatchNorm's running
+    statistics, skip the sparsifier and the quantizer. They have no residual, even if a payload is
+    lost.
     """
 
     sparsifier: Sparsifier
@@ -173,12 +173,11 @@ class Codec:
         return self._assemble(head, _listed(own, exact, indices), streams, parts)
 
     def restore(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
-        """Add the last payload of this memory to the residual, because it was lost or not applied.
+        """Add a payload, which was lost or not applied, back to the residual.
 
-        Afterwards the residual is the same as if these values had never been sent
-        (*sent + kept == given*). Exact tensors, such as running statistics, are not restored,
-        because they are values and not changes. Raises PayloadError for a payload that is not the
-        last of this memory.
+        Afterwards the residual is the same as if these values had never been sent. Exact tensors,
+        such as running statistics, are not restored, because they are values and not changes.
+        Raises PayloadError for a payload that is not the last one encoded with this memory.
         """
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
@@ -213,11 +212,11 @@ class Codec:
 
     @cached_property
     def ids(self) -> bytes:
-        """The ids of the three stages in a payload, one byte each."""
+        """The ids of sparsifier, quantizer and coder in a payload, one byte each."""
         return bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
 
     def made(self, payload: Buffer) -> bool:
-        """Return whether a payload has these three ids; a payload does not hold the options."""
+        """Return whether a payload has this codec's ids; a payload holds no options to compare."""
         return ids_of(payload) == self.ids
 
     def _head(
@@ -259,7 +258,7 @@ class Codec:
 def _listed(
     layout: Layout, exact: Vector | None, indices: Indices | None
 ) -> list[tuple[Any, Spec]]:
-    """Return the streams before the values' streams: exact tensors, then indices."""
+    """Return the streams that precede those of the values: exact tensors, then indices."""
     listed: list[tuple[Any, Spec]] = []
     if exact is not None:
         listed.append((exact, exact_spec(len(exact))))

@@ -22,8 +22,8 @@ def make_codec(
     ``feedback``: error feedback (`Codec`); None turns it on for the quantizers that need it.
     ``exact``: patterns of names ("head.*"); tensors with such a name are sent exactly, as float32.
 
-    Raises ValueError, with a one-line message, for an unknown method, and for an option that none
-    of the three methods has. Also raises it for a value of the wrong type or outside its range.
+    Raises ValueError with a one-line message for an unknown method, for an option that none of the
+    three methods has, and for a value of the wrong type or outside its range.
     """
     chosen = {"sparsifier": sparsifier, "quantizer": quantizer, "coder": coder}
     classes = {stage: get(stage, name) for stage, name in chosen.items()}

@@ -90,7 +90,7 @@ class _Small(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _plan(segments: bytes, counts: bytes) -> tuple[_Small | None, list[tuple[int, int, int]]]:
-    """Return the small tensors, and the others, without tensors of which no entry is selected."""
+    """Return the small tensors, and the others; leave out tensors with a count of 0."""
     bounds = np.frombuffer(segments, dtype=np.int64).tolist()
     wanted = np.frombuffer(counts, dtype=np.int64).tolist()
     cuts = list(zip(bounds[:-1], bounds[1:], wanted, strict=True))
@@ -114,7 +114,7 @@ def _plan(segments: bytes, counts: bytes) -> tuple[_Small | None, list[tuple[int
 
 
 def _largest_of_small(bits: Bits, small: _Small) -> Indices | None:
-    """Return the indices of each small tensor's largest; None if ties make them too many."""
+    """Return the indices of each small tensor's largest entries; None if ties select too many."""
     keys = (bits.take(small.positions) & MOST) | small.owners
     least = np.sort(keys)[small.ranks]
     mask = keys >= least[small.numbers]

@@ -15,8 +15,8 @@ Indices = NDArray[np.uint32]
 Places = NDArray[np.intp]
 
 BLOCK = 1 << 15  # entries per block; 384 kB with their int64 indices
-# A smaller number of indices is cut into _PARTS blocks, but of at least _LEAST entries, so that
-# temporary arrays stay small.
+# Fewer than _PARTS * BLOCK indices are cut into _PARTS smaller blocks of at least _LEAST entries,
+# so that temporary arrays stay small.
 _LEAST, _PARTS = 1 << 12, 16
 
 

@@ -1,4 +1,4 @@
-"""The options of screening updates, for a strategy or a link on the server."""
+"""The options that limit unusual updates at the server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 class Screening:
     """Options that limit updates and weights; None switches a limit off.
 
-    `refuse`: an update is left out if its L2 norm exceeds `refuse` times the usual norm; `clip`: an
-    update with a larger norm than `clip` times the usual norm is scaled down to it; `weight`: a
-    node's weight is at most `weight` times the usual weight; `statistics`: an update is left out if
+    `refuse`: an update is left out if its L2 norm exceeds `refuse` times the usual norm. `clip`: an
+    update whose norm exceeds `clip` times the usual norm is scaled down to this limit. `weight`: a
+    node's weight is at most `weight` times the usual weight. `statistics`: an update is left out if
     its running statistics of BatchNorm are too far from those of the other nodes. The limit is
-    `statistics` times the usual change of statistics in one update (`StatisticsScreen`); `clip`
-    also applies to this distance; `equal`: all nodes have the same weight.
+    `statistics` times the usual change of statistics in one update (`StatisticsScreen`). If the
+    distance exceeds `clip` times this change, the statistics are moved to this limit. `equal`: all
+    nodes have the same weight.
 
     The usual weight is the median of the weights that the nodes sent last. The usual norm is the
     largest median so far of the norms of the nodes' last updates. It does not decrease, because

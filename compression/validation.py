@@ -1,4 +1,4 @@
-"""Checks of methods' options; each raises ValueError, with one line, for a value out of range."""
+"""Checks of methods' options; each raises ValueError with a one-line message for a bad value."""
 
 from collections.abc import Sequence
 

@@ -191,7 +191,7 @@ def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:
 
 
 def _difference(reader: Reader, layout: Layout) -> str:
-    """Return the first difference between a table and the layout, and stop reading there."""
+    """Read a table up to its first difference from the layout, and describe this difference."""
     tensors = reader.varint()
     if tensors != len(layout):
         return f"it holds {tensors} tensors, {len(layout)} are expected"

@@ -53,7 +53,7 @@ class Declared(NamedTuple):
 
 
 def own_table(own: Sequence[NativeTensor]) -> bytes:
-    """Return the table's bytes; raises ValueError for a dtype, shape or name beyond the format."""
+    """Return the native tensors' table as bytes; raises ValueError beyond the format's limits."""
     return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
 
 
@@ -83,7 +83,7 @@ def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declare
 def expect_own(
     reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
 ) -> tuple[Declared, ...]:
-    """Read the table, which must declare the model's tensors at the positions `own`.
+    """Read the table of native tensors; it must declare the model's tensors at the positions `own`.
 
     ``flagged``: whether the payload has a table. Raises PayloadError for any other table.
     """
@@ -101,7 +101,7 @@ def _lacks(tensor: Declared) -> str:
 
 
 def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
-    """Return the first difference between a table and the expected one, and stop reading there."""
+    """Read a table up to its first difference from the expected table; describe the difference."""
     count, position = reader.varint(), -1
     for place in range(max(count, len(expected))):
         wanted = expected[place] if place < len(expected) else None
@@ -126,7 +126,7 @@ def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> 
 
 
 def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
-    """Read the table.
+    """Read the table of native tensors.
 
     Raises PayloadError for a malformed table, for more than ``max_tensors`` tensors, and for
     tensors of more than 8 * ``max_size`` bytes together.

@@ -1,4 +1,4 @@
-"""The server: the ServerApp, and the strategies, which the YAML files in conf/strategy/ name."""
+"""The server: the ServerApp, and the strategies that the YAML files in conf/strategy/ name."""
 
 from task.stdlib_collision import avoid_stdlib_collision
 

@@ -118,14 +118,17 @@ class MixState:
 class StatisticsMix:
     """A convex combination of the model's running statistics and the statistics that nodes report.
 
-    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in 0..1. So the
-    result is always between the smallest and the largest of x and the reports. If differences were
-    added instead, a stale difference, or one times a momentum, could make a variance negative. Then
-    the model's outputs would be NaN. The statistics are the last entries of a model's vector.
+    x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i. The share a_i, in 0..1, is the
+    factor with which the server applies the node's update. So the result is always between the
+    smallest and the largest of x and the reports. Reports hold values, because changes could make a
+    variance negative: a change may be stale, or an optimiser may have scaled it. With a negative
+    variance the model's outputs would be NaN. The statistics are the last entries of a model's
+    vector.
 
     `kind="mean"` computes this formula. `kind="median"` and `kind="trimmed"` compute, for each
-    entry, the median or the trimmed mean of (1 - a_i) x + a_i s_i (`RobustMean`). Both ignore the
-    weights. `trim`: the share that the trimmed mean cuts off at each end.
+    entry, the median or the trimmed mean of (1 - a_i) x + a_i s_i (`RobustMean`). These two kinds
+    ignore the nodes' weights in the mean. `trim`: the share that the trimmed mean cuts off at each
+    end.
     """
 
     def __init__(

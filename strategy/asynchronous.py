@@ -1,4 +1,4 @@
-"""The asynchronous parameter server: it applies each update on arrival, scaled by staleness."""
+"""An asynchronous parameter server: it applies each update on arrival, scaled by staleness."""
 
 from __future__ import annotations
 
@@ -60,17 +60,18 @@ from task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
-SOME = Layout(("weight",), ((2, 2),), ("float32",))  # enough to see who keeps a memory
+SOME = Layout(("weight",), ((2, 2),), ("float32",))  # to ask whether a codec has a memory
 
 
 @dataclass
 class PushesState(ServerState):
     """The state of an asynchronous run, as a checkpoint holds it.
 
-    `done`: pushes so far. `flight`: messages under way by message id, in the order of sending.
-    `losses`: (loss, weight) of each update since the last record; `stale`: their staleness.
-    `next_look`: the next moment to look for new nodes. `buffered`: updates in `mean` and `mix`.
-    `now`: the moment of this state.
+    A push is a node's reply, used or not. `done`: the number of pushes so far. `flight`: by message
+    id, the messages without a reply yet, in the order of sending. `losses`, `stale`: (loss, weight)
+    and staleness of each update since the last call of `evaluate_fn`. `next_look`: the time at
+    which to look for new nodes. `buffered`: the number of updates in `mean` and `mix`. `now`: the
+    time of this state. Times are values of the grid's `now`.
     """
 
     done: int = 0
@@ -95,11 +96,11 @@ class PushesState(ServerState):
 
 @dataclass(frozen=True)
 class Mixing(OptionGroup):
-    """FedAsync (Xie et al. 2019, Algorithm 1): the server averages its model with a node's.
+    """FedAsync (Xie et al. 2019, Algorithm 1): the server averages its model with a node's model.
 
-    `mix`: x = (1 - a) x + a (the node's model), with a = server_lr * the staleness factor.
-    `proximal_mu` is rho in the local loss: each node adds rho / 2 |x - x_sent|^2 to its loss, where
-    x_sent is the model that it received. Raises `ValueError` for a `proximal_mu` below 0.
+    `mix`: True for x = (1 - a) x + a (the node's model), where a = server_lr * the staleness
+    factor. `proximal_mu`: the paper's rho. Each node adds rho / 2 |x - x_sent|^2 to its loss, where
+    x_sent is the model that the node received. Raises `ValueError` for a `proximal_mu` below 0.
     """
 
     mix: bool = False
@@ -112,12 +113,12 @@ class Mixing(OptionGroup):
 
 @dataclass(frozen=True)
 class Sending(OptionGroup):
-    """How many messages a node gets.
+    """Limits how many messages a node gets.
 
-    `in_flight`: the most messages under way to one node; above 1 a node need not wait for the
-    server. `most`: a node rests once the server has sent it more than `most` times the median
-    number of messages; None: never. Otherwise a node that answers at once would train the model
-    alone. Raises `ValueError` for numbers below 1.
+    `in_flight`: how many messages a node may have that it has not replied to. Above 1, a node can
+    train while its reply is sent. `most`: the server pauses a node after it has sent this node more
+    than `most` times the median number of messages. So a node that replies very fast does not train
+    the model alone. None: no pauses. Raises `ValueError` for numbers below 1.
     """
 
     in_flight: int = 1
@@ -134,18 +135,19 @@ class Asynchronous(ParameterServer):
 
     The step is x = x - rate * factor * update; `staleness` gives the factor. This covers ASGD,
     Comp-ASGD and AdaComp (Hardy, Le Merrer, Sericola 2017, Algorithms 1 and 2). An update is a
-    gradient, applied at the run's lr, or a delta (`update="delta"`), applied at `server_lr`.
+    gradient, applied at the run's learning rate, or a delta (`update="delta"`), applied at
+    `server_lr`. A delta is the model before local training minus the model after it.
 
-    `mixing`: the server averages models in place of applying updates. `buffer` K > 1: the server
+    `mixing`: the server averages models instead of applying updates. `buffer`: if K > 1, the server
     takes one step with the mean of K updates (FedBuff, Nguyen et al. 2022, Algorithm 1). Staleness
-    then counts steps, and the server drops what is in the buffer at the end. `sending`: how many
-    messages a node gets. With a `downlink` codec a node gets the difference between the newest
-    model and the version that the server knows it to have; the next difference includes what
-    encoding lost.
+    then counts steps. Updates that are still in the buffer at the end are not used. `sending`: how
+    many messages a node gets. With a downlink codec in `codecs`, a node gets the change since the
+    version of the model that the node has confirmed. The next change also corrects the error of
+    this encoding.
 
-    The run ends after `pushes` replies, used or not. `evaluate_fn` gets the model after every
-    `record_every` pushes. The server sends a new message to a node that misses the time-out. Raises
-    `ValueError` for options that do not go together.
+    The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
+    `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
+    message. Raises `ValueError` for options that exclude each other.
     """
 
     unit = "PUSH"
@@ -191,9 +193,9 @@ class Asynchronous(ParameterServer):
         return self.state.done
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up messages under way: all nodes count as new, and the server sends them the model.
+        """Delete the messages without a reply; treat all nodes as new, so that they get the model.
 
-        `back`: nodes that go back to the server's checkpoint with it.
+        `back`: the nodes that resume from the same checkpoint as the server.
         """
         state = self.state
         state.flight.clear()
@@ -204,7 +206,7 @@ class Asynchronous(ParameterServer):
         state.session.go_back(back)
 
     def summary(self) -> None:
-        """Log what the strategy does."""
+        """Log the kind of update and the staleness policy."""
         policy = type(self.staleness).__name__
         FLOWER.info("asynchronous: a %s a push, staleness %s", self.update, policy)
 
@@ -218,10 +220,10 @@ class Asynchronous(ParameterServer):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run until `pushes` replies have arrived; arguments and result as `Strategy.start`.
+        """Run until `pushes` replies have arrived, with the arguments of Flower's `Strategy.start`.
 
-        `num_rounds` is not used. `timeout`: seconds for one message. Every message reads
-        `train_config["lr"]` again, so `evaluate_fn` may change it.
+        `num_rounds` is not used. `timeout`: the seconds to wait for the reply to a message. The
+        server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
         """
         goes_on = self._begin()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
@@ -246,19 +248,19 @@ class Asynchronous(ParameterServer):
 
 
 class Sent(NamedTuple):
-    """What the server remembers of a message under way."""
+    """The server's data about a message that a node has not replied to yet."""
 
     node: int
-    number: int  # among the node's messages
+    number: int  # the count of messages to the node, from 1
     when: float  # when it was sent, by the grid's `now`
-    version: int  # of the model in it
-    seen: Seen | None  # what the staleness policy remembers of this moment
+    version: int  # the version of the model in the message
+    seen: Seen | None  # the staleness policy's data about the time of sending
     model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
-    statistics: NDArray[np.float32]  # BatchNorm's, of the model at this moment
+    statistics: NDArray[np.float32]  # the server model's BatchNorm statistics then
 
 
 class Pushes:
-    """The work of `Asynchronous`, reply by reply; `state` holds all that a checkpoint needs.
+    """Runs `Asynchronous` reply by reply; `state` holds all that a checkpoint needs.
 
     `config` holds the run's learning rate, "lr", which may change during the run.
     """
@@ -274,7 +276,7 @@ class Pushes:
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
         self._timeout, self._config = timeout, config
-        # A resumed run has another clock than the process that saved its moments.
+        # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
         self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
@@ -302,7 +304,7 @@ class Pushes:
         self._staleness.start(self.layout.size, state.counted)
 
     def _shift(self, by: float) -> None:
-        """Add `by` seconds to all saved moments."""
+        """Add `by` seconds to all saved times."""
         flight = self._state.flight
         for message_id, sent in flight.items():
             flight[message_id] = sent._replace(when=sent.when + by)
@@ -314,18 +316,18 @@ class Pushes:
 
     @property
     def model(self) -> Vector:
-        """The newest model, float32 (n,): the next turn changes it."""
+        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
         return self._replica.model
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model as one flat vector, which the next turn changes, and native tensors."""
+        """The newest model as one flat vector, and its native tensors; `advance` changes both."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, record: Callable[[int], None]) -> bool:
-        """Take the next replies and send a new message for each; call `record` when it is due.
+        """Process the next replies, and send each node a new message; call `record` when due.
 
-        Return False if no node is left and none will join.
+        Returns False if there is no node, and no node will appear.
         """
         state, strategy = self._state, self._strategy
         self._greet()
@@ -339,7 +341,7 @@ class Pushes:
             return False
         for reply in replies:
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
-            if state.late.messages:  # only stragglers need to know what a node has answered
+            if state.late.messages:  # only `Stragglers` uses these numbers
                 self._late.answered(sent.node, sent.number)
             state.done += 1
             self._receive(sent, reply)
@@ -355,9 +357,9 @@ class Pushes:
         return True
 
     def _greet(self) -> None:
-        """Send the model to new nodes, and again to those that did not answer in time."""
+        """Send the model to new nodes, and again to nodes that did not reply in time."""
         state, grid = self._state, self._grid
-        while state.flight:  # in the order of sending: the first message is the oldest
+        while state.flight:  # the first message is the oldest
             message_id, sent = next(iter(state.flight.items()))
             if sent.when + self._timeout > grid.now:
                 break
@@ -380,7 +382,7 @@ class Pushes:
             state.next_look = grid.next_look
 
     def _forget(self, nodes: set[int]) -> None:
-        """Forget nodes that are gone, and the messages to them."""
+        """Delete the data of nodes that have left, and the messages to them."""
         state = self._state
         screens = self._filter, self._screen_of_statistics, self.natives
         for each in (self._late, *screens, self._strategy, self._scheduler):
@@ -388,9 +390,10 @@ class Pushes:
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
     def _useless(self, node: int, reason: str) -> None:
-        """Count a message without a useful reply.
+        """Count a message without a usable reply.
 
-        Raises `PayloadError` if the last `MAX_CONSECUTIVE_FAILURES` messages of every node were.
+        Raises `PayloadError` if this is true of the last `MAX_CONSECUTIVE_FAILURES` messages to
+        every node.
         """
         self._strategy.fail(node, reason)
         if self._scheduler.useless(node):
@@ -398,18 +401,18 @@ class Pushes:
             raise PayloadError(f"{count} were of no use: {reason}")
 
     def _deadline(self) -> float:
-        """Return the moment at which to look again if no reply arrives before it."""
+        """Return the time until which to wait for a reply."""
         oldest = next(iter(self._state.flight.values()), None)
         return min(
             self._state.next_look, math.inf if oldest is None else oldest.when + self._timeout
         )
 
     def _anybody(self) -> bool:
-        """Return whether anything can still happen."""
+        """Return whether a reply may still arrive, or a node may still appear."""
         return self._deadline() < math.inf or bool(self._grid.virtual_seconds is None)
 
     def _send(self, node: int) -> None:
-        """Send a node the model as it is now."""
+        """Send a node the newest model."""
         state, strategy = self._state, self._strategy
         count = self._scheduler.next(node)
         if self._downlink:
@@ -426,20 +429,20 @@ class Pushes:
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
     def _offer(self, downlink: DeltaSync) -> None:
-        """Give the newest model to a downlink that sends differences."""
+        """Set the newest model as the one that `downlink` sends next."""
         if downlink.crowded(len(self._scheduler)):
             downlink.tidy(self._session.versions.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
 
     def _received(self, model_update: ModelUpdate) -> Vector:
-        """Return the model, float32 (n,), that a node has after it has received a parcel."""
+        """Return the model, float32 (n,), that a node has after it has decoded a model update."""
         if model_update.received is not None:
             return model_update.received.vector
         return decode_update(model_update.arrays[MODEL].data, self.layout).dense()
 
     def _receive(self, sent: Sent, reply: Message) -> None:
-        """Apply a reply, or count it as a failure and log the reason."""
+        """Apply the update in a reply, or count the reply as a failure and log the reason."""
         try:
             update, metrics, natives = self._session.read(reply, sent.node, sent.number, [LOSS])
             self._apply(sent, update, natives)
@@ -453,9 +456,10 @@ class Pushes:
 
     @quiet
     def _apply(self, sent: Sent, update: Update, natives: Arrays) -> None:
-        """Take the step, or add to the buffer.
+        """Take a step with an update, or add the update to the buffer.
 
-        Raises `PayloadError` if the model would leave float32's range; the model does not change.
+        Raises `PayloadError` if a value of the model would exceed float32; then the model does not
+        change.
         """
         state, strategy = self._state, self._strategy
         stale = self._replica.version - sent.version
@@ -473,7 +477,8 @@ class Pushes:
         if sent.model is not None:
             indices, values = None, self._towards(sent.model, indices, values)
         touched = None if indices is None else update.indices
-        # AdaComp has one factor an entry; those of BatchNorm's statistics are its last entries.
+        # AdaComp has one factor for each entry; the last factors are those of BatchNorm's
+        # statistics.
         factor = self._staleness.factor(stale, sent.seen, touched)
         share: Vector | np.float32 = factor
         every = factor
@@ -507,14 +512,14 @@ class Pushes:
             raise PayloadError("its update is beyond float32")
 
     def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:
-        """Return x minus the node's model, trained entries only, of which mixing takes a share."""
+        """Return the server's model minus the node's model, without BatchNorm's statistics."""
         size = self._statistics.trained
         trained = model[:size].copy()
         trained[slice(None) if indices is None else indices] -= values
         return cast(Vector, self._replica.model[:size] - trained)
 
     def _sum_up(self) -> None:
-        """Set `train_metrics` to the mean loss and staleness since the last record."""
+        """Set `train_metrics` to the mean loss and staleness since the last call of this method."""
         state = self._state
         state.train_metrics = None
         if state.losses:

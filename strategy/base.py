@@ -51,10 +51,10 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Codecs:
-    """The codecs of a strategy that compresses by itself, and the seed of its draws.
+    """The codecs of a strategy that compresses messages itself, and its random seed.
 
     `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
-    sends whole models. `seed`: for codecs that draw, and for the choice of nodes.
+    sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
     """
 
     uplink: Codec | None = None
@@ -75,8 +75,8 @@ class ParameterServer(Strategy):
 
     `state` holds the whole state of a run. The strategy calls `on_state_complete` whenever the
     state is complete, for example after a round. Only then `save` returns it as bytes. After
-    `load`, a strategy with the same options resumes at that point. The messages without a reply at
-    that point must still be in the grid.
+    `load`, a strategy with the same options resumes at that point. The grid must still have the
+    messages that had no reply at that point.
     """
 
     unit = "ROUND"  # the unit of progress in the log
@@ -174,7 +174,7 @@ class ParameterServer(Strategy):
             self.on_state_complete()
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, with one line, for options that this strategy does not support."""
+        """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
         self._expect_recorded(config.eval_every)
         if self.update == "gradient":
             self._expect_no_steps(config)

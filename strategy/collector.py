@@ -1,4 +1,4 @@
-"""Collects a round's replies until enough have arrived or the time is over; tracks stragglers."""
+"""Collects a round's replies until enough have arrived or the timeout ends; tracks stragglers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class StragglersState:
     """The state of `Stragglers`.
 
     `messages`: by message id, the node and the round of the message. `answered`: by node, the round
-    of the last message that it answered. `most`: above this number of messages, `Stragglers` looks
-    for replies.
+    of the last message that it replied to. `most`: above this number of messages, `Stragglers`
+    looks for replies.
     """
 
     messages: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -28,12 +28,13 @@ class StragglersState:
 
 
 class Stragglers:
-    """Stores late messages until their replies arrive, or can no longer arrive.
+    """Stores messages whose round ended before the reply, until the reply arrives or cannot arrive.
 
-    A late reply is not applied, and the server's next message to the node says so. This class still
-    fetches late replies, so that the SuperLink can delete them. It does so whenever the number of
-    late messages has grown by a quarter since the last time. A node answers in order. So a message
-    is lost if it is older than the last message that the node answered.
+    Such a message, and its reply, is called late. A late reply is not applied, and the server's
+    next message to the node says so. This class still fetches late replies, so that the SuperLink
+    can delete them. It does so whenever the number of late messages has grown by a quarter since
+    the last time. A node replies in order. So a message is lost if it is older than the last
+    message that the node replied to.
     """
 
     def __init__(self, grid: OrderedGrid, state: StragglersState | None = None) -> None:
@@ -44,7 +45,7 @@ class Stragglers:
         return len(self._state.messages)
 
     def answered(self, node: int, number: int) -> None:
-        """Record that a node has answered its message of round `number`."""
+        """Record that a node has replied to its message of round `number`."""
         self._state.answered[node] = max(number, self._state.answered.get(node, 0))
 
     def add(self, message_id: str, node: int, number: int) -> None:
@@ -72,7 +73,7 @@ class Stragglers:
         }
 
 
-LONGEST = 8  # the longest backoff, in rounds, of a node that does not answer
+LONGEST = 8  # the longest backoff, in rounds, of a node that does not reply
 
 
 @dataclass
@@ -91,7 +92,7 @@ class RoundCollectorState:
 
 
 class RoundCollector:
-    """Sends a round's messages over a grid, collects the replies, and drops late replies.
+    """Sends a round's messages over a grid, collects the replies, and leaves out late replies.
 
     Backup workers (Chen et al. 2016, "Revisiting distributed synchronous SGD"): with a quorum, the
     slowest nodes do not delay a round. A codec with a residual does not lose a late update. The

@@ -39,7 +39,7 @@ class CountedStrategy(Protocol):
 
     @property
     def train_metrics(self) -> Mapping[str, Any] | None:
-        """The nodes' training metrics of the last round; None if no node answered."""
+        """The nodes' training metrics of the last round; None if no node replied."""
 
     @property
     def evaluate_metrics(self) -> Mapping[str, Any] | None:
@@ -55,14 +55,14 @@ class CountedStrategy(Protocol):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run all rounds, like Flower's `Strategy.start`; `evaluate_fn` gets the model flat."""
+        """Run all rounds, like Flower's `Strategy.start`; `evaluate_fn` gets a flat model."""
 
 
 class Checked(CountedStrategy, Protocol):
     """One of EdgeWire's strategies, which checks the configuration itself."""
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, with one line, for options that this strategy does not support."""
+        """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
 
 
 def scheme_for(config: Config, data: Data) -> CountedStrategy:

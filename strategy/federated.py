@@ -123,7 +123,7 @@ class Federated(StatisticsAveraging):
     def save(self) -> bytes:
         """Return the state as bytes.
 
-        Raises `TypeError`, with one line, for an attribute that cannot be serialized.
+        Raises `TypeError` with a one-line message for an attribute that cannot be serialized.
         """
         self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
         for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):

@@ -1,4 +1,4 @@
-"""Refuses options that Flower's strategies accept silently, but then ignore or wait on for ever."""
+"""Refuses options that Flower's strategies would ignore, or with which they would wait forever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # Flow
 
 
 def expect_limits(strategy: Strategy, config: Config) -> None:
-    """Raise `ConfigError`, with one line, for options that a strategy of Flower cannot apply."""
+    """Raise `ConfigError` with a one-line message for options that Flower's strategy cannot use."""
     if config.network.crash or config.network.join_seconds:
         raise ConfigError(
             "network.crash and network.join_seconds need a strategy that stands them: "

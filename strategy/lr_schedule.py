@@ -85,7 +85,7 @@ class Schedule:
 
 
 class Rates:
-    """The learning rate of every mini-batch of a cut model.
+    """The learning rate of every mini-batch for a model that is cut into segments on several nodes.
 
     All segments use the same rate for a mini-batch, although they train on it at different times.
     """
@@ -104,7 +104,7 @@ class Rates:
     def of(self, number: int, newest: float) -> float:
         """Return the learning rate of mini-batch `number`, counted from 0.
 
-        `newest`: the rate after the last record, for schedules that depend on losses. The first
+        `newest`: the rate after the last evaluation, for schedules that depend on losses. The first
         call for a mini-batch determines its rate.
         """
         while len(self._known) <= number:

@@ -17,7 +17,7 @@ from compression.screening import Screening
 
 @dataclass
 class NativeState:
-    """State of `NativeMix`; it holds only tensors that differ from those at the start of the run.
+    """State of `NativeMix`; it holds only tensors that differ from their initial values.
 
     `now`: the current tensors by name. `reports`: for each report of a node since the last `take`,
     its tensors by name. `shares`, `weights`: for each report, its share and weight. `screen`: the
@@ -32,11 +32,12 @@ class NativeState:
 
 
 class NativeMix:
-    """The native tensors at a server whose nodes send updates; they are averaged without a step.
+    """The native tensors at a server: means of the nodes' tensors, without the optimiser's step.
 
-    Floats become x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i with shares a_i in
-    0..1. Integers become the rounded mean of the reports. With `robust`, all tensors become the
-    median of the reports instead.
+    Floats become x = (1 - mean of a_i) x + mean of a_i s_i, for the nodes' reports s_i. The share
+    a_i, in 0..1, is the factor with which the server applies the node's update. Integers become the
+    rounded mean of the reports. With `robust`, all tensors become the median of the reports
+    instead.
     """
 
     def __init__(

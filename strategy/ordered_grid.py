@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from compression.flower.timed_grid import GridWrapper, timed
 
 log = getLogger("edgewire")
-LOOK_AGAIN = 5.0  # seconds from one look for new nodes to the next
+LOOK_AGAIN = 5.0  # seconds between two searches for new nodes
 
 
 def count_nodes(grid: Grid) -> int:

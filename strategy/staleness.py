@@ -22,7 +22,7 @@ STEP_COST = 512  # the overhead of one logged step, in logged entries that take 
 
 
 class Seen(NamedTuple):
-    """The counts at some moment: a copy, plus the first `steps` entries of the log."""
+    """The counts at some time: a copy, plus the first `steps` entries of the log."""
 
     copy: NDArray[np.uint32]
     log: list[NDArray[np.uint32] | None]  # shared with later `Seen`, so it may have more entries
@@ -53,7 +53,7 @@ class Staleness(ABC):
         """Begin with a model of `size` entries, or resume with the saved counts."""
 
     def seen(self) -> Seen | None:
-        """Return the data about this moment that `factor` needs; None if it needs none."""
+        """Return the data about the present that `factor` needs later; None if it needs none."""
         return None
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Staleness(ABC):
 
 
 class Ignored(Staleness):
-    """The factor 1 for all updates, old and new (Hogwild, Recht et al. 2011)."""
+    """The factor 1 for all updates, however old (Hogwild, Recht et al. 2011)."""
 
     def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1."""
@@ -103,12 +103,12 @@ class Polynomial(Staleness):
 
 
 class PerParameter(Staleness):
-    """1 / staleness of each parameter, where the staleness counts the steps that changed it.
+    """1 / staleness of each parameter, where the staleness counts only steps that changed it.
 
     AdaComp (Hardy, Le Merrer, Sericola 2017), equations 3 to 5. C[i] counts the steps whose updates
     had an entry i. An entry with the value 0 is counted too, although equation 3 does not count
-    zeros. Let C' be C at the moment when the server sent the model to the node. Then the staleness
-    of the node's update is C[indices] - C'[indices].
+    zeros. Let C' be C at the time when the server sent the model to the node. Then the staleness of
+    the node's update is C[indices] - C'[indices].
 
     A copy of C for every message would need n counts each. Instead, this class logs the indices of
     each update after the last copy. It makes a new copy only when counting the logged updates would
@@ -129,7 +129,7 @@ class PerParameter(Staleness):
         self._state.seen, self._state.logged = Seen(self._state.counts.copy(), [], 0), 0
 
     def seen(self) -> Seen:
-        """Return the counts at this moment."""
+        """Return the current counts."""
         return self._state.seen
 
     def staleness(self, seen: Seen, indices: Indices | None) -> Counts:

@@ -1,4 +1,4 @@
-"""Synchronous sparse averaging: every node sends an update; all nodes apply the same mean."""
+"""Synchronous sparse averaging: every node sends an update, and the server applies their mean."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from strategy.ordered_grid import OrderedGrid
 from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from task.optimizers import SGD, ServerOptimizer
 
-WEIGHTS = (None, EXAMPLES, STEPS)  # metrics that every node reports
+WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
 PLAIN_SGD = SGD()
 log = getLogger("edgewire")
 
@@ -67,9 +67,9 @@ log = getLogger("edgewire")
 class AveragingState(ServerState):
     """The state of a synchronous run, as a checkpoint holds it.
 
-    `replica`: the model and the optimiser's memory. `recent`: the updates applied last, with their
-    rates. `memory`: the downlink codec's residual. `consecutive_failures`: rounds in a row without
-    a usable update.
+    `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
+    learning rates. `memory`: the downlink codec's residual. `consecutive_failures`: the number of
+    consecutive rounds without a usable update.
     """
 
     round: int = 0
@@ -86,12 +86,13 @@ class AveragingState(ServerState):
 
 @dataclass(frozen=True)
 class Participation(OptionGroup):
-    """Which nodes train in a round, and when the round ends.
+    """Says which nodes train in a round, and when the round ends.
 
-    The server draws a share `fraction_train` of the nodes, and at least `min_train_nodes`. The
-    round ends when a share `quorum` of the drawn nodes have answered, or at the time-out. The
-    server does not apply a later update; its node adds it back to the residual. Raises `ValueError`
-    for a `quorum` that is not above 0 and at most 1.
+    In each round the server selects the share `fraction_train` of the nodes at random, but at least
+    `min_train_nodes`. The round ends when the share `quorum` of these nodes have replied, or at the
+    timeout. The server does not apply an update that arrives later. If the method has a residual,
+    the node adds this update back to its residual. Raises `ValueError` for a `quorum` that is not
+    above 0 and at most 1.
     """
 
     fraction_train: float = 1.0
@@ -105,11 +106,12 @@ class Participation(OptionGroup):
 
 @dataclass(frozen=True)
 class Aggregation(OptionGroup):
-    """How the updates of a round become one.
+    """Says how the server combines the updates of a round.
 
-    `weighted_by_key`: the metric of a node's reply that weighs its update; None: equal weights.
-    `mean`: "mean"; or "median" or "trimmed", which bound the influence of a few bad nodes
-    (`RobustMean`, which explains `trim` and `absent`). Raises `ValueError` for other values.
+    `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
+    "mean", "median" or "trimmed". With a median or a trimmed mean, a few bad nodes have little
+    influence. `trim`, `absent`: the parameters of `RobustMean`, which computes both. Raises
+    `ValueError` for other values.
     """
 
     weighted_by_key: str | None = None
@@ -129,21 +131,24 @@ class Aggregation(OptionGroup):
 
 
 class SparseAveraging(ParameterServer):
-    """x = optimiser(x, mean of all nodes' sparse updates); an entry that a node omits counts as 0.
+    """Takes a step with the mean of all nodes' sparse updates; an entry that was not sent is 0.
 
-    The scheme of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2), DGC (Algorithm 1) and of the
-    methods that their papers compare with. An update is the gradient of one mini-batch
-    (`update="gradient"`), or the model before local steps minus the model after them
-    (`update="delta"`). The server's `optimizer` takes either as a gradient, a gradient at the run's
-    lr and a delta at `server_lr`. BatchNorm's statistics are values, and the server mixes them:
-    the nodes' mean replaces the old statistics; of deltas, by the share min(`server_lr`, 1).
+    The papers of eSGD (Algorithm 1, line 2), CE-SGD (Algorithm 2) and DGC (Algorithm 1) train in
+    this way. An update is the gradient of one mini-batch (`update="gradient"`), or a delta, the
+    model before local steps minus the model after them (`update="delta"`). The server's `optimizer`
+    uses the mean as a gradient. The learning rate is the run's for gradients, and `server_lr` for
+    deltas. Nodes send BatchNorm's running statistics as values, not as changes. With gradients, the
+    nodes' mean replaces the server's statistics. With deltas, the server moves its statistics
+    towards the nodes' mean, by the share min(`server_lr`, 1).
 
-    With a `downlink` codec nodes get the averaged update and take the server's step on their own
-    replica; without one they get the whole model. `participation`: which nodes train in a round,
-    and when it ends. `aggregation`: how their updates become one. Every `verify_every` rounds (0:
-    never) nodes compare their replica's checksum with the server's. `mask_received`: nodes follow
-    CE-SGD's line 7 literally and mask what they receive; the metric `drift` is then the nodes' mean
-    distance from the server's model. Raises `ValueError` for options that do not go together.
+    With a downlink codec in `codecs`, nodes get the averaged update and repeat the server's step on
+    their copy of the model. Without this codec, nodes get the whole model. `participation`: which
+    nodes train in a round, and when the round ends. `aggregation`: how the server combines updates.
+    `verify_every`: the number of rounds after which nodes compare the checksum of their model with
+    the server's (0: never). `mask_received`: True if a node applies the averaged update only at the
+    entries that it sent itself (line 7 of CE-SGD's Algorithm 2). Then the metric `drift` is the
+    nodes' mean distance from the server's model. Raises `ValueError` for options that exclude each
+    other.
     """
 
     State = AveragingState
@@ -183,18 +188,18 @@ class SparseAveraging(ParameterServer):
         return self.state.round
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up late replies; between two rounds no other message is under way."""
+        """Delete late messages; between two rounds no other messages are without a reply."""
         self.state.exchange.late.messages.clear()
         self.state.session.go_back(back)
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError`, one line, for options that this strategy does not support."""
+        """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
         among = self.participation
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
 
     def summary(self) -> None:
-        """Log what the strategy does."""
+        """Log the kind of update, the server's optimiser and the quorum."""
         what = self.update, type(self.optimizer).__name__, self.participation.quorum
         FLOWER.info("sparse averaging of a %s, %s at the server, quorum %g", *what)
 
@@ -208,9 +213,10 @@ class SparseAveraging(ParameterServer):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Run the rounds; arguments and result as `Strategy.start`, arrays as one flat vector.
+        """Run the rounds, like Flower's `Strategy.start`; `evaluate_fn` gets one flat vector.
 
-        Every round reads `train_config["lr"]` again. `timeout`: seconds of one round.
+        The server reads `train_config["lr"]` in every round, so `evaluate_fn` may change it.
+        `timeout`: the most seconds of one round.
         """
         goes_on = self._begin()
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
@@ -228,7 +234,7 @@ class SparseAveraging(ParameterServer):
         return result
 
 
-MOST = 2**63  # samples or weight of a node
+MOST = 2**63  # a node's weight must be below this number
 
 
 class ScreenedUpdate(NamedTuple):
@@ -244,7 +250,7 @@ class ScreenedUpdate(NamedTuple):
 
 
 class Rounds:
-    """The work of `SparseAveraging`, round by round; `state` holds all that a checkpoint needs."""
+    """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
     def __init__(
         self,
@@ -285,12 +291,12 @@ class Rounds:
 
     @property
     def model(self) -> NDArray[np.float32]:
-        """The newest model, float32 (n,): the next turn changes it."""
+        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
         return self._replica.model
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model as one flat vector, which the next turn changes, and native tensors."""
+        """The newest model as one flat vector, and its native tensors; `advance` changes both."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, lr: float, timeout: float) -> bool:
@@ -320,7 +326,8 @@ class Rounds:
     def _drawn(self, number: int) -> tuple[list[int], int]:
         """Return the nodes to ask, in the grid's order, and the number of replies to wait for.
 
-        The draw depends on (seed, round) alone. Resting nodes are left out unless all rest.
+        The choice depends only on the seed and the round. Nodes whose backoff has not ended are
+        left out, unless this would leave out all nodes.
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         if gone := self._session.gone(lambda: nodes):
@@ -339,18 +346,19 @@ class Rounds:
     def _aggregate(
         self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
     ) -> None:
-        """Decode the replies, average the usable ones in the order of the nodes, take the step.
+        """Decode the replies, average the usable updates in the order of the nodes, and step.
 
-        Raises `PayloadError` after `MAX_CONSECUTIVE_FAILURES` rounds in a row that had replies,
-        none of them usable.
+        Raises `PayloadError` after `MAX_CONSECUTIVE_FAILURES` consecutive rounds that had replies,
+        but no usable reply.
         """
         state, reason = self._state, ""
         used: dict[int, MetricRecord] = {}
         rate = lr if self._strategy.rate is None else self._strategy.rate
         here = [n for n in asked if n in replies or self._exchange.time_was_up]
         ready = {} if self._filter.knows else self._look_at_all(here, replies)
-        # Without a time-out, a node that has not answered is no failure: the quorum was complete.
-        # The order of the nodes, not that of arrival, makes the float sum reproducible.
+        # If the round ended before the timeout, the quorum was complete. Then a node without a
+        # reply is not a failure. The updates are added in the order of the nodes, not of arrival,
+        # so that the float sum is reproducible.
         for node in here:
             try:
                 found = ready.pop(node, None) or self._look(node, replies.get(node))
@@ -372,7 +380,7 @@ class Rounds:
     def _look_at_all(
         self, nodes: list[int], replies: Mapping[int, Message]
     ) -> dict[int, ScreenedUpdate | PayloadError]:
-        """Decode all replies before any is used, so that the screens learn the usual sizes."""
+        """Decode all replies before any is used, so that the filters know the usual norms."""
         found: dict[int, ScreenedUpdate | PayloadError] = {}
         for node in nodes:
             try:
@@ -389,7 +397,7 @@ class Rounds:
         return found
 
     def _look(self, node: int, reply: Message | None) -> ScreenedUpdate:
-        """Decode a node's reply. Raises `PayloadError` if the server cannot use it."""
+        """Decode a node's reply; raises `PayloadError` if the server cannot use the reply."""
         if reply is None:
             raise PayloadError("no reply in time")
         number_ = self._state.round + 1
@@ -403,7 +411,7 @@ class Rounds:
         return ScreenedUpdate(indices, values, statistics, metrics, weight, long, natives)
 
     def _add(self, node: int, found: ScreenedUpdate | PayloadError, rate: float) -> MetricRecord:
-        """Add a node's update; return its metrics. Raises `PayloadError` if a screen refuses it."""
+        """Add a node's update, and return its metrics; raises `PayloadError` if it is refused."""
         if isinstance(found, PayloadError):
             raise found
         indices, values, statistics, metrics, weight, long, natives = found
@@ -422,7 +430,7 @@ class Rounds:
         return metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
-        """Return the mean loss (and drift), weighted by the nodes' samples."""
+        """Return the means of the loss and the drift, weighted by the nodes' numbers of samples."""
         weights = [cast(float, each[EXAMPLES]) for each in metrics]
         return {
             name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
@@ -431,9 +439,9 @@ class Rounds:
         }
 
     def _step(self, rate: float) -> None:
-        """Take the optimiser's step with the mean of the added updates, as all nodes will."""
+        """Take the optimiser's step with the mean of the added updates; the nodes repeat it."""
         indices, values = self._mean.take()
-        if self._downlink is None and not is_finite(values):  # a downlink codec checks by itself
+        if self._downlink is None and not is_finite(values):  # a downlink codec checks this itself
             raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
         indices, values = self._statistics.joined(indices, values, self._replica.model)
         payload = b""
@@ -442,7 +450,7 @@ class Rounds:
             payload = self._downlink.encode_sparse(
                 indices, values, self.layout, memory=self._state.memory, seed=seed
             )
-            if not self._downlink.exact:  # the server steps with what the nodes will decode
+            if not self._downlink.exact:  # the server uses the values that nodes decode
                 _, indices, values, *_ = decode_update(payload, self.layout)
         self._replica.apply(indices, values, rate)
         self.natives.take()

@@ -111,7 +111,7 @@ class AckTracker:
                 self._keep(node, indices)
 
     def _keep(self, node: int, indices: Indices) -> None:
-        """Store a node's indices; above INDEX_BUDGET, drop the indices that were stored first."""
+        """Store a node's indices; above INDEX_BUDGET, delete the oldest indices."""
         kept = self._state.indices
         if (old := kept.pop(node, None)) is not None:
             self._bytes -= old.nbytes

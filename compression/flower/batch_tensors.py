@@ -27,10 +27,10 @@ from .headers import brief
 
 EXACT = make_codec()
 GRADIENTS = "gradients-"  # prefix of a payload's name, before the number of its first mini-batch
-# An error that begins with one of these is the fault of the node that sent the tensors.
+# If an error's text begins with one of these, the node that sent the tensors is at fault.
 ACTIVATIONS, GRADIENTS_OF = "activations of mini-batch", "gradients of mini-batch"
 LARGEST = 1e6  # the largest value allowed; activations of a model that learns stay below it
-NO_SEGMENT = "this node has no segment"  # prefix of an error after which the server sends one
+NO_SEGMENT = "this node has no segment"  # begins an error; the server then sends a segment
 # Names of a snapshot's tensors. "segment": the segment's weights and statistics. "module": the
 # weights of its module for synthetic gradients. "segment KEY", "module KEY": the tensor KEY of the
 # optimiser's state. "gradient", "samples": between two micro-batches, the gradient so far and its
@@ -160,7 +160,7 @@ class SnapshotForm(NamedTuple):
 
 
 def types_of(tensors: Mapping[str, Numbers]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the shape and dtype of each tensor: `SnapshotForm.beside`."""
+    """Return the shape and dtype of each tensor, as `SnapshotForm.beside` holds them."""
     return {name: (array.shape, array.dtype.name) for name, array in tensors.items()}
 
 

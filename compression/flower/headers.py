@@ -12,7 +12,7 @@ from ..base import PayloadError
 from .records import filled, records
 
 HEADER = "edgewire"  # the name of the ConfigRecord that holds a header
-HEALS = "will be sent whole next time"  # ends an error after which the server sends a whole model
+HEALS = "will be sent whole next time"  # ends an error; the server then sends the whole model
 ROUND = "server-round"  # the key under which Flower's strategies send the number of a round
 # Metrics of a reply. `task.steps.Evaluation` declares the metrics of an evaluation.
 LOSS = "loss"  # mean over the samples; read by servers, and by codecs that depend on it
@@ -29,12 +29,13 @@ N = TypeVar("N", "DownlinkHeader", "UplinkHeader")
 
 
 class DownlinkHeader(NamedTuple):
-    """Header of a server's message, read by the node's `CompressionMod`; a None is not sent.
+    """Header of a server's message, for the node's `CompressionMod`; fields of None are not sent.
 
     - `number`: the number of the requested update, from 1. It is the number of the round, or the
       count of messages to this node. It seeds the codec's random numbers.
     - `applied`: the sequence number of the node's last applied reply (0: none was applied).
-    - `undecided`: 1 if `applied` is unknown, because the node has not replied to another message.
+    - `undecided`: 1 if `applied` is unknown, because the node has not replied to an earlier message
+      yet.
     - `workers`: how many updates the server averages in its next step.
     - `exact`: patterns of names. Tensors with such a name are sent exactly, in their own dtype.
     - `version`: the version of the model that the node has, and stores, after this message.
@@ -66,7 +67,7 @@ class DownlinkHeader(NamedTuple):
 
 
 class UplinkHeader(NamedTuple):
-    """Header of a node's reply, read by the server's `CompressedGrid`; a None is not sent.
+    """Header of a node's reply, for the server's `CompressedGrid`; fields of None are not sent.
 
     - `number`: the `number` of the message that the node replies to. The server uses it to
       recognise a reply that arrives twice.

@@ -152,7 +152,7 @@ def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]])
         if new.dtype.kind == "f" and (np.isfinite(old) & ~np.isfinite(new)).any():
             raise PayloadError(f"its update holds infinity in {name}")
         with np.errstate(over="ignore", invalid="ignore"):
-            before = np.where(np.isfinite(old), old, 0)  # a running maximum begins at -infinity
+            before = np.where(np.isfinite(old), old, 0)  # a running maximum starts at -infinity
             moved = np.where(new == old, 0.0, new.astype(np.float64) - before)
             total = math.hypot(total, float(np.linalg.norm(moved)))
     return total
@@ -199,7 +199,7 @@ def native_payload(content: RecordDict) -> bytes | None:
 def received(
     arrays: ArrayRecord, header: DownlinkHeader, own: Initial, state: RecordDict
 ) -> Initial:
-    """Return the server's initial native tensors; `own`: the initial tensors of this node's model.
+    """Return the server's initial native tensors; `own`: this node's initial native tensors.
 
     Raises `PayloadError` if the server's initial tensors differ from `own` and are in neither the
     message nor this node's state.

@@ -50,7 +50,7 @@ class Optimizer(Protocol):
         lr: float,
         number: int,
     ) -> None:
-        """Change (n,) `x` and `state` in place; `gradient` (k,) holds the entries `at`."""
+        """Step: change (n,) `x` and `state` in place; `gradient` (k,) has the entries `at`."""
 
 
 class Replica:

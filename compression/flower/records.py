@@ -30,7 +30,8 @@ READERS: dict[tuple[int, int], Any] = {  # readers of an .npy file's header, by 
     (3, 0): npy.read_array_header_2_0,
 }
 # The most characters of an .npy file's header. numpy gives the header to Python's parser. A header
-# of 32 dimensions has 700 characters. The parser needs 600 kB of memory for 9,000 signs in a row.
+# of 32 dimensions has 700 characters. The parser needs 600 kB of memory for 9,000 consecutive minus
+# signs.
 LONGEST_HEADER = 1024
 LONGEST_TYPE = 64  # the most characters of a type's name; numpy's names have up to 10
 NO_ARRAYS: dict[str, NDArray[Any]] = {}
@@ -157,7 +158,7 @@ def to_arrays(
         values = vector[offsets[i] : offsets[i + 1]].reshape(shape)
         if not np.issubdtype(dtype, np.floating):
             values = np.rint(values)
-        record[name] = Array(np.asarray(values, dtype=dtype))  # asarray: rint of () is a scalar
+        record[name] = Array(np.asarray(values, dtype=dtype))  # rint makes a 0-d array a scalar
     for name, array in natives.items():
         record[name] = Array(array)
     return record

@@ -214,9 +214,10 @@ def form_with_copies(
 
 
 def left_tied(ties: Ties, untied: Sequence[int] | None) -> Ties:
-    """Return the copies that a reply leaves out; `untied`: positions of the copies that it holds.
+    """Return the copies that a reply leaves out; `untied`: the positions of the copies it holds.
 
-    Raises `PayloadError` if `untied` holds the position of a tensor that is not a copy in `ties`.
+    `ties`: the copies that the message left out, each with its source. Raises `PayloadError` if
+    `untied` holds the position of any other tensor.
     """
     if not untied:
         return ties

@@ -1,4 +1,4 @@
-"""Extends Flower's `Grid` by a clock, deadlines, a fixed order of nodes, and times of new nodes.
+"""Extends Flower's `Grid` by a clock, deadlines, a fixed order of nodes, and the next node's time.
 
 `TimedGrid` declares the methods. A grid on a virtual clock implements these methods itself. For any
 other grid, `timed` returns a `TimedGrid` that polls the grid in real time. A class that wraps a
@@ -54,7 +54,7 @@ class TimedGrid(Protocol):
         """
 
     def tend(self) -> None:
-        """Send queued messages to idle worker processes; call `tend` if the next pull is late."""
+        """Send queued messages to idle worker processes; call `tend` before a long computation."""
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
         """Start to estimate the time that the run would take without compression.

@@ -20,7 +20,7 @@ from .records import Vector
 
 log = getLogger("edgewire")
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
-LONGEST_REASON, LONGEST_LINE = 4096, 400  # the most characters of a node's error: read, logged
+LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error; the rest is cut off
 
 
 @dataclass

@@ -73,8 +73,8 @@ class Uncompressed:
         self._found, self._largest = (
             Counter[UncompressedRecord](),
             Counter[UncompressedRecord](),
-        )  # bytes; of one
-        self._calls = Counter[str]()  # by the type of their messages
+        )  # total bytes; bytes of the largest record
+        self._calls = Counter[str]()  # number of calls, by type of message
         self._said = set[UncompressedRecord]()
         self._done = False
 

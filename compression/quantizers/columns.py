@@ -9,7 +9,7 @@ import numpy as np
 from ..base import TensorSlices
 from .scaling import BLOCK
 
-NARROW = 64  # the fewest values of a column: their bits take 8 bytes, as many as two float32 means
+NARROW = 64  # the fewest values of a column; their bits take 8 bytes, as two float32 means do
 
 
 class Column(NamedTuple):

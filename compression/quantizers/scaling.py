@@ -20,9 +20,9 @@ class Piece(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Up to BLOCK entries, as the non-empty parts of tensors in them."""
+    """A slice of up to BLOCK entries of a vector, with the part of each tensor that lies in it."""
 
-    whole: slice  # in the vector
+    whole: slice  # the block's slice of the vector
     pieces: tuple[Piece, ...]
     tensors: NDArray[np.intp]  # (P,) the numbers of the parts' tensors
     starts: NDArray[np.intp]  # (P,) the parts' first positions in the block

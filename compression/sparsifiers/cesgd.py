@@ -120,7 +120,7 @@ class CESGD(Sparsifier):
             p[:] = 1 - (1 - seen) * (1 - p)
 
     def _speculate(self, weights: Vector, step: SparsifyContext) -> None:
-        """Draw random coordinates, and add to V those of them that were sent least often."""
+        """Draw random coordinates, and add those of them that were sent least often to V."""
         size = len(weights)
         wanted = int(self.speculative * size)
         drawn = uniform(size, min(size, 4 * wanted), step.rng.generator)

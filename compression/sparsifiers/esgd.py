@@ -80,7 +80,7 @@ class ESGD(Sparsifier):
         return residual
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Return the values at S, after coordinates of Q have replaced those of lowest H."""
+        """Select S, after coordinates in Q have replaced the coordinates of S with lowest H."""
         memory, generator = step.memory, step.rng.generator
         given = self.accumulate(update, step)
         chosen, same = self._set(step, len(update))

@@ -36,7 +36,7 @@ class RandomK(ResidualSparsifier):
 
     @property
     def contracts(self) -> bool:
-        """False with ``rescale``, whose error is n / k times the update: feedback would diverge."""
+        """False with ``rescale``: the error is n / k times the update, and would grow."""
         return not self.rescale
 
     @property

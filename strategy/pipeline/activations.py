@@ -1,4 +1,7 @@
-"""Stores payloads from segments at the server until other segments need them."""
+"""Stores payloads from segments at the server until other segments need them.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again."""
+"""Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +106,7 @@ class Dispatcher:
         count = len(plan.parts)
         if not state.under_way:
             state.begin(count)
-        elif grid.virtual_seconds is None:  # the saved moments are those of another clock
+        elif grid.virtual_seconds is None:  # the saved times are those of another clock
             state.shift(grid.now - state.now)
         self._sent, self.links = state.under_way, state.links
         strategy.rates.share(state.rates)

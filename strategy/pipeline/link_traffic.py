@@ -1,4 +1,7 @@
-"""Counts the bytes of a cut model's run by segment, by direction, and by kind of payload."""
+"""Counts the bytes of a run with a cut model: by segment, by direction, by kind of payload.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 

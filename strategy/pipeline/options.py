@@ -1,4 +1,4 @@
-"""The options of a cut model's run, in groups: where it is cut, its modules, its schedule."""
+"""Options for a model cut into segments on several nodes: the cuts, modules and the schedule."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ SCHEDULES = ("sequential", "pipeline", "async")
 
 @dataclass(frozen=True)
 class Cutting(OptionGroup):
-    """Where a model is cut into segments.
+    """Says where a model is cut into segments. A segment is consecutive layers on one node.
 
-    `cuts`: numbers of the layers with which a new segment begins, or "auto". "auto" makes
-    `segments` of them (None: one for each node), within `memory_mb` megabytes a node (one number,
-    or one for each segment). It chooses cuts with which the slowest segment is as fast as possible,
-    by times measured on the server. Raises `ValueError` for `segments` below 1.
+    `cuts`: the numbers of the layers with which a new segment begins, or "auto". "auto" chooses the
+    cuts with which the slowest segment is as fast as possible, according to times measured on the
+    server. `segments`: the number of segments for "auto"; None: one for each node. `memory_mb`: the
+    memory limit of a node for "auto", in megabytes: one number, or a list with one number for each
+    segment. Raises `ValueError` for `segments` below 1.
     """
 
     cuts: Any = AUTO
@@ -33,10 +34,10 @@ class Cutting(OptionGroup):
 
 @dataclass(frozen=True)
 class GradientModules(OptionGroup):
-    """The modules that predict gradients, one for each segment but the last.
+    """The modules that predict gradients, one for each segment except the last.
 
-    `conditioned`: a module gets the labels too. `hidden`: units of a module's hidden layer. Raises
-    `ValueError` for `hidden` below 1.
+    `conditioned`: True if a module also gets the labels. `hidden`: the number of units in a
+    module's hidden layer. Raises `ValueError` for `hidden` below 1.
     """
 
     conditioned: bool = True
@@ -48,12 +49,13 @@ class GradientModules(OptionGroup):
 
 @dataclass(frozen=True)
 class Flow(OptionGroup):
-    """When segments work on which mini-batches (`strategy.pipeline.schedule`).
+    """Says when a segment works on which mini-batch (`strategy.pipeline.schedule`).
 
-    `schedule`: "sequential", "pipeline" or "async". `queue`: messages that may wait at a node, with
-    "async". `batches_per_message`: mini-batches in a message, with one step for each.
-    `micro_batches`: parts of a mini-batch, for backpropagation in a pipeline. Raises `ValueError`
-    for another schedule, a number below 1, and options that do not go together.
+    `schedule`: "sequential", "pipeline" or "async". `queue`: with "async", the number of messages
+    that may wait at a node. `batches_per_message`: the number of mini-batches in a message; a node
+    takes one step for each. `micro_batches`: the number of parts of a mini-batch, for
+    backpropagation in a pipeline. Raises `ValueError` for another schedule, for a number below 1,
+    and for options that exclude each other.
     """
 
     schedule: str = "pipeline"

@@ -1,4 +1,7 @@
-"""Assigns the segments of a cut model to nodes, and replaces nodes that are gone or fail."""
+"""Assigns the segments of a cut model to nodes, and replaces nodes that are gone or fail.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plans a cut model: its parts, their costs, and the tensors that are sent between them."""
+"""Plans a cut model: its parts, their costs, and the tensors that are sent between them.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 

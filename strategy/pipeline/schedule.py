@@ -1,5 +1,7 @@
 """The schedules of a cut model: when each segment works on which mini-batch.
 
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+
 The rows are four segments, the numbers are mini-batches 0, 1, 2, ... A column is a moment, and `.`
 is an idle node:
 
@@ -127,7 +129,7 @@ class Synthetic:
 
 
 class Backpropagation:
-    """Exact backpropagation over the cuts; with micro-batches it is a pipeline (GPipe).
+    """Exact backpropagation across the cuts; with micro-batches it is a pipeline (GPipe).
 
     Huang et al. 2019. All micro-batches of a mini-batch are computed with the same weights. A
     segment may begin a mini-batch when the server has sent it all backward tasks of the mini-batch

@@ -1,4 +1,7 @@
-"""Copies of the segments at the server, for evaluation, the final model, and new nodes."""
+"""Copies of the segments at the server, for evaluation, the final model, and new nodes.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The state of a cut model's server: unanswered tasks, placement, snapshots, losses."""
+"""The server's state for a cut model: unanswered tasks, placement, snapshots, losses.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class UnderWay:
 
 @dataclass
 class PipelineState(ServerState):
-    """The state of a cut model's run, as a checkpoint holds it.
+    """The state of a run with a cut model, as a checkpoint holds it.
 
     - By segment: `under_way`: its unanswered tasks. `assignments`: how often the server has given
     it to a node. `fresh`: True if the next message must hold a copy of it. `consecutive_failures`:
@@ -37,7 +40,8 @@ class PipelineState(ServerState):
     - `failed`: by node, how often a segment was taken from it.
     - `accused`: by (segment, neighbouring segment), the number of consecutive payloads of the
       segment that the neighbour could not use.
-    - `losses`, `errors`: the losses, and the errors of synthetic gradients, since the last record.
+    - `losses`, `errors`: the losses, and the errors of synthetic gradients, since the last
+      evaluation.
     - `rates`: the learning rate of each mini-batch.
     - `cuts`: the layers at which the model is cut.
     """

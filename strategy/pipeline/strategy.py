@@ -1,4 +1,4 @@
-"""The strategy for one model cut over nodes: synthetic gradients, or split backpropagation."""
+"""Trains one model that is cut across nodes: synthetic gradients, or split backpropagation."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ CUTTING, MODULES, FLOW = Cutting(), GradientModules(), Flow()  # the defaults
 
 
 class PipelineStrategy(ParameterServer):
-    """Each node trains consecutive layers (a segment) on activations that it gets by message.
+    """Each node trains a segment, consecutive layers, with activations that it gets in messages.
 
     Chen et al. 2019, "Exploring the use of synthetic gradients for distributed deep learning across
-    cloud and edge resources", after Jaderberg et al. 2017. With `synthetic`, a node has a module
-    that predicts the gradient of its output; the node steps along that prediction and goes on. The
-    next segment computes the target gradient, from its own prediction; a later message brings it,
-    and the node trains the module on it. Without `synthetic`, gradients go back through all
-    segments before any of them steps (split backpropagation).
+    cloud and edge resources", after Jaderberg et al. 2017. If `synthetic` is True, a node has a
+    module that predicts the gradient of the node's output. The node takes its step with this
+    prediction and does not wait. The node of the next segment computes the target gradient from its
+    own prediction, and the server forwards this gradient in a later message. Then the first node
+    trains its module with the target. If `synthetic` is False, gradients pass back through all
+    segments before a segment takes its step (split backpropagation).
 
-    `cutting`: where the model is cut. `modules`: the modules that predict gradients. `flow`: when
-    segments work on which mini-batches. `feedback`: a node stores what compression loses, and adds
-    it to the next mini-batch's tensors. `segment_every`: mini-batches between two full copies of
-    the segments at the server, with which another node can take a segment over; 0: only the first
-    copy. `record_every`: mini-batches between two evaluations. `codecs`: its `uplink` encodes
-    activations; the configuration's `gradients` encodes their gradients. Raises `ValueError` for
-    options that do not go together.
+    `cutting`: where the model is cut. `modules`: the modules that predict gradients. `flow`: when a
+    segment works on which mini-batch. `feedback`: True if a node stores the error of compression
+    and adds it to the tensors of the next mini-batch. `segment_every`: the number of mini-batches
+    after which the server gets full copies of the segments. With such a copy another node can take
+    over a segment. 0: the server has only the initial copies. `record_every`: the number of
+    mini-batches between two evaluations. `codecs`: the codec `uplink` encodes activations. The
+    codec `gradients` of the configuration encodes gradients. Raises `ValueError` for options that
+    exclude each other.
     """
 
     unit = "STEP"
@@ -98,7 +100,7 @@ class PipelineStrategy(ParameterServer):
         self._problem: tuple[Config, Data] | None = None
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError` for options that nodes would ignore, or a run that could hang."""
+        """Raise `ConfigError` for options that nodes would ignore or that could block the run."""
         self._expect_recorded(config.eval_every)
         if config.local_steps is not None or config.local_epochs != 1:
             raise ConfigError(
@@ -112,7 +114,7 @@ class PipelineStrategy(ParameterServer):
 
     @property
     def done(self) -> int:
-        """The number of mini-batches that all segments are done with."""
+        """The number of mini-batches that all segments have finished."""
         sent = self.state.flow
         if not sent.done:
             return 0
@@ -121,25 +123,25 @@ class PipelineStrategy(ParameterServer):
         return sent.back[0] // self.flow.micro_batches
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Give up the messages under way and the placement: new holders get the last copies."""
+        """Delete unanswered messages and the placement; new nodes begin with the last copies."""
         for row in self.state.under_way:
             for sent in row:
                 sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
         self.state.holders[:] = [None] * len(self.state.holders)
 
     def load(self, data: bytes) -> None:
-        """Take a saved state, with its cuts, even if measured times now suggest other ones."""
+        """Set a saved state and use its cuts, even if newly measured times suggest other cuts."""
         super().load(data)
         if self._problem is not None and self.plan and self.plan.cuts != tuple(self.state.cuts):
             self.plan = self._plan_of(*self._problem, tuple(self.state.cuts))
 
     def summary(self) -> None:
-        """Log what the strategy does."""
+        """Log the kind of gradients, the schedule and the cuts."""
         what = "synthetic gradients" if self.synthetic else "backpropagation over cuts"
         FLOWER.info("%s: schedule %s, cuts %s", what, self.flow.schedule, self.cutting.cuts)
 
     def cut(self, config: Config, data: Data) -> None:
-        """Cut the configured model. Raises `TaskError` or `ValueError` if that is not possible."""
+        """Cut the configured model; raises `TaskError` or `ValueError` if that is not possible."""
         self.plan, self._problem = self._plan_of(config, data), (config, data)
         self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
@@ -157,11 +159,11 @@ class PipelineStrategy(ParameterServer):
         )
 
     def details(self) -> dict[str, Any]:
-        """Return this strategy's own entries of a history row."""
+        """Return the counters that only this strategy adds to a row of the history."""
         return self.state.links.as_dict()
 
     def outcome(self) -> dict[str, Any]:
-        """Return this strategy's own entries of `result.json`."""
+        """Return the entries that only this strategy adds to `result.json`."""
         return {"segments": self.plan.described() if self.plan else []}
 
     def start(
@@ -174,10 +176,9 @@ class PipelineStrategy(ParameterServer):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Train for `num_rounds` mini-batches; arguments and result as `Strategy.start`.
+        """Train with `num_rounds` mini-batches; the arguments are those of `Strategy.start`.
 
-        `evaluate_fn` gets the model joined from copies that all segments made after the same
-        mini-batch.
+        `evaluate_fn` gets a model whose segments were all copied after the same mini-batch.
         """
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
@@ -206,7 +207,7 @@ class PipelineStrategy(ParameterServer):
     def schedule(
         self, segments: int, batches: int, state: PipelineScheduleState
     ) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: what was sent and answered so far."""
+        """Return the schedule of a run; `state`: the numbers of tasks sent and answered so far."""
         kind = Synthetic if self._goes_forward(segments) else Backpropagation
         return kind(self.flow, segments, batches, state)
 

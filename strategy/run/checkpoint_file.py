@@ -123,7 +123,7 @@ def forget(folder: str) -> None:
 
 
 def expect(folder: Path) -> None:
-    """Raise `ConfigError`, with one line, for a folder from which no run can resume."""
+    """Raise `ConfigError` with a one-line message for a folder from which no run can resume."""
     if not folder.is_dir():
         raise ConfigError(f"resume={folder}: there is no such folder")
     if (folder / FILE).is_file():
@@ -142,7 +142,7 @@ def expect(folder: Path) -> None:
 def read(folder: Path) -> dict[str, bytes]:
     """Return a checkpoint's parts by name.
 
-    Raises `ConfigError`, with one line, for a missing, damaged or incompatible checkpoint.
+    Raises `ConfigError` with a one-line message for a missing, damaged or incompatible checkpoint.
     """
     expect(folder)
     try:

@@ -154,8 +154,8 @@ class RunCheckpointer:
     def load(self, folder: Path) -> None:
         """Resume the run from the checkpoint in a folder.
 
-        Raises `ConfigError`, with one line, for a checkpoint that cannot be read or belongs to
-        another run.
+        Raises `ConfigError` with a one-line message for a checkpoint that cannot be read, or that
+        belongs to another run.
         """
         run, strategy = self._run, self._strategy
         parts = checkpoint_file.read(folder)

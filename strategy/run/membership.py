@@ -1,4 +1,4 @@
-"""Selects the nodes of a run, and tells them of its checkpoints, if they outlive the server."""
+"""Selects a run's nodes, and tells nodes that outlive the server of the run's checkpoints."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class RunLineageState:
 class MembershipGrid(GridWrapper):
     """A grid whose nodes continue after this process ends.
 
-    Each message holds the run's server processes and their checkpoints (`RunLineageState`). From
-    these a node finds the checkpoint from which a restarted server resumed, and resumes from the
-    same checkpoint. `keeping`: the nodes that store the states for this, according to their replies
-    (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
+    Each message lists the run's server processes and their checkpoints (`RunLineageState`). From
+    this list a node finds the checkpoint from which a restarted server resumed, and resumes from
+    the same checkpoint. `keeping`: the nodes that store their states for a resume, according to
+    their replies (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
     """
 
     def __init__(self, grid: Grid | TimedGrid, run_id: int, most: int | None = None) -> None:

@@ -99,7 +99,7 @@ class CompressionMod:
     `initial`: the native tensors, which are not in the flat vector, with the values that the app's
     model starts with. `native_tensors.py` describes how the app gets and returns them. `optimizer`:
     the server's optimiser; it is needed if nodes repeat the server's steps. `masked`: apply line 7
-    of CE-SGD's Algorithm 2 literally.
+    of CE-SGD's Algorithm 2 (`NodeReplica.masked`).
 
     Raises the errors of `method.chosen`, and `ValueError` for a bad `seed`. A call raises
     `PayloadError` in these cases, and Flower sends the error in the reply:

@@ -60,9 +60,10 @@ UNUSABLE = 1  # code of the error that replaces an unusable reply
 
 @dataclass
 class CompressedGridState:
-    """State of a `CompressedGrid` while no message is under way, for checkpoints.
+    """State of a `CompressedGrid` while it waits for no reply, as a checkpoint holds it.
 
-    `round`: rounds of training so far; `warned`: the user was warned of tensors without names.
+    `round`: the number of rounds of training so far. `warned`: True if the log has warned of
+    tensors without names.
     """
 
     round: int = 0
@@ -78,27 +79,31 @@ class CompressedGridState:
 
 
 class CompressedGrid(GridWrapper):
-    """Wraps a Grid: models and updates travel over it as payloads, and their bytes are counted.
+    """Wraps a Grid: sends models as payloads, reads updates from payloads, and counts the bytes.
 
-    Start a strategy with it in place of the Grid. The strategy knows nothing of payloads: it sends
-    named arrays, and gets models in their own types. The nodes' ClientApp needs a `CompressionMod`
-    among its mods. With a `downlink` (a codec, or a method's name) the server sends the change
-    since the version that a node has; without one, the whole model each time, in its own types.
-    `exact`: patterns of names of tensors that travel in their own type. `seed`: for a downlink
-    codec that draws.
+    Start a strategy with a `CompressedGrid` instead of the Grid. The strategy sends and gets named
+    arrays in their own dtypes; it needs no code for payloads. The nodes' ClientApp needs a
+    `CompressionMod` among its mods. `downlink`: a codec, or the name of a method. With it the
+    server sends a node the change since the version of the model that the node has. If it is None,
+    the server sends the whole model each time, without loss. `exact`: patterns of names; tensors
+    with such a name are sent in their own dtype. `seed`: for the random numbers of the downlink
+    codec.
 
-    The strategy gets an error in place of a reply that is an error, does not decode, is for another
-    model, has no usable weight or does not follow the rules in `replies`. `traffic.failures` counts
-    such replies, and the log names them. `send_and_receive` raises `PayloadError` after too many
-    calls to train in a row that had replies but no usable one (`failures`). `screening`: limits on
-    updates that are far longer than usual, and on weights (`Screening()` if None).
+    A reply is unusable if it is an error, cannot be decoded, or belongs to another model. It is
+    also unusable if its weight is not a positive number, or if it does not follow the rules in
+    `replies`. The strategy gets an error in place of an unusable reply. `traffic.failures` counts
+    these replies, and the log says why each is unusable. If no reply to training was usable in too
+    many consecutive calls (`failures`), `send_and_receive` raises `PayloadError`. `screening`: the
+    limits for updates with an unusually large norm, and for weights; None: `Screening()`.
 
-    The models that the strategy sends next show whether it has applied an update, see
-    `InferredAcks`. If it has not, a node whose method has a residual adds the update back to it.
+    From the models that the strategy sends next, the class infers whether the strategy has applied
+    an update (`InferredAcks`). If it has not, and the node's method has a residual, the node adds
+    the update back to its residual.
 
-    `model`: the model at the start of the run, if the nodes know its layout; it is then one flat
-    vector on both sides. `state`: the state of an earlier `CompressedGrid` with the same options,
-    to resume from. Raises `TypeError` or `ValueError` for other values.
+    `model`: the model at the start of the run, if the nodes know its layout. Then the strategy and
+    the nodes' app get the model as one flat vector. `state`: the state of an earlier
+    `CompressedGrid` with the same options, from which this one resumes. Raises `TypeError` or
+    `ValueError` for any other values.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class CompressedGrid(GridWrapper):
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
         codec = None if downlink is None else chosen(downlink)
-        self._whole = codec is None  # models go down whole
+        self._whole = codec is None  # the server sends whole models
         self._deltas = DeltaSync(codec, seed, state.deltas)
         self._session = ServerSession(
             self._deltas, self.traffic, model, state.session, replies.uplink
@@ -146,8 +151,8 @@ class CompressedGrid(GridWrapper):
             UpdateFilter(screening, state.beside, floor=1.0),
             StatisticsScreen(screening, state.statistics),
         )
-        self._lengths: dict[str, Lengths] = {}  # of updates, by the id of the message's
-        self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by the type of messages
+        self._lengths: dict[str, Lengths] = {}  # by the id of the message that a reply answers
+        self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by type of message
 
     # Flower's Grid
 
@@ -161,7 +166,7 @@ class CompressedGrid(GridWrapper):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Fetch replies."""
+        """Return the replies that have arrived, with models in place of payloads."""
         return self._pulled(super().pull_messages(message_ids))
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
@@ -216,7 +221,7 @@ class CompressedGrid(GridWrapper):
     # down
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[SentMessage | None]]:
-        """Return messages with payloads in place of models; similar nodes share an encoded copy."""
+        """Return messages with payloads in place of models; nodes share equal encoded contents."""
         cache: dict[Key, Encoded] = {}
         models: dict[int, FoundModel | None] = {}
         if gone := self._session.gone(self._grid.get_node_ids):
@@ -329,7 +334,7 @@ class CompressedGrid(GridWrapper):
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
     def _unpack(self, reply: Message, header: UplinkHeader, sent: SentMessage) -> None:
-        """Replace the reply's payload by the model. Raises `PayloadError` if it is unusable."""
+        """Put the model in place of a reply's payload; raises `PayloadError` if it is unusable."""
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
@@ -363,12 +368,12 @@ class CompressedGrid(GridWrapper):
             self._look_at_names(form, payload, update.exact)
 
     def _look_at(self, message: Message, model: str | None) -> None:
-        """Note which records of a message travel uncompressed."""
+        """Record which records of a message are sent uncompressed."""
         if self._uncompressed and self._uncompressed.open:
             self._uncompressed.sent(message.metadata.message_type, message.content, model)
 
     def _look_at_reply(self, reply: Message, sent: SentMessage | None) -> None:
-        """Note which records of a reply travel uncompressed."""
+        """Record which records of a reply are sent uncompressed."""
         if self._uncompressed and self._uncompressed.open:
             kind, found = reply.metadata.message_type, payload_of(reply.content)
             self._uncompressed.count_received(
@@ -384,13 +389,13 @@ class CompressedGrid(GridWrapper):
     def _screened(
         self, replies: list[Message], asked: Sequence[SentMessage | None]
     ) -> list[Message]:
-        """Replace replies whose update is refused by errors; clip updates that are too large."""
+        """Put errors in place of replies with refused updates; clip updates that are too large."""
         found, self._lengths = self._lengths, {}
         bad = screened(replies, asked, found, self._filters, self._replies.weighted_by_key)
         return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[SentMessage | None]) -> list[Message]:
-        """Replace replies that differ from most by errors: a strategy would give up the round."""
+        """Put errors in place of replies unlike most others, with which a strategy would fail."""
         return self._without(
             replies, asked, inconsistent(replies, asked, self._replies.weighted_by_key)
         )

@@ -42,13 +42,13 @@ class FailurePolicyState:
 
 @dataclass(frozen=True)
 class FailureLimits:
-    """After how many unusable rounds in a row a run ends.
+    """Says after how many consecutive unusable rounds a run ends.
 
     A round is unusable if it has replies and the server can use none of them. The run ends after
     `patience` consecutive unusable rounds with replies of at least three nodes. It also ends after
-    `few` consecutive unusable rounds with any number of nodes; None: as `patience`. `few` may be
-    larger, because a single bad node may be the only node. Raises `ValueError` for a number below
-    1.
+    `few` consecutive unusable rounds with any number of nodes; None: after `patience` rounds. `few`
+    may be larger, because a single bad node may be the only node. Raises `ValueError` for a number
+    below 1.
     """
 
     patience: int = 1

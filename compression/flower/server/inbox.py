@@ -35,13 +35,14 @@ from ..tied_weights import Ties
 
 @dataclass(frozen=True)
 class ReplyRules:
-    """What a node's reply must hold, for a strategy to get it.
+    """What a node's reply must hold; a strategy gets an error in place of any other reply.
 
     `uplink`: the nodes' codec, if all have the same; None accepts any method. `weighted_by_key`:
-    the metric with a node's weight; a reply that has it must have a weight that one can divide by.
-    `metrics`: by message type, the names of the metrics that a reply must hold, as finite numbers;
-    the reply is reduced to these and its model. `uneven`: replies to one message may hold different
-    records; otherwise a reply whose records differ from those of most replies is left out.
+    the metric with a node's weight; if a reply has this metric, the weight must be above 0 and
+    below 2^63. `metrics`: by message type, the names of the metrics that a reply must hold, as
+    finite numbers. All other records except the model are deleted from the reply. `uneven`: True if
+    the replies of one round may hold different records. Otherwise a reply whose records differ from
+    those of most replies is left out.
     """
 
     uplink: Codec | None = None
@@ -101,7 +102,7 @@ class InFlight:
             self._owing.pop(node, None)
 
     def asked(self, reply: Message) -> SentMessage | None:
-        """Return the data of the message that a reply answers; None if it is unknown."""
+        """Return the data of the message that a reply belongs to; None if it is unknown."""
         return self._sent.get(reply.metadata.reply_to_message_id)
 
     def take(self, message_id: str) -> SentMessage | None:
@@ -202,7 +203,7 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
 
 
 def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
-    """Return a content with only the metrics `names` and, after training, the reply's model.
+    """Return a reply's content with only the metrics in `names` and the model that it trained.
 
     Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
     and for an accuracy outside [0, 1]. Also raises it for a reply to training that does not hold
@@ -291,7 +292,7 @@ def count_used(replies: Sequence[Message], asked: Sequence[SentMessage | None]) 
 def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
     """Return, by the reply's `id`, the reasons to leave out replies that differ from the others.
 
-    The replies must answer messages of the same type with the same tensors.
+    All replies must belong to messages of the same type with the same tensors.
 
     1. If at least one reply to a message for training has arrays, replies without arrays are left
        out.

@@ -28,7 +28,7 @@ from ..tied_weights import (
 )
 from .session import UNHEARD, ModelUpdate
 
-BUDGET = 512 << 20  # the most bytes of stored versions; nodes of other versions get a whole model
+BUDGET = 512 << 20  # bytes of stored versions; nodes whose version is deleted get the whole model
 RAW = make_codec(quantizer="float32", coder="raw")
 
 

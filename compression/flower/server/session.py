@@ -182,9 +182,9 @@ class ServerSessionState:
 class InitialModel(NamedTuple):
     """A model at the start of a run, whose layout the server and all nodes know.
 
-    `layout`: of its float32 parameters and statistics, which travel as one vector. `plain_bytes`:
-    the whole model's bytes as Flower sends it, in its own types. `natives`: its tensors of other
-    types.
+    `layout`: the layout of its float32 parameters and statistics, which are sent as one vector.
+    `plain_bytes`: the bytes of the whole model if Flower sends it without compression. `natives`:
+    its native tensors, which are sent beside the vector in their own dtypes.
     """
 
     layout: Layout

@@ -33,7 +33,7 @@ from ..tensor_split import (
 from .inbox import SentMessage
 
 log = getLogger("edgewire")
-LEAST = 3  # the number of nodes from which a usual value is computed
+LEAST = 3  # the fewest nodes from which a usual value is computed
 FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard deviations
 RECENT = 15  # the most nodes from which the centre of the statistics is computed
 REACH = 10.0  # while the usual norm is unknown: the largest norm, in units of the model's norm
@@ -299,7 +299,7 @@ class StatisticsScreen:
             vars(self._state).update(vars(StatisticsState(names)))
 
     def _expect_short(self, long: float, model: Vector | None) -> None:
-        """Raise `PayloadError` for first statistics whose norm is many times the model's norm."""
+        """Raise `PayloadError` if the first statistics have many times the norm of the model."""
         if self._options.statistics is None or model is None:
             return
         self._state.origin = self._state.origin or max(length(model), 1.0)
@@ -354,7 +354,7 @@ def screened(
     """Clip unusual replies in place; return, by the reply's `id`, why other replies are refused.
 
     `asked`: the message of each reply. `lengths`: the updates' `Lengths`, by the id of the message
-    that the reply answers. `weight`: the name of the metric with the node's weight.
+    that the reply belongs to. `weight`: the name of the metric with the node's weight.
     """
     trained = [
         (reply, sent, lengths[reply.metadata.reply_to_message_id])
