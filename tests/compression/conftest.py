@@ -29,7 +29,7 @@ def lenet() -> Layout:
 
 @pytest.fixture(scope="session")
 def mixed() -> Layout:
-    """Return a small layout: a 0-d tensor, an empty one, several dtypes, names outside ASCII."""
+    """Return a small layout with a 0-d tensor, an empty tensor, several dtypes, non-ASCII names."""
     return Layout(
         ("conv.weight", "bn.num_batches_tracked", "leer", "größe", "fc.weight"),
         ((4, 3, 3, 3), (), (0, 7), (5,), (11, 13)),
@@ -39,7 +39,7 @@ def mixed() -> Layout:
 
 @pytest.fixture(scope="session")
 def update_for() -> Callable[[Layout], np.ndarray]:
-    """Return a function: heavy-tailed update of a layout, with another scale for each tensor."""
+    """Return a function that makes a heavy-tailed update; its tensors differ in scale."""
 
     def make(layout: Layout) -> np.ndarray:
         draw = np.random.default_rng(7)

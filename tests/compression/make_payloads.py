@@ -1,4 +1,4 @@
-"""Writes the stored payloads of version 1 for methods that have none yet; never changes one.
+"""Writes a stored payload of format version 1 for each method without one; changes no payload.
 
 Run it once when a method is added: python tests/compression/make_payloads.py
 """
@@ -27,7 +27,7 @@ LAYOUT = Layout(
 
 
 def update() -> np.ndarray:
-    """Return (LAYOUT.size,) float32 of integer arithmetic: equal on every machine."""
+    """Return a float32 update (LAYOUT.size,) from integer arithmetic: equal on every machine."""
     counts = np.arange(LAYOUT.size, dtype=np.int64)
     values = ((counts * counts * 31 + counts * 7) % 61 - 30).astype(np.float32)
     for tensor in range(len(LAYOUT)):
@@ -37,7 +37,7 @@ def update() -> np.ndarray:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Return all combinations that a decoder distinguishes, and each sparsifier once."""
+    """Return the combinations of methods that a decoder distinguishes, and each sparsifier once."""
     return sorted(
         {
             *product(["dense"], names("quantizer"), names("coder")),
@@ -65,7 +65,7 @@ def many() -> tuple[np.ndarray, Layout, float]:
 
 
 def own() -> tuple[NativeTensor, ...]:
-    """Return a tensor of each NumPy dtype, placed before, among and after those of LAYOUT."""
+    """Return a tensor of each NumPy dtype, placed before, among and after LAYOUT's tensors."""
     kinds = [name for name in DTYPES if name != "bfloat16"]
     return tuple(
         NativeTensor(

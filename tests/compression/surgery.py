@@ -34,7 +34,7 @@ def streams_of(parsed, before):
 
 
 class Surgery:
-    """Random changes of a payload's parts, from one generator; returns a body without checksum."""
+    """Changes a random part of a payload, by one generator; returns the body without checksum."""
 
     def __init__(self, seed):
         self.draw = np.random.default_rng(seed)

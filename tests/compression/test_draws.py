@@ -43,7 +43,7 @@ def test_uniform_law(n, k, times):
         found = uniform(n, k, draw)
         counts[found] += 1
         neighbours += np.count_nonzero(np.diff(found.astype(np.int64)) == 1)
-    # Entries of one draw exclude each other slightly: hence n - 1 degrees of freedom, not n.
+    # The entries of one draw are not independent, so the degrees of freedom are n - 1, not n.
     spread = ((counts - times * share) ** 2).sum() / (times * share * (1 - share)) * (n - 1) / n
     assert spread < chi_square_bound(n - 1)
     expected = times * k * (k - 1) / n  # (n - 1) pairs, each with k (k - 1) / (n (n - 1))

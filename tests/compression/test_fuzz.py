@@ -1,9 +1,9 @@
 """Random damage to payloads: 2,000 by default, more with --mutations.
 
-All damaged payloads get a valid checksum. The decoder must refuse each one or read a valid payload;
-then the vector is finite and has the declared shape. Half of them are damaged byte by byte, half
-part by part with valid lengths and coding (`surgery`). With the original checksum every damage is
-refused. Time and memory are bounded.
+All damaged payloads get a valid checksum. The decoder must refuse each payload, or return a vector
+that is finite and has the declared shape. Half of the payloads are damaged byte by byte, half part
+by part with valid lengths and coding (`surgery`). With the original checksum every damaged payload
+is refused. Time and memory are bounded.
 """
 
 import time
@@ -85,7 +85,7 @@ class Damage:
 
 
 def encode(target, update, layout, names):
-    """Return (payload, indices that the decoder must know, model, tensors in their own type).
+    """Return a payload, and what its decoder must know: indices, model, tensors in their own type.
 
     A payload with names also has tensors in their own type.
     """

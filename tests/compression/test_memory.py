@@ -1,4 +1,4 @@
-"""For every method with a memory, sent plus kept equals given, whatever is lost."""
+"""For every method with a residual: sent entries plus residual equal the given update."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def trained_of(layout):
 
 
 def given_by(codec, update, layout, memory, loss):
-    """Return the vector that one step divides into sent and kept, by the method's own rule."""
+    """Return the vector that a step divides into sent entries and residual."""
     copy = {name: array.copy() for name, array in memory.items()}
     trained = update[trained_of(layout)]
     if codec.sparsifier.kept is None:

@@ -36,9 +36,10 @@ def sent(layout, own, codec, names):
 
 
 def told(layout, own, names):
-    """Return what a payload declares: for each tensor its part and shape, perhaps name and dtype.
+    """Return what a payload declares of each tensor: part and shape, and name and dtype if known.
 
-    Tensors in their own type always have a name and a dtype, those in the vector only with `names`.
+    Tensors in their own type always have a name and a dtype. Tensors in the float32 vector have
+    them only if `names` is true.
     """
     columns = zip(layout.names, layout.dtypes, layout.shapes, strict=True)
     return [

@@ -37,7 +37,7 @@ def test_largest_of_each(values, data):
     ],
 )
 def test_small_and_large_tensors(sizes, levels):
-    """`levels` 0: no two magnitudes are equal; `levels` 2: nearly all are equal."""
+    """With `levels` 0 no two magnitudes are equal; with `levels` 2 nearly all are equal."""
     random = np.random.default_rng(levels)
     values = random.standard_normal(sum(sizes)).astype(np.float32)
     values = np.rint(levels * values).astype(np.float32) if levels else values

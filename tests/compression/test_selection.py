@@ -82,7 +82,7 @@ def test_largest_of_hard_vectors():
 
 
 def misleading(low, high, share, size=10_000):
-    """Return a sampling function that suggests wrong bounds of the k-th largest value."""
+    """Return a sampling function from which wrong bounds of the k-th largest value follow."""
     at = size - rank(size, share, -1)
     assert 0 < size - rank(size, share) < at < size
     found = np.repeat(np.array([low, high], np.int32), (at, size - at))

@@ -1,4 +1,4 @@
-"""A sparse update is not selected again; its payload equals that of such a selection."""
+"""An update that is given as (indices, values) has the payload of a sparsifier's selection."""
 
 import numpy as np
 import pytest

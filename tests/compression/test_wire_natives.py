@@ -22,7 +22,7 @@ def tensors(kind):
 
 
 def model_of(own):
-    """Return the layout of w, the tensors in their own type, and b."""
+    """Return the layout of three parts: w, then the tensors `own` in their own type, then b."""
     names = ("w", *(each.name for each in own), "b")
     shapes = (LAYOUT.shapes[0], *(each.array.shape for each in own), LAYOUT.shapes[1])
     return Layout(names, shapes, ("float32", *(each.array.dtype.name for each in own), "float32"))

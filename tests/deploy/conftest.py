@@ -8,7 +8,7 @@ from tests.deploy.served import Server
 
 @pytest.fixture
 def look(capsys):
-    """Return a function that runs the doctor: exit code, and the lines by subject."""
+    """Return a function that runs `deploy.doctor` and returns the exit code and its lines."""
 
     def call(*words):
         capsys.readouterr()
@@ -27,7 +27,7 @@ def look(capsys):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A server with TLS that has registered one of two nodes; yield it and the folder of keys."""
+    """Start a server with TLS that has registered one of two nodes; yield it and the key folder."""
     folder = tmp_path_factory.mktemp("keys")
     for words in (["server", "here"], ["node", "kitchen", "garden"]):
         assert keys.main(["--keys", str(folder), *words]) == 0

@@ -41,7 +41,7 @@ from simulation.workers.node_host import load_object
 
 
 class Server:
-    """A SuperLink on a free port of 127.0.0.1; `bundling`: with the project's extra calls.
+    """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it has the project's calls.
 
     `keys`: the folder of `deploy.keys`, for TLS. `nodes`: the file of registered nodes.
     """

@@ -1,4 +1,4 @@
-"""Thin bundles: reading restores the parts, a message takes few bytes, damage is an error."""
+"""Compact bundles: reading restores the parts, a message takes few bytes, damage is an error."""
 
 import hashlib
 import struct
@@ -89,7 +89,7 @@ def test_large_parts_are_not_compressed_again():
 
 
 def test_the_output_limit_holds():
-    """The output limit holds although few bytes can stand for many: deflate, and repeated names."""
+    """The output limit holds for few bytes that expand to many, by deflate or by repeated names."""
     many = [
         (name_of(b"x"), b"x"),
         *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),
@@ -103,7 +103,7 @@ def test_the_output_limit_holds():
 
 
 def test_the_format_of_this_form_number_never_changes():
-    """Devices and servers of different versions read each other: a change needs a new FORM."""
+    """Devices and servers of other versions read these bytes, so a change needs a new `FORM`."""
     content = b"ConfigRecord  31\x00loss"
     name = name_of(content)
     data = "011d000000e3018a31310209514e06466646068c14008a832250341597e4a7290000"

@@ -1,4 +1,4 @@
-"""The doctor on a device names each problem of a node and its remedy."""
+"""`deploy.doctor` on a device names each problem of a node and its remedy."""
 
 import re
 

@@ -44,7 +44,7 @@ def server(tmp_path_factory):
 
 
 def test_a_run_ends_as_on_the_local_engine(server, command):
-    """A third node joins after the run has its two nodes; the result equals the local engine's."""
+    """A third node joins after the run has two nodes; the result is as on the local engine."""
     with Fleet(server, 2, late=4):
         code, said, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
     assert code == 0
@@ -60,7 +60,7 @@ def test_a_run_ends_as_on_the_local_engine(server, command):
 
 
 def test_a_failed_run_gives_one_line(server, command, tmp_path, monkeypatch):
-    """If photos exist at the command but not at the server, the run ends with one line."""
+    """If photos exist where `run.py` runs but not at the server, one line reports the error."""
     write_photos(tmp_path / "not-there")
     monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
     words = [*WORDS, "dataset=imagefolder", "dataset.root=not-there", "dataset.size=8"]

@@ -1,4 +1,4 @@
-"""The doctor's checks of any machine, and what a failing check prints."""
+"""The checks of `deploy.doctor` for any machine, and what a failing check prints."""
 
 import sys
 

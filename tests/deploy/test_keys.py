@@ -1,4 +1,4 @@
-"""Keys and certificates: which are made, which are never overwritten, which nodes may take part."""
+"""Keys and certificates: which files are made or never overwritten, which nodes may take part."""
 
 import ssl
 import stat

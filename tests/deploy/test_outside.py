@@ -160,7 +160,7 @@ def test_a_large_request_without_a_registered_key_is_not_read(world, path, said)
 
 
 def test_a_node_with_a_registered_key_gets_the_model(world):
-    """A registered node gets the model, so the refused requests above asked for real data."""
+    """A registered node gets the model, so the refused requests above ask for real data."""
     found = b""
     for name in world.objects:
         request = PullObjectRequest(

@@ -1,4 +1,4 @@
-"""The server is killed and restarted and the run resumed: the result is that of an unbroken run."""
+"""A run whose server is killed and restarted is resumed; the result is that of an unbroken run."""
 
 import shutil
 import signal
@@ -28,7 +28,7 @@ class Words(TheRun):
 
 @pytest.fixture
 def ended(cli, monkeypatch):
-    """Return a function that runs a run's overrides to the end; it returns exit code and output."""
+    """Return a function that runs `run.words` to the end; it returns exit code and output."""
 
     def call(run):
         for name in EXCEPTIONS:
@@ -47,7 +47,7 @@ def kill_server(field, run):
 def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
     command, ended, tmp_path, monkeypatch
 ):
-    """The resumed run equals the local engine's, with another run name and dead proxies configured.
+    """The result equals the local engine's, with another run name and with proxies that are dead.
 
     When asked to end, the server ends although clients wait for an answer.
     """

@@ -1,4 +1,4 @@
-"""A node's thin calls to a real SuperLink: the same messages and checks, in fewer bytes."""
+"""A node's thin calls (`deploy.server.api`): the same messages and checks, in fewer bytes."""
 
 import hashlib
 import time

@@ -25,7 +25,7 @@ def grid(request):
 
 @pytest.fixture
 def queue(monkeypatch):
-    """What worker processes receive and answer: `taken`, message ids; `answers`, nodes."""
+    """Record what worker processes do: `taken`: message ids received; `answers`: nodes answered."""
 
     class Watched(WorkQueue):
         taken, answers = [], []

@@ -1,4 +1,4 @@
-"""Nodes that report what they were asked, messages to all of them, and readers of replies."""
+"""Nodes that report the received messages, messages to all nodes, and readers of replies."""
 
 import gc
 import os
@@ -79,7 +79,7 @@ def sources(replies):
 
 
 def growth(work, times=60):
-    """Return how many bytes remain after each call, once the first calls have filled caches.
+    """Return how many bytes each call leaves allocated, after the first calls have filled caches.
 
     The smaller of two measurements counts, because another thread may allocate during one of them.
     """

@@ -15,7 +15,7 @@ SIZES = (50_000, 100, 20_000)
 
 
 def rounds(grid, sizes=SIZES, timeout=None):
-    """Run rounds with some of the nodes, and one whose replies carry no arrays."""
+    """Run rounds with some of the nodes, and one round whose replies hold no arrays."""
     for number, size in enumerate(sizes):
         chosen = random.Random(number).sample(messages(grid, size=size), 4)
         len(grid.send_and_receive(chosen, timeout=timeout))
@@ -114,7 +114,7 @@ def test_no_time_is_given_where_replies_are_random(grid, network):
 
 
 def test_no_time_is_given_where_a_reply_would_be_late(grid):
-    """All replies arrive in time on the free network; over the link some would be late."""
+    """All replies arrive in time on the unlimited network; over the link some would be late."""
     for timeout, known in ((10.0, True), (0.1, False)):
         g = grid(1, Network(**FREE))
         g.follow(PLAIN)

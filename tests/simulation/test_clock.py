@@ -145,7 +145,7 @@ def test_no_reply_arrives_before_its_bound(network, messages):
     ttl=5,
 )
 def test_a_message_that_will_expire_is_never_begun(network, messages, ttl):
-    """The clock equals a node that decides when it could begin with a message."""
+    """The clock gives the same times as a node that decides itself when it can begin a message."""
     clock, tasks, answered = VirtualClock(network), [], {}
 
     def answer_first():

@@ -186,7 +186,7 @@ def test_a_round_takes_as_long_as_its_slowest_link(grid):
 
 
 class Watched(VirtualClock):
-    """A clock that counts the replies waited for."""
+    """A clock that counts the replies for which the grid has waited."""
 
     answers = 0
 
@@ -231,7 +231,7 @@ def test_only_replies_that_could_be_the_next_are_waited_for(grid, workers):
 
 
 def in_turn(clock, count):
-    """Return the expected result of `asked_by_the_clock` for nodes that take no steps."""
+    """Return the expected result of `asked_by_the_clock` if no message takes local steps."""
     due = [(clock.arrival(node, 0.0, 0, 0, 0), node, 1) for node in range(1, NODES + 1)]
     expected = []
     for _ in range(count):

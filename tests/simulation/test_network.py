@@ -1,4 +1,4 @@
-"""A network by its name is what `network=NAME` selects; values out of bounds are refused."""
+"""`network_named(NAME)` is what `network=NAME` selects; values out of bounds are refused."""
 
 import math
 from dataclasses import fields

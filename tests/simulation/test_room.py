@@ -1,6 +1,7 @@
-"""With little memory, messages pass through files on disk; with little disk, one line reports it.
+"""With little memory, messages pass through files on disk; a full disk gives a one-line error.
 
-A tmpfs of a few MB stands for `/dev/shm` of Docker's default size, 64 MB; mounting it needs root.
+A tmpfs of a few MB is used in place of `/dev/shm`, which has 64 MB in Docker. Only root can mount
+a tmpfs.
 """
 
 import logging

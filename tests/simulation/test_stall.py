@@ -52,7 +52,7 @@ def repeat(function, *arguments):
 @settings(deadline=None)
 @given(nodes=st.integers(1, 9), least=st.integers(0, 9), drawn=st.integers(0, 9))
 def test_a_flower_strategy_that_needs_more_nodes_ends(nodes, least, drawn):
-    """Flower's strategies sample with this function, which alone would wait for ever."""
+    """Flower's strategies sample nodes with a function that would wait for ever on its own."""
     if (wanted := max(least, drawn)) > nodes:
         with pytest.raises(MissingNodesError, match=rf"waits for {wanted} .* --nodes {wanted} "):
             sample_nodes(grid_of(nodes), least, drawn)

@@ -21,7 +21,7 @@ STEPS = 30
 
 
 def asked(grid, steps, open_ids):
-    """Send to all present nodes at every third step, pull at each; return the replies seen."""
+    """Send to all present nodes at each third step, pull at each step; return the replies."""
     trace = []
     for step in steps:
         if step % 3 == 0:

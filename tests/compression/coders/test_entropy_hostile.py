@@ -88,7 +88,7 @@ def test_a_wrong_number_of_entries(sample):
             decoded = CODER.decode(memoryview(coded), other)
         except PayloadError:
             continue
-        # pcodec stores no exact count: a decoder with one entry more or less may accept the bytes.
+        # pcodec stores no exact count: a decoder may accept bytes of one entry more or less.
         assert coded[:1] == PCODEC
         assert decoded.shape == (size,)
 

@@ -1,4 +1,4 @@
-"""An app does not see the link's data in its state, and may clear the state."""
+"""An app does not see the data of `CompressionMod` in its state, and may clear its state."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.compression.flower.federation import SHAPES, initial, linked
 
 @pytest.mark.parametrize("options", [{"downlink": "int8"}, {}])
 def test_an_app_does_not_see_the_links_state_and_may_clear_its_own(options):
-    """The app's state holds none of the link's records, and clearing the state harms no link."""
+    """The app's state holds no record of the mod; the mod works if the app clears the state."""
     seen = []
 
     def train(node, values, state):
@@ -59,7 +59,7 @@ def test_a_nodes_error_does_not_change_its_memory():
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("method", ["topk", "int8", "powersgd"])
 def test_an_applied_update_is_not_put_back_for_any_model_type(method, kind):
-    """An applied update is not sent again; otherwise the model would move by more than 1."""
+    """An applied update is not sent again; if it were, the model would move by more than 1."""
     options = {"topk": {"density": 1.0}, "int8": {"feedback": True}}.get(method, {})
 
     def train(node, values, state):
@@ -74,7 +74,7 @@ def test_an_applied_update_is_not_put_back_for_any_model_type(method, kind):
 
 
 def test_two_models_are_told_apart():
-    """The link keeps two models apart: an update of one is not taken for one of the other."""
+    """With two models, an update of one model is not taken for an update of the other model."""
 
     def train(node, values, state):
         return {"arrays": {name: value + 1 for name, value in values.items()}}

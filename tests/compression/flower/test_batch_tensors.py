@@ -1,4 +1,4 @@
-"""Tensors of a batch, labels, and copies of a segment's state as payloads."""
+"""Payloads of a segment (a node's part of a model): batch tensors, labels, copies of its state."""
 
 import tracemalloc
 
@@ -27,7 +27,7 @@ BESIDE = {"steps": np.array(7), "mask": np.array([True, False])}
 
 
 def labels_of(labels):
-    """Return a payload of labels in the type that they have."""
+    """Return a payload of labels in their own type."""
     own = [NativeTensor(0, "labels", labels)]
     return EXACT.encode(np.empty(0, np.float32), Layout((), (), ()), own=own)
 

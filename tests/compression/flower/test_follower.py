@@ -1,4 +1,4 @@
-"""A node's replica follows the server's model; the node's state may come from another process."""
+"""A node's replica, a copy of the server's model, equals the model, also across processes."""
 
 import copy
 import pickle
@@ -65,7 +65,7 @@ class Course:
         return self
 
     def ask(self, node, known, model_update=None, **header):
-        """Send `node` an update, by default from version `known`; return its reply's content."""
+        """Send `node` an update, by default from version `known`; return the reply's content."""
         model_update, self.number = model_update or self.steps.model_update(known), self.number + 1
         told = written(DownlinkHeader(**{"number": self.number, **model_update.header, **header}))
         orders = ConfigRecord(TrainConfig(0.1, self.number).config())
@@ -103,7 +103,7 @@ def test_a_node_follows_through_snapshots_and_updates(optimizer):
 @every_optimizer
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
-    """If replies are lost, the server sends steps that the node has; the node skips these."""
+    """If replies are lost, the server sends steps that the node has; the node skips them."""
     course = Course(optimizer).go(1)
     course.ask(1, None)
     course.go(ahead).ask(1, 1)
@@ -217,7 +217,7 @@ def test_whole_models_leave_no_replica(compression):
         assert all(set(federation.context(n).state) >= {MEMORY} for n in range(1, NODES + 1))
         assert all(REPLICA not in federation.context(n).state for n in range(1, NODES + 1))
     else:
-        assert federation.pool.contexts == {}  # no node stores anything
+        assert federation.pool.contexts == {}  # no node stores any state
     assert set().union(*federation.seen.values()) == {MODEL}
 
 
@@ -233,7 +233,7 @@ def test_a_reply_is_the_encoded_update(update):
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 def test_the_mean_applied_only_where_a_node_sent(drop):
-    """CE-SGD's line 7 applies the mean only to a node's sent entries, so replicas may differ."""
+    """By CE-SGD's line 7 a node applies the mean only where it has sent, so replicas may differ."""
     federation = Federation(Trainer(mask=True, sparsifier="esgd", drop=drop, cap=1.0))
     strategy = federation.run(4, mask_received=True)
     assert strategy.traffic.failures == 0

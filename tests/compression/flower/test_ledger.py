@@ -1,4 +1,4 @@
-"""The server knows a node's version only from the node's confirmations."""
+"""The server knows the version of a node's model only from the node's confirmations."""
 
 import pytest
 from flwr.app import ArrayRecord
@@ -111,7 +111,7 @@ EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
 
 @given(EVENTS)
 def test_a_node_that_skips_is_never_behind_its_base(events):
-    """For nodes that skip known steps a message builds on a version at or before the node's."""
+    """If nodes skip steps that they have, a message builds on the node's or an older version."""
     versions, has = VersionTracker(Every(skips=True)), {}
     for version, (node, fate) in enumerate(events, 1):
         base = versions.base_of(node)

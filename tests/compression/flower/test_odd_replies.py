@@ -1,6 +1,7 @@
 """Replies with unusual tensors or records, and rounds whose messages differ.
 
-A reply that is valid without a link works over a link; an invalid reply is left out alone.
+A reply that is valid without compression is valid with compression too. An invalid reply is left
+out, and the other replies are used.
 """
 
 import numpy as np
@@ -133,7 +134,7 @@ def test_nodes_that_reply_with_different_layers(uneven):
 
 
 def test_nodes_that_are_sent_different_layers():
-    """Nodes that were sent different layers may reply with different layers."""
+    """Nodes to which different layers were sent may reply with different layers."""
     link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8")
     for _ in range(3):
         messages = [
@@ -146,7 +147,7 @@ def test_nodes_that_are_sent_different_layers():
 
 
 def test_layers_that_alternate_are_told_apart():
-    """Two layers of equal shape differ by name, so each message carries its whole layer."""
+    """Two layers of equal shape have different names, so each message holds its whole layer."""
     rng, seen = np.random.default_rng(3), []
 
     def train(node, values, state):
@@ -191,7 +192,7 @@ def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
 )
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes):
-    """A reply is compared with the tensors that its node was sent, even with two nodes."""
+    """A reply is compared with the tensors that were sent to its node, even with two nodes."""
     model, traffic = linked(
         FedAvg(fraction_evaluate=0), moving(only_of(0, other), CompressionMod(method)), nodes
     )
@@ -267,7 +268,7 @@ def test_messages_of_different_types_are_not_compared():
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (9, 0)])
 def test_a_reply_with_an_unreadable_array_is_an_error(kind, version):
-    """The link refuses .npy headers that numpy would evaluate as code, and impossible shapes."""
+    """The server refuses .npy headers that numpy would evaluate as code, and impossible shapes."""
     made = [
         Array(dtype, shape, "numpy.ndarray", npy_of(text, values, version))
         for text, values in HEADERS

@@ -58,7 +58,7 @@ def test_infinity_is_refused_in_every_type(dtype):
 @pytest.mark.parametrize("method", ["dense", "int8", "topk"])
 @pytest.mark.parametrize("downlink", [None, "int8"])
 def test_a_tensor_that_holds_infinity_at_first_is_sent_exactly(caplog, dtype, method, downlink):
-    """An attention mask with infinities works over a link without `exact`, as in Flower alone."""
+    """An attention mask with infinities can be sent without `exact`, as in Flower alone."""
     mask = np.array([0, -np.inf, np.inf], dtype)
     arrays = ArrayRecord({**initial(), "mask": Array(mask)})
 

@@ -18,7 +18,7 @@ from tests.compression.flower.federation import SHAPES, initial
 @pytest.mark.parametrize("method", ["dense", "topk", "qsgd"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, workers):
-    """The app mixes each reply into the model at once and sends that node the new model."""
+    """The app mixes each reply into the model at once, and sends the new model to the same node."""
     options = {"density": 0.5} if method == "topk" else {}
     app = moving(to_targets, CompressionMod(method, **options))
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), workers)

@@ -1,4 +1,4 @@
-"""Replies with other dtypes than were sent: honest ones are used, invalid ones left out."""
+"""Replies whose dtypes differ from the sent ones: valid replies are used, others are left out."""
 
 import tracemalloc
 from io import BytesIO
@@ -23,7 +23,7 @@ RAW = make_codec(coder="raw")
 
 
 def link_of(change, uplink="dense"):
-    """Return a link to nodes; `change` modifies the first node's replies."""
+    """Return a `CompressedGrid` to nodes; `change` modifies the first node's replies."""
     app = moving(to_targets, CompressionMod(uplink), lambda node, values, state: {})
 
     def answer(message, context):
@@ -36,7 +36,7 @@ def link_of(change, uplink="dense"):
 
 
 def in_vector(dtypes, **header):
-    """Return a change: the reply's payload is a vector of tensors with these names and dtypes."""
+    """Return a `change` after which a reply's payload is a vector of tensors with these dtypes."""
 
     def change(reply):
         layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
@@ -48,7 +48,7 @@ def in_vector(dtypes, **header):
 
 
 def beside(dtype):
-    """Return a change: the reply's payload holds every tensor beside the vector, in `dtype`."""
+    """Return a `change` after which a reply holds every tensor outside the vector, in `dtype`."""
 
     def change(reply):
         given = enumerate(SHAPES.items())

@@ -48,7 +48,7 @@ def test_an_old_state_puts_no_applied_update_back(name, back, caplog):
     fresh = Server(server.codec)
     fresh.applied = server.applied
     old, new = copies[-back], RecordDict()
-    assert server.take(old, 9) == fresh.take(new, 9)  # the node behaves like one without a state
+    assert server.take(old, 9) == fresh.take(new, 9)  # the node behaves like a node without a state
     assert caplog.text.count("starts anew") == 2
     assert NodeState(old).sequence == server.applied == 7
     caplog.clear()

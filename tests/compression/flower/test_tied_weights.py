@@ -46,7 +46,7 @@ ALL = (*PAIR, "last.weight=emb.weight", "again=scale", "steps.too=steps")
 
 
 def model(*copies):
-    """Return a model's tensors, and copies of some; a copy is given as `name=source`."""
+    """Return a model's tensors, and copies of some of them; `copies` are given as `name=source`."""
     draw = np.random.default_rng(0)
     values = {
         "emb.weight": draw.normal(size=(12, 8)).astype(np.float32),
@@ -68,7 +68,7 @@ def record(values):
 
 
 def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
-    """Return a training function whose module ties `copies`; its updates are random eighths.
+    """Return a training function that ties `copies`; its updates are random multiples of 1/8.
 
     `apart`: nodes that train their copies separately from round `since` on. `rounds`: after so many
     rounds the updates are 0.
@@ -116,7 +116,7 @@ def mod_of(method):
 def federated(
     values, train, method, downlink=None, rounds=ROUNDS, strategy=FedAvg, grid_of=grid_of, nodes=2
 ):
-    """Train over a link, or without one if `method` is None; return the model and the link."""
+    """Train over a `CompressedGrid`, or a plain grid if `method` is None; return model and grid."""
     grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
     screen = Screening(refuse=None)
     options = {
@@ -308,7 +308,7 @@ class Spied:
 
 
 def spied(values, train, method, spoil=None, **options):
-    """Run `federated`; return the model, the link and the `Spied` app."""
+    """Run `federated`; return the model, the grid and the `Spied` app."""
     apps = []
 
     def make(app, nodes):

@@ -1,4 +1,4 @@
-"""The local grid is a timed grid on a virtual clock; other grids become one by polling."""
+"""The local grid is a `TimedGrid` on a virtual clock; `timed` makes one of any other grid."""
 
 import inspect
 import time

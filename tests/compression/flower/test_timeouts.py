@@ -1,4 +1,4 @@
-"""In real time a silent node never blocks a call for ever; a time-out that a user sets is kept."""
+"""In real time no silent node blocks a call for ever; a time-out that a user sets is kept."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The link counts all bytes that cross the grid, and the bytes that Flower alone would send."""
+"""`Traffic` counts all bytes that cross the grid, and the bytes that Flower alone would send."""
 
 import numpy as np
 import pytest

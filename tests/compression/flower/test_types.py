@@ -58,7 +58,7 @@ def same(node, found):
 
 
 def sheltered(strategy=FedAvg, **options):
-    """Return a strategy in a `StatisticsAveraging`, and the link's options."""
+    """Return a strategy in a `StatisticsAveraging`, and the options of `CompressedGrid`."""
     return StatisticsAveraging(
         strategy(fraction_evaluate=0), exact=options.get("exact", ())
     ), options
@@ -136,7 +136,7 @@ def test_exact_adds_other_tensors(kind, downlink):
 
 
 def test_a_codecs_exact_concerns_only_transport():
-    """A codec's `exact` tensor is sent exactly; the strategy treats it as a usual parameter."""
+    """A codec's `exact` tensor is sent exactly; the strategy treats the tensor as a parameter."""
     values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
     moved = values["head"] * np.float32(1.1)
     mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
@@ -186,7 +186,7 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
     ids=lambda codec: f"{codec.sparsifier.name}-{codec.quantizer.name}",
 )  # fmt: skip
 def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
-    """A round without a used reply loses nothing: the nodes put their updates back."""
+    """A round without a used reply loses nothing: nodes add their updates to their residuals."""
     lost = iter([0, 1])
 
     class Losing(FedAvg):

@@ -1,4 +1,4 @@
-"""A link that compresses nothing warns once; what no method can compress is sent unchanged."""
+"""`CompressedGrid` warns once if nothing is compressed; what no method compresses is unchanged."""
 
 import logging
 
@@ -29,7 +29,7 @@ def said(caplog):
 
 @pytest.fixture
 def linked(caplog):
-    """Return a function that makes a link to nodes which reply with `answer(content, context)`."""
+    """Return a function: `CompressedGrid` to nodes that reply `answer(content, context)`."""
     caplog.set_level(logging.WARNING, "edgewire")
 
     def make(answer, **options):
@@ -79,7 +79,7 @@ def test_messages_without_replies_are_compressed(linked, caplog, downlink):
 
 @pytest.mark.parametrize("pulled", [True, False])
 def test_a_link_that_compresses_neither_direction_warns(linked, caplog, pulled):
-    """If neither direction is compressed, the link warns and suggests a `downlink`."""
+    """If neither direction is compressed, `CompressedGrid` warns and suggests a `downlink`."""
     link = linked(lambda content, _: RecordDict({"m": MetricRecord({"num-examples": 5})}))
     content = RecordDict({"arrays": vector(0)})
     for _ in range(CALLS):

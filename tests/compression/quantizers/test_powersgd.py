@@ -145,7 +145,7 @@ def test_steps_of_zeros_and_of_low_rank_do_not_break_the_memory():
 
 @pytest.mark.parametrize("size", [1, 17, 18, 24, 25, 26, 600, 10_001])
 def test_selected_values(size):
-    """Selected values are filled row by row into a nearly square matrix, without a memory."""
+    """Selected values fill a nearly square matrix row by row; no Q is kept for the next update."""
     memory = {}
     values = normal(size)
     parts = selected(0, size, 3)

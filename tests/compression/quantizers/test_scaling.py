@@ -1,4 +1,4 @@
-"""Tests of int8 and float16 alone; tests of all quantizers are in test_decoder.py."""
+"""Tests of only int8 and float16; test_combinations.py tests all quantizers."""
 
 import numpy as np
 import pytest

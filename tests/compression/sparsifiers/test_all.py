@@ -1,4 +1,4 @@
-"""Tests of all sparsifiers: counts, order, options, and when a loss falls."""
+"""Tests of all sparsifiers: counts, order, options, and whether the loss has fallen."""
 
 import numpy as np
 import pytest

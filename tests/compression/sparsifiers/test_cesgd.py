@@ -22,7 +22,7 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
     assert [same for _, same in sets] == [False, True, True, False, True]
     assert sets[0][0] == sets[1][0] == sets[2][0] != sets[3][0]
     assert sets[3][0] == sets[4][0]
-    # All selections, or only those with a falling loss.
+    # Count all selections, or only those of steps whose loss has fallen.
     counts = (3, 2) if operator == "map" else (2, 1)
     expected = np.zeros(N)
     for (indices, _), count in zip((sets[0], sets[3]), counts, strict=True):
@@ -33,7 +33,7 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
 
 
 def test_the_map_is_the_sum_of_every_selection():
-    """Equation 7 adds every selection, whatever the loss; first entries are always sent again."""
+    """By equation 7 all selections are added, whatever the loss; each includes the first."""
     total, first = np.zeros(N), None
     losses = [5, 6, 7, 6, 8, 9]
     for _, (indices, _, _), memory in run(make("cesgd", operator="map", density=0.3), 6, losses):

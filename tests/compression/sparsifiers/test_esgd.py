@@ -1,4 +1,4 @@
-"""eSGD: its algorithms coordinate by coordinate, and its draw by hidden weights."""
+"""eSGD: its algorithms for each coordinate, and its random selection by hidden weights."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_esgd_follows_its_algorithm(residual):
             g, state, loss, sorted(sent), 0.75, residual == "ema"
         )
         if better and fresh:
-            # The last step's set, without its lowest H, plus the large residuals.
+            # The last set without the coordinates of lowest H, plus those of large residual.
             assert set(queue) <= sent
             assert sent - set(queue) <= set(chosen)
             kept, gone = sent & set(chosen), set(chosen) - sent

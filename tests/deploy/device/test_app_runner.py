@@ -17,7 +17,7 @@ CONTEXT = SimpleNamespace(run_id=1, node_id=2)
 
 
 def hidden(error):
-    """Raise an error that does not tell the server its cause."""
+    """Raise an error whose cause the server does not learn."""
     raise LocalError("this node's own log says more") from error
 
 

@@ -1,4 +1,4 @@
-"""What a node sends to a fake server while calls fail."""
+"""Tests what a node sends to a fake server when calls fail."""
 
 import hashlib
 import os
@@ -68,7 +68,7 @@ class World:
         self.names.append(self.link.ask(content(len(self.names)), f"train.{kind}"))
 
     def until_replied(self):
-        """Run the node's loop until its last reply has arrived; return the earlier errors."""
+        """Run the node's loop until its last reply arrives; return the errors until then."""
         failed = []
         for _ in range(20):
             now = self.steps()

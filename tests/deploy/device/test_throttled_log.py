@@ -1,4 +1,4 @@
-"""A node logs a repeated failure less and less often."""
+"""A node logs a failure that repeats less and less often."""
 
 import logging
 

@@ -128,7 +128,7 @@ def test_several_nodes_receive_shared_objects(server):
 
 
 def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
-    """A server that waits is woken by the plain calls of a stock node too."""
+    """A SuperNode's calls (Flower's own) also wake the waiting pull of a ServerApp."""
     node = FakeNode(server.address)
     grid = bundled(server.begin_run())
     (asked,) = grid.push_messages([question(node.node.node_id)])
@@ -147,7 +147,7 @@ def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
 
 
 def test_a_reply_without_its_objects_fails_its_node_alone(any_server, monkeypatch):
-    """A reply without its objects fails its node; other replies arrive at once."""
+    """A reply without its objects counts as a failure of its node; other replies arrive at once."""
     monkeypatch.setattr(incomplete_replies, "EXPIRES", 0.5)
     honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
@@ -221,7 +221,7 @@ def test_a_repeated_message_counts_once(any_server):
 
 
 def test_a_lost_message_is_handed_out_again(any_server):
-    """A message is handed out until its node replies to it, and never after that."""
+    """The server sends a message again until the node replies to it, and never after that."""
     node, other = FakeNode(any_server.address), FakeNode(any_server.address)
     grid = bundled(any_server.begin_run())
     ids = grid.push_messages([question(node.node.node_id, each) for each in range(2)])

@@ -1,4 +1,4 @@
-"""The doctor on the server's machine names each problem and its remedy."""
+"""`deploy.doctor` on the server's machine names each problem and its remedy."""
 
 import os
 

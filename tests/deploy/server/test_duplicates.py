@@ -60,7 +60,7 @@ def test_a_node_without_a_process_number_is_never_refused():
 
 @pytest.fixture
 def machines(tmp_path):
-    """Return two clients with one key, as from two machines; each comes online at a server."""
+    """Return a server, and two online clients that use the same key, as if on two machines."""
     with Server() as server:
         journal = NodeFolder(tmp_path)
         found = []

@@ -1,4 +1,4 @@
-"""Waiting for a key's notification."""
+"""`KeyedCondition`: coroutines that wait for a key are woken."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Flower apps in folders, the start of their two files, and the command that runs them."""
+"""Writes Flower apps into folders, and runs them with `python -m simulation`."""
 
 import re
 import subprocess
@@ -94,7 +94,7 @@ def simulate(app, *words, cwd=ROOT):
 
 
 def simulate_here(monkeypatch, capfd, app, *words):
-    """Run an app in this process, which has imported most modules already; return its output.
+    """Run an app in this process, which has imported most modules already; return the output.
 
     `app`: a folder in a temporary one; its module names are used by no other app in this process.
     """

@@ -48,7 +48,7 @@ def asked(replies):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("way", ["round", "push"])
 def test_a_message_keeps_its_content_of_the_moment_it_was_sent(guest, workers, way):
-    """A server may reuse one content and change it at once; nodes get the old values."""
+    """A server may change a content right after it has sent it; nodes get the values as sent."""
     grid = guest(workers=workers)
     content = messages(grid, size=SIZE)[0].content
     for number in range(4):
@@ -204,7 +204,7 @@ def test_replies_that_never_arrive_are_counted(guest, way):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_messages_without_awaited_replies_take_time(guest, workers):
-    """Only the way to the nodes counts: the ServerApp ends before it needs their replies."""
+    """Only the time until the nodes have the messages counts, because no reply is awaited."""
     grid = guest(Network(**LINK), workers=workers)
     grid.push_messages(messages(grid, size=SIZE))
     config = grid.counts.down_bytes / NODES - SIZE
@@ -225,7 +225,7 @@ def test_a_model_in_a_config_takes_time(guest):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_threads_wait_at_the_same_virtual_time(guest, workers):
-    """Each thread has its own rounds (Flower's old API); all wait at one virtual time."""
+    """Each thread has its own rounds, as in Flower's old API; all wait at the same virtual time."""
     grid, replies = guest(Network(**LINK), workers), {n: [] for n in range(1, NODES + 1)}
     content = messages(grid, size=SIZE)[0].content
     ready = threading.Barrier(NODES)

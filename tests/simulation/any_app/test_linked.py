@@ -1,4 +1,4 @@
-"""Flower apps with the link's two lines learn as well as without them, with fewer bytes."""
+"""Flower apps with the two lines for compression learn as well as without, in fewer bytes."""
 
 import json
 import re
@@ -19,10 +19,10 @@ OUTPUTS = {
     "quickstart_pytorch": "model.pt",
     "sklearn_float64": "model.npz",
 }
-ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 8}  # for apps whose own rounds are few
-# Nodes have a few tens of test samples: accuracies vary as much between one run's last rounds.
+ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 8}  # for apps with few rounds by default
+# Nodes have few test samples: even between a run's last rounds accuracies vary by so much.
 NOISE = 0.04
-# Whole models are sent first, and headers count in models of 20 to 80 kB and one of 5 kB.
+# First whole models are sent. Headers matter, because models have only 5 to 80 kB.
 FEWER = {"up": {"int8": 3.0, "topk": 6.0}, "down": {"int8": 2.5, "topk": 2.5}}
 
 
@@ -48,7 +48,7 @@ def accuracy(printed):
 
 @pytest.fixture
 def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
-    """Return a function that runs an app without the link, once."""
+    """Return a function that runs an app without compression, once per app."""
 
     def get(name):
         if name not in cache:

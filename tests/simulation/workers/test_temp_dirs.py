@@ -26,7 +26,7 @@ time.sleep(60)
 
 @pytest.fixture
 def owner(tmp_path):
-    """Start a process with a folder; return both. `fork`: a child of the process outlives it."""
+    """Start a process with a folder; return both. `fork`: a child survives the process."""
     started = []
 
     def start(kind=""):

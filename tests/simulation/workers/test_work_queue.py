@@ -10,8 +10,8 @@ from simulation.workers.work_queue import WorkQueue
 WORKERS = 3
 WORKER = st.integers(0, WORKERS - 1)
 DUE = st.integers(-3, 3) | st.just(float("inf"))
-# A sequence of events: a message to a node with a due time; a worker takes one; a worker answers
-# its first one and keeps the node's state or not; a worker dies.
+# A sequence of events: a message to a node is due at a time; a worker takes a message; a worker
+# answers its first message, and keeps the node's state or not; a worker dies.
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.integers(0, 4), DUE),

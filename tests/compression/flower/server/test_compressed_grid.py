@@ -1,4 +1,4 @@
-"""A link changes no result of a lossless method, and excludes bad replies."""
+"""A `CompressedGrid` changes no result of a lossless method, and excludes bad replies."""
 
 import logging
 from functools import cache
@@ -57,7 +57,7 @@ STRATEGIES = {
 
 @cache
 def uncompressed(name):
-    """Return the model that Flower's strategy trains without a link."""
+    """Return the model that Flower's strategy trains without compression."""
     return run(STRATEGIES[name](), node_app())
 
 
@@ -94,7 +94,7 @@ def test_entries_that_nodes_do_not_send_are_counted():
 
 
 def test_equal_gives_all_nodes_the_same_weight():
-    # Node 0 reports this number.
+    # Node 0 reports 10^9 samples.
     app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))
     equal = Screening(equal=True)
     got, traffic = linked(FedAvg(fraction_evaluate=0), app, screening=equal)

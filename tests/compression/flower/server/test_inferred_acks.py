@@ -1,4 +1,4 @@
-"""Each update is either in the model or in its node's memory, for every order of messages."""
+"""Each entry of an update is either in the model or in its node's residual, for every order."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ENTRIES, NODES = 10, 2
 
 
 class Kept:
-    """A mod outside the link's mod: records the sum of each node's memory."""
+    """A mod around `CompressionMod`: records the sum of each node's residual."""
 
     def __init__(self):
         self.by_node = {}
@@ -30,7 +30,7 @@ class Kept:
 
 @pytest.fixture
 def federation():
-    """Return a link to nodes that add 1 to each entry, send one of ten, and their unsent sums."""
+    """Return a grid to nodes that add 1 to each of ten entries and send one, and unsent sums."""
     kept_back = Kept()
     app = ClientApp(mods=[kept_back, CompressionMod("topk", density=1 / ENTRIES)])
 
@@ -119,7 +119,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
 
 
 def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
-    """If the next round sends the same model, the node puts its update back into its memory."""
+    """If the next round sends the same model, the node adds its update back to the residual."""
     link, kept_back = federation
     model = np.zeros(ENTRIES, np.float32)
     first, second = link.get_node_ids()
@@ -132,7 +132,7 @@ def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
 
 
 def test_a_node_goes_on_after_a_lost_reply(federation):
-    """A node's first reply never arrives, its second does; its third reply is accepted too."""
+    """The first reply of a node never arrives, the second one does, the third one is accepted."""
     link, _ = federation
     model = np.zeros(ENTRIES, np.float32)
     node = link.get_node_ids()[0]

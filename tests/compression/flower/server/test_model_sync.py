@@ -1,4 +1,4 @@
-"""A node that applies the model update it receives has the server's newest model."""
+"""A node that applies a received model update has the server's newest model."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ RULES = [SGD(), Momentum(0.5, lazy=True), Adam()]
 
 
 class Server:
-    """A server's replica that takes random steps, and the log of these steps."""
+    """A server's copy of the model that takes random steps, and the log of these steps."""
 
     def __init__(self, rule=RULES[0], follow=True):
         self.rule = rule
@@ -45,7 +45,7 @@ class Server:
         return self
 
     def known(self, base):
-        """Return the update for a node of version `base`; a snapshot if `base` is too old."""
+        """Return the update for a node of model version `base`; a snapshot if `base` is too old."""
         return self.steps.model_update(base if self.steps.knows(base) else None)
 
 
@@ -110,7 +110,7 @@ def test_a_node_gets_exactly_what_it_lacks_in_order(missing):
     rule=st.sampled_from(RULES), events=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)))
 )
 def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, events):
-    """One of three nodes is asked in each round; its reply arrives, is lost, or is an error."""
+    """In each round one of three nodes is asked; the reply arrives, is lost, or is an error."""
     server, nodes = Server(rule), {}
     versions = server.versions
     for node, fate in events:

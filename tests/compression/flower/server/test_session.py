@@ -16,7 +16,7 @@ from compression.flower.server.session import InitialModel, ModelUpdate, ServerS
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
 PLAIN_BYTES = 1000  # the model's bytes in Flower's format
 CODEC = make_codec(coder="raw")
-NUMBER = 2  # the messages' number
+NUMBER = 2  # the number in the messages' headers
 METRICS = {"num-examples": 3, "loss": 0.5}
 
 
@@ -289,5 +289,5 @@ def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
     assert (eleventh.applied, eleventh.undecided) == (None, 1)
     (again,) = asked(talk, 7)
     header = read(again.content, DownlinkHeader)
-    # No reply of node 7 is in the model: it puts its last update back.
+    # No reply of node 7 is in the model: the node adds its last update back to its residual.
     assert (header.applied, header.undecided) == (None, None)

@@ -1,4 +1,4 @@
-"""After any strategy BatchNorm's statistics lie within the range that nodes reported."""
+"""After any strategy, BatchNorm's statistics lie within the range that the nodes reported."""
 
 import numpy as np
 import pytest

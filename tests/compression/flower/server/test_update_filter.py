@@ -1,4 +1,4 @@
-"""The filter learns usual norms from the updates used so far; one bad node cannot shift them."""
+"""The filter learns the usual norm from the used updates; one bad node cannot shift this norm."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ MODEL = np.ones(100, np.float32)  # of norm 10
 
 
 def screened(options, lengths):
-    """Pass a round's norms to a filter; return (factors used, None where refused), filter."""
+    """Pass a round's norms to a filter; return the factors (None: refused) and the filter."""
     screen = UpdateFilter(options)
     return use(screen, lengths), screen
 
