@@ -4,10 +4,10 @@ The package uses no files, networks or models. Each module imports only modules 
 this list: layout, base, batchnorm, registry, wire_header, wire_natives, wire, decoder, codec,
 make.
 
-A public name is imported on first use. Reason: Python 3.14 also has a package `compression`. If
-this folder has the same name, it hides Python's package. Then the standard library imports its
-modules through this package. `shutil` does so during its own import, and that import must not load
-any other module of this project.
+A public name is imported on first use. Reason: Python 3.14 has a package with the same name, and
+this folder hides it. So the standard library imports the modules of its `compression` through this
+package, for example while `shutil` is imported. Such an import must not load any other module of
+this project.
 """
 
 import os

@@ -321,7 +321,7 @@ class Pushes:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model as one flat vector, and its native tensors; `advance` changes both."""
+        """The newest model: a flat vector, and tensors in their own dtype; `advance` changes it."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, record: Callable[[int], None]) -> bool:

@@ -23,7 +23,7 @@ from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the message type of these strategies
-# The run ends if every node has sent this many unusable replies in a row.
+# The run ends if every node has sent this many consecutive unusable replies.
 MAX_CONSECUTIVE_FAILURES = 20
 FREE = (
     "state",
@@ -97,7 +97,7 @@ class ParameterServer(Strategy):
         self.codecs = codecs
         self.state = self.State()
         self.screening = Screening()
-        self.initial: Initial | None = None  # native tensors of the model that is trained
+        self.initial: Initial | None = None  # the model's tensors that are sent in their own dtype
         self.evaluate_metrics: MetricRecord | None = None
         self.on_state_complete: Callable[[], None] | None = None
         self._goes_on = False  # whether `start` resumes a loaded state
@@ -188,7 +188,7 @@ class ParameterServer(Strategy):
             )
 
     def _expect_no_steps(self, config: Config) -> None:
-        """Raise `ConfigError` for options of local steps, because gradient nodes take none."""
+        """Raise `ConfigError` for options of local steps: nodes that send gradients take none."""
         for key, value, alone in (
             ("local_steps", config.local_steps, None),
             ("local_epochs", config.local_epochs, 1),

@@ -27,8 +27,8 @@ from task.errors import TaskError
 class CountedStrategy(Protocol):
     """A strategy that counts the bytes that cross the network.
 
-    `initial`: the native tensors, which are not in the flat model that `start` gets
-    (`compression/flower/native_tensors.py`).
+    `initial`: the native tensors. These are sent in their own dtype, and are not in the flat model
+    that `start` gets (`compression/flower/native_tensors.py`).
     """
 
     initial: Initial | None

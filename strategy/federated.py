@@ -103,7 +103,7 @@ class Federated(StatisticsAveraging):
         self.train_metrics: MetricRecord | None = None  # the nodes' metrics of the last round
         self.evaluate_metrics: MetricRecord | None = None
         self.on_state_complete: Callable[[], None] | None = None
-        self.initial: Initial | None = None  # native tensors of the model that is trained
+        self.initial: Initial | None = None  # the model's tensors that are sent in their own dtype
 
     @property
     def traffic(self) -> Traffic:

@@ -18,7 +18,7 @@ from compression.base import Indices, Vector
 
 Counts = NDArray[np.uint32]
 SHARE = 32  # copying n counts takes about as long as adding n / SHARE logged entries
-STEP_COST = 512  # the overhead of one logged step, in logged entries that take as long
+STEP_COST = 512  # the overhead of one logged step is as long as adding STEP_COST entries
 
 
 class Seen(NamedTuple):
@@ -110,11 +110,11 @@ class PerParameter(Staleness):
     zeros. Let C' be C at the time when the server sent the model to the node. Then the staleness of
     the node's update is C[indices] - C'[indices].
 
-    A copy of C for every message would need n counts each. Instead, this class logs the indices of
-    each update after the last copy. It makes a new copy only when counting the logged updates would
-    cost more. So C' is a copy plus those logged updates that came before the sending; `staleness`
-    counts them again. A call costs as much time as the entries in a few updates. Python deletes a
-    copy and its log with the last message that refers to them.
+    A copy of C for every message would need n counts per message. Instead, this class logs the
+    indices of each update after the last copy. It makes a new copy only when counting the logged
+    updates would cost more. So C' is a copy plus those logged updates that came before the sending;
+    `staleness` counts them again. A call takes as long as adding the entries of a few updates.
+    Python deletes a copy and its log with the last message that refers to them.
     """
 
     def start(self, size: int, state: Counted) -> None:

@@ -296,7 +296,7 @@ class Rounds:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model as one flat vector, and its native tensors; `advance` changes both."""
+        """The newest model: a flat vector, and tensors in their own dtype; `advance` changes it."""
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, lr: float, timeout: float) -> bool:

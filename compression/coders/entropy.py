@@ -44,14 +44,14 @@ _DEEP: dict[int, int] = {zstd.CompressionParameter.compression_level: 6}
 @register("coder")
 @dataclass(frozen=True)
 class Entropy(Coder):
-    """Codes a stream with zstd 1, pcodec 1.1, a bitmap or Rice codes, whichever suits the stream.
+    """Codes a stream with zstd, pcodec 1.1, a bitmap or Rice codes, whichever suits the stream.
 
     A tag byte before the coded stream says which method was used. The kind of the stream determines
     which methods are tried.
 
     Measured on a million entries: uniform index sets need at most 1.025 n H(k/n) bits at densities
-    of 0.1 to 70 %. Top-k indices of real updates need 0.35 to 0.84 of that. Levels need at most
-    1.04 times their order-0 entropy.
+    of 0.1 to 70 %. Top-k indices of real updates need 0.35 to 0.84 times n H(k/n) bits. Levels need
+    at most 1.04 times their order-0 entropy.
     """
 
     name: ClassVar[str] = "entropy"

@@ -295,7 +295,7 @@ class NodeReplica:
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
             self._snapshot = payload, Replica(self._rule, trained, made)
         replica = self._snapshot[1]
-        if replica.version != header.version:  # other nodes took steps with it: make a new replica
+        if replica.version != header.version:  # other nodes have taken steps with this replica
             self._snapshot = None
             return self._start(arrays, header)
         return replica

@@ -130,7 +130,7 @@ def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
 
     Raises `PayloadError` if the names or sizes differ from `layout`.
     """
-    if isinstance(flat := arrays.get(FLAT), FlatArray):  # with or without native tensors
+    if isinstance(flat := arrays.get(FLAT), FlatArray):  # other Arrays may hold native tensors
         return flat.vector  # type: ignore[no-any-return]
     if len(arrays) == 1 and isinstance(only := next(iter(arrays.values())), FlatArray):
         return only.vector  # type: ignore[no-any-return]

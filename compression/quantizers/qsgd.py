@@ -38,10 +38,10 @@ class Qsgd(Quantizer):
     QSGD, "Communication-Efficient SGD via Gradient Quantization and Encoding", section 3.1, in
     buckets of ``bucket`` consecutive values across tensors (section 4). ``norm="max"`` uses the
     largest magnitude of a bucket, as the paper's experiments do. This norm has the smaller variance
-    for the same levels. ``norm="l2"`` uses the L2 norm of a bucket, as the paper's theory does. The
-    bounds for this norm do not depend on the data, and at most about levels (levels + sqrt(bucket))
-    levels are not 0. The defaults are the paper's 4 bits and buckets of 512. The coder replaces the
-    paper's Elias coding.
+    for the same number of levels. ``norm="l2"`` uses the L2 norm of a bucket, as the paper's theory
+    does. The bounds for this norm do not depend on the data. At most about s (s + sqrt(d)) values
+    of a bucket are not 0, where s is ``levels`` and d is ``bucket``. The defaults are the paper's 4
+    bits and buckets of 512. The coder replaces the paper's Elias coding.
 
     Error: less than one scale. The bias is at most 2^-23 (|x| + scale).
     Streams: one float32 scale per bucket, k int8 in [-levels, levels].

@@ -2,13 +2,14 @@
 
 A cut model is divided into segments. A segment is consecutive layers that one node trains.
 
-The rows are four segments, the numbers are mini-batches 0, 1, 2, ... A column is a moment, and `.`
-is an idle node:
+A row is one of four segments, and a column is a period of time. The numbers are mini-batches, and
+`.` is an idle node. `0a` and `0b` are the micro-batches of mini-batch 0, first in the forward pass
+and later in the backward pass. In the last segment one task includes both passes.
 
     sequential   0 . . . 1 . . .     pipeline   0 1 2 3 4 5     GPipe      0a 0b .  .  .  .  0a 0b
-                 . 0 . . . 1 . .                . 0 1 2 3 4     (F B,      .  0a 0b .  0a 0b .  .
-                 . . 0 . . . 1 .                . . 0 1 2 3     2 micro-   .  .  .. .. .. .. .  .
-                 . . . 0 . . . 1                . . . 0 1 2     batches)
+                 . 0 . . . 1 . .                . 0 1 2 3 4     (2 micro-  .  0a 0b .  .  0a 0b .
+                 . . 0 . . . 1 .                . . 0 1 2 3     batches)   .  .  0a 0b 0a 0b .  .
+                 . . . 0 . . . 1                . . . 0 1 2                .  .  .  0a 0b .  .  .
 
 `async` is the pipeline without a common clock: a segment continues as soon as it has an input, but
 at most `queue` messages ahead.

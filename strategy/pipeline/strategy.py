@@ -1,4 +1,4 @@
-"""Trains one model that is cut across nodes: synthetic gradients, or split backpropagation."""
+"""Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
 
 from __future__ import annotations
 

@@ -68,8 +68,9 @@ class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
-    rate's schedule has counted. `model`: the model of the last record, float32 (n,). `measured`:
-    whether this model was evaluated. `natives`: the native tensors of this model.
+    rate's schedule has counted. `model`: the model of the last row of the history, float32 (n,).
+    `measured`: whether this model was evaluated. `natives`: the tensors of this model that are sent
+    in their own dtype.
     """
 
     config: str

@@ -53,13 +53,13 @@ class Run:
         self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
         self.initial: ArrayRecord | None = None  # the model before training
-        self.natives: Arrays = {}  # native tensors of the model in the module
+        self.natives: Arrays = {}  # the module's tensors that are sent in their own dtype
         expect_numbers(self.model.module)
         if not self.model.num_parameters:
             raise TaskError(f"model={config.model.name}: no parameter is to be trained")
 
     def prepare(self) -> None:
-        """Set the initial model and the native tensors, and call the grid's `follow`."""
+        """Set the initial model, as one vector and native tensors; call the grid's `follow`."""
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         self.natives = self.model.natives()
         self.strategy.initial = Initial(self.natives) if self.natives else None

@@ -1,4 +1,4 @@
-"""The server's end: a Grid that compresses the models and updates that go over it."""
+"""A Grid for the server that compresses the models it sends, and decodes the updates it gets."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class InferredAcksState:
 
 
 def name_of(model: Model) -> bytes:
-    """Return a checksum of all values of a model, in its vector and in its native tensors."""
+    """Return a checksum of all values of a model, in its vector and beside it (`TensorSplit`)."""
     own = (xxh3_64_digest(each.array.tobytes()) for each in model.own)
     return checksum(model.vector) + b"".join(own)
 
