@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CROWDED = 18  # modules in a folder
-# For each package the others that it may import (CONTRIBUTING.md, "The house").
+# For each package the others that it may import (CONTRIBUTING.md, "Folders").
 KNOWS = {
     "compression": set(),
     "task": set(),

@@ -67,10 +67,10 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
 @pytest.mark.parametrize(
     ("label", "page", "ours", "baseline"),
     [
-        ("eSGD, 87.5 % dropped", "esgd", "87.5 %", "SGD"),
-        ("DGC, 99.5 % left out", "dgc", "DGC, 99.9 %", "momentum SGD"),
-        ("CE-SGD's map", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
-        ("top-k with a memory", "cesgd", "CE-SGD, preset", None),
+        ("eSGD, 87.5 % of entries left out", "esgd", "87.5 %", "SGD"),
+        ("DGC, 99.5 % of entries left out", "dgc", "DGC, 99.9 %", "momentum SGD"),
+        ("CE-SGD, `operator=map`", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
+        ("top-k with a residual", "cesgd", "CE-SGD, preset", None),
         ("AdaComp, MNIST", "adacomp_rates", "AdaComp, falling", "ASGD, falling"),
         ("synthetic gradients", "synthetic", "synthetic gradients", "backpropagation"),
     ],
