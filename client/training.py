@@ -66,8 +66,9 @@ class Trainer:
 
         The update is float32 (n,), as `model`. It is the gradient of one mini-batch, or the model
         before local steps minus the model after them. For BatchNorm's statistics the update holds
-        their new values. The next call may overwrite the update and `flat.natives()`. `natives`:
-        the model's native tensors, which are not in `model`, by name.
+        their new values. The next call may overwrite the update and `flat.natives()`. `orders`: the
+        settings in the server's message. `natives`: the model's native tensors by name: those that
+        are not in the float32 vector `model`.
         """
         if self.config.strategy["update"] == "gradient":
             return self.gradient(node, model, natives, number=orders.number - 1)
@@ -82,8 +83,8 @@ class Trainer:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
         The next call overwrites the new model. Random numbers depend only on (seed, node, number of
-        the update). `orders.proximal_mu`: mu of FedProx's proximal term mu / 2 |x - start|^2 (Li et
-        al. 2020, equation 2).
+        the update). `orders`: the settings in the server's message. `orders.proximal_mu`: mu of
+        FedProx's proximal term mu / 2 |x - start|^2 (Li et al. 2020, equation 2).
         """
         flat, optimizer = self.flat, self.optimizer
         images, labels = self.samples.of(node, held_back=False)

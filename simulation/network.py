@@ -90,7 +90,7 @@ def network_named(name: str) -> Network:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return a file's values, merged over those of the files in its defaults list."""
+    """Return a file's values; the values of the files in its defaults list are the defaults."""
     import yaml  # type: ignore[import-untyped]
 
     own: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))

@@ -92,7 +92,7 @@ class ProcessTree:
         return len(pids)
 
     def _look(self) -> list[int]:
-        """Return the processes with the marker, those found before, and the children of both."""
+        """Return the processes with the marker, those found before, and their children."""
         processes = {int(each.name): _stat(each) for each in Path("/proc").glob("[0-9]*")}
         now = {pid: stat for pid, stat in processes.items() if stat is not None}
         found = {pid for pid, began in self._found.items() if pid in now and now[pid][1] == began}

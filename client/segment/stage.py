@@ -315,7 +315,7 @@ class Stage:
 
     @contextmanager
     def _statistics_kept(self, failed_only: bool = True) -> Iterator[None]:
-        """Restore running statistics and other buffers after this context if it fails.
+        """If this context fails, restore running statistics and other buffers at its end.
 
         With `failed_only=False`, restore them in any case.
         """

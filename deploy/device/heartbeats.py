@@ -30,7 +30,7 @@ log = getLogger("edgewire")
 
 
 class Membership:
-    """A node's membership. After `stop` or `leave` it no longer uses `fleet`.
+    """Keeps a node online at its server. After `stop` or `leave` this object sends nothing.
 
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
     between two heartbeats. No heartbeat is sent before `fleet.counted_until`: until then the server

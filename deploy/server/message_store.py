@@ -217,7 +217,7 @@ def from_server(
 
 
 def _load(response: Any, node: Node, read: Reader) -> Load | None:
-    """Return a `Load` in which all objects of the response are missing; None without a message.
+    """Return a `Load` in which all the response's objects are missing; None if it has no message.
 
     The objects have the order of the response's object trees.
     """

@@ -42,8 +42,8 @@ class Redelivery:
     def again(self, node: int, state: Any) -> PullMessagesResponse | None:
         """Return the oldest message that a node has not replied to; None if there is none.
 
-        It removes messages for which no reply is expected any more: those answered by another
-        call, expired messages, and messages of finished runs.
+        It removes messages for which no reply is expected any more: messages that another call has
+        answered, expired messages, and messages of finished runs.
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):

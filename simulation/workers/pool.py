@@ -262,7 +262,7 @@ class Processes:
             worker.inflight[message.metadata.message_id] = message
 
     def _send(self, worker: _Worker, message: Message) -> None:
-        """Send a message; omit its content if the last message to the worker had the same one."""
+        """Send a message; omit its content if the worker's last message had the same content."""
         content, metadata = message.content, message.metadata
         fresh = worker.content is not content
         worker.content = content

@@ -1,4 +1,4 @@
-"""Writes a stored payload of format version 1 for each method without one; changes no payload.
+"""Writes stored payloads of format version 1, for methods that have none; never changes one.
 
 Run it once when a method is added: python tests/compression/make_payloads.py
 """

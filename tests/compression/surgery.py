@@ -17,7 +17,7 @@ NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 
 
 
 def streams_of(parsed, before):
-    """Return the content and the spec of each of a payload's streams, in order."""
+    """Return the content and the spec of each stream of a payload, in order."""
     layout, specs = parsed.layout, []
     if parsed.exact:
         cut = separate(layout, parsed.exact)
@@ -34,7 +34,7 @@ def streams_of(parsed, before):
 
 
 class Surgery:
-    """Changes a random part of a payload, by one generator; returns the body without checksum."""
+    """Changes random parts of a payload; a call returns the changed body without checksum."""
 
     def __init__(self, seed):
         self.draw = np.random.default_rng(seed)

@@ -66,7 +66,7 @@ def set_probability(weights, members):
 @pytest.mark.parametrize("weights", [(1, 2, 3, 4, 5), (200_000, 90_000, 3, 1, 1, 20_000)])
 def test_weighted_law_of_small_sets(monkeypatch, weights, horizon):
     draw, k, times = np.random.default_rng(3), 3, 1000
-    # Too early for most clocks, so the draw needs several rounds.
+    # Most of the random times by which entries are drawn are later, so a draw needs several rounds.
     scaled = horizon * k / sum(weights)
     monkeypatch.setattr(selection, "horizon", lambda weights, k: scaled)
     given_weights = np.array(weights, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The systemd units use existing options and the hardening settings of such services."""
+"""The systemd units use existing options, and the hardening settings of systemd."""
 
 import shlex
 import shutil

@@ -178,7 +178,7 @@ def test_a_round_is_computed_in_the_order_of_its_messages(grid, queue):
 
 
 def test_messages_sent_together_may_depend_on_each_other(grid):
-    """A node may crash after its first message; then its second one finds no state."""
+    """A node may crash after its first message; then the second message finds no state."""
     network = Network(waiting="fixed", waiting_seconds=1.0, crash=0.5, rejoin_seconds=0.5)
     for workers in (1, 2):
         server = grid(workers, network=network)

@@ -91,7 +91,7 @@ def test_two_rounds_with_a_slow_node(grid, workers):
 
 
 def lossy_run(g):
-    """Run three rounds up to a deadline and one without; return which nodes replied when."""
+    """Run three rounds with deadlines, one with a time-out; return which nodes replied when."""
     pending, trace = [], []
     for deadline in (5.0, 10.0, 40.0):
         pending += g.push_messages(messages(g))
@@ -211,7 +211,7 @@ def asked_by_the_clock(g, count):
 
 
 def watching():
-    """Return the list of nodes that replied in this process, and the app that fills it."""
+    """Return a list of the nodes that replied in this process, and the app that fills this list."""
     computed = []
 
     def client(message, context):

@@ -1,6 +1,7 @@
 """A grid of nodes in this process, which imports only Flower.
 
-Tests with an installed wheel use this grid. It uses only what every Flower from 1.27 on has.
+Tests with an installed wheel use this grid. It uses only names that every release
+of Flower since 1.27 has.
 """
 
 from flwr.app import Context, Message, RecordDict

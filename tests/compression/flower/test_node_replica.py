@@ -1,4 +1,4 @@
-"""A replica of the model: its version counts steps, and statistics are replaced by new values."""
+"""A replica (a copy of the server's model): its version counts steps; statistics are replaced."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A process removes its temporary folders at its end, and those of dead processes."""
+"""A process removes its temporary folders at its end, and the folders of dead processes."""
 
 import os
 import subprocess
