@@ -104,7 +104,7 @@ class Separation(NamedTuple):
         return trained[:done]
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
-        """Yield each slice of the selected entries that is trained, and a count.
+        """Yield each slice of trained entries among the selected entries, and a count.
 
         The count is the number of exact entries before the slice in the whole vector.
         """

@@ -100,14 +100,16 @@ class Codec:
         """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
         ``memory``: the arrays stored on this node, changed in place; without a memory, every update
-        is treated as the first. ``seed``: for methods that use random numbers; the global random
-        state is never used. ``names``: add the tensors' names and dtypes, for a receiver without a
-        layout. ``loss``: the loss on the data that made the update, for methods that depend on it.
+        is treated as the first.
+        ``seed``: for methods that use random numbers; the global random state is never used.
+        ``names``: add the tensors' names and dtypes, for a receiver without a layout.
+        ``loss``: the loss on the data that made the update, for methods that depend on it.
         ``workers``: how many updates the server averages in its next step, for methods whose
-        clipping depends on this number (0: unknown). ``as_before``: True if the receiver has
-        decoded the last payload that was encoded with this memory, and has stored its indices. If
-        the indices of this payload are the same, they are not sent again. ``own``: the tensors that
-        are sent in their own dtype, sorted by position in the model.
+        clipping depends on this number (0: unknown).
+        ``as_before``: True if the receiver has decoded the last payload that was encoded with this
+        memory, and has stored its indices. If the indices of this payload are the same, they are
+        not sent again.
+        ``own``: the tensors that are sent in their own dtype, sorted by position in the model.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
         for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the

@@ -33,7 +33,7 @@ def counts(share: float, layout: Layout) -> NDArray[np.int64]:
 
 
 def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indices:
-    """Return the indices of the ``share`` largest magnitudes, of all (n,) or of each tensor."""
+    """Return the indices of the largest magnitudes: ``share`` of all values or of each tensor."""
     if scope == "global":
         return largest(values, count(share, len(values)))
     return largest_of_each(values, layout.offsets, counts(share, layout))

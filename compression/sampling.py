@@ -25,7 +25,7 @@ def sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
 
 
 def rank(size: int, share: float, side: int = 1) -> int:
-    """Return ``share`` of a sample of ``size``, plus 3 sigma (``side`` 1) or minus 3 sigma (-1)."""
+    """Return the rank of ``share`` in a sample of ``size``, plus or minus (``side``) 3 sigma."""
     return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
 
 

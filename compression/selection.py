@@ -154,8 +154,8 @@ def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
     """Return (m,) indices and (m,) magnitudes of the entries >= ``low``, in temporary arrays.
 
     After ``most`` entries have been found, only entries > ``low`` are collected. The ``most``
-    largest entries are still among them. Otherwise all entries of an update that is almost only
-    zeros would be collected.
+    largest entries are still among them. Without this rule, all entries of an update that is almost
+    only zeros would be collected.
     """
     n = len(bits)
     work = workspace("selection.block", BLOCK, np.int32)
@@ -175,7 +175,7 @@ def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
 
 
 def _bracket(bits: Bits, k: int) -> tuple[int, int]:
-    """Return a lower and an upper bound of the k-th largest of (n,), which nearly always hold.
+    """Return two bounds between which the k-th largest magnitude of (n,) nearly always lies.
 
     The bounds are magnitudes of a sample, 3 sigma below and above the rank that corresponds to k.
     """

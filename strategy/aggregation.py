@@ -170,7 +170,7 @@ class StatisticsMix:
         return None if indices is None else indices[:cut], values[:cut], statistics
 
     def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
-        """Add a node's report, (s,), with its share a_i, a number or (s,), and its weight."""
+        """Add a node's report (s,), its share a_i (a number or (s,)) and its weight."""
         if not self.size:
             return
         part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)

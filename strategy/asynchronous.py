@@ -138,12 +138,12 @@ class Asynchronous(ParameterServer):
     gradient, applied at the run's learning rate, or a delta (`update="delta"`), applied at
     `server_lr`. A delta is the model before local training minus the model after it.
 
-    `mixing`: the server averages models instead of applying updates. `buffer`: if K > 1, the server
-    takes one step with the mean of K updates (FedBuff, Nguyen et al. 2022, Algorithm 1). Staleness
-    then counts steps. Updates that are still in the buffer at the end are not used. `sending`: how
-    many messages a node gets. With a downlink codec in `codecs`, a node gets the change since the
-    version of the model that the node has confirmed. The next change also corrects the error of
-    this encoding.
+    `mixing`: the server averages models instead of applying updates. `buffer`: the number of
+    updates whose mean the server applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm
+    1). If it is above 1, staleness counts steps and not updates. Updates that are still in the
+    buffer at the end are not used. `sending`: how many messages a node gets. With a downlink codec
+    in `codecs`, a node gets the change since the version of the model that the node has confirmed.
+    The next change also corrects the error of this encoding.
 
     The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
     `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
@@ -390,10 +390,10 @@ class Pushes:
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
     def _useless(self, node: int, reason: str) -> None:
-        """Count a message without a usable reply.
+        """Count a message to a node that has no usable reply.
 
-        Raises `PayloadError` if this is true of the last `MAX_CONSECUTIVE_FAILURES` messages to
-        every node.
+        Raises `PayloadError` if every node has had `MAX_CONSECUTIVE_FAILURES` consecutive messages
+        without a usable reply.
         """
         self._strategy.fail(node, reason)
         if self._scheduler.useless(node):

@@ -32,8 +32,8 @@ class Stragglers:
 
     Such a message, and its reply, is called late. A late reply is not applied, and the server's
     next message to the node says so. This class still fetches late replies, so that the SuperLink
-    can delete them. It does so whenever the number of late messages has grown by a quarter since
-    the last time. A node replies in order. So a message is lost if it is older than the last
+    can delete them. It fetches them whenever the number of late messages has grown by a quarter
+    since the last time. A node replies in order. So a message is lost if it is older than the last
     message that the node replied to.
     """
 
@@ -80,9 +80,9 @@ LONGEST = 8  # the longest backoff, in rounds, of a node that does not reply
 class RoundCollectorState:
     """The state of `RoundCollector`.
 
-    `round`: the number of rounds so far. `missed`: by node, how many rounds in a row it has not
-    replied. `again`: by node, the first round in which the server may ask it again. `late`: the
-    late messages.
+    `round`: the number of rounds so far. `missed`: by node, the number of its consecutive rounds
+    without a reply. `again`: by node, the first round in which the server may ask it again. `late`:
+    the late messages.
     """
 
     round: int = 0

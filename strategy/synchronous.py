@@ -91,8 +91,8 @@ class Participation(OptionGroup):
     In each round the server selects the share `fraction_train` of the nodes at random, but at least
     `min_train_nodes`. The round ends when the share `quorum` of these nodes have replied, or at the
     timeout. The server does not apply an update that arrives later. If the method has a residual,
-    the node adds this update back to its residual. Raises `ValueError` for a `quorum` that is not
-    above 0 and at most 1.
+    the node adds this update back to its residual. Raises `ValueError` for a `quorum` outside (0,
+    1].
     """
 
     fraction_train: float = 1.0

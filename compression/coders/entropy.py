@@ -84,7 +84,7 @@ class Entropy(Coder):
 
 
 def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
-    """Yield the codings that could be the smallest.
+    """Yield the codings of an index set that could be the shortest.
 
     For uniform sets a bitmap is smaller than pcodec from a density of about 1/4 on, and takes a
     fifth of pcodec's time. For clustered sets a bitmap is up to 7 % smaller from a density of 1/10

@@ -181,7 +181,7 @@ def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
 
 @lru_cache(maxsize=16)
 def statistics_of(form: TensorSplit) -> tuple[Layout, tuple[int, ...]]:
-    """Return the layout of the BatchNorm statistics, and the positions of those in the vector.
+    """Return the BatchNorm statistics' layout, and the positions of statistics in the vector.
 
     In the layout, the statistics in the vector come first. The statistics beside the vector follow.
     """

@@ -101,7 +101,8 @@ class TimedGrid(Protocol):
 def timed(grid: Grid | TimedGrid) -> TimedGrid:
     """Return the grid itself if it is a `TimedGrid`, else a `PolledGrid` around it.
 
-    The check reads attributes of the grid's class. On the instance it would call the properties.
+    The check reads attributes of the grid's class. A check of the instance would call the
+    properties.
     """
     declared = (name for name in vars(TimedGrid) if not name.startswith("_"))
     if all(hasattr(type(grid), name) for name in declared):
@@ -230,7 +231,7 @@ class PolledGrid(_Forwarding):
         return sorted(ids, key=lambda node: (self._known.get(node, ""), node))
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages and return their ids; reduce longer times to live to `ttl` seconds."""
+        """Send messages and return their ids; limit their times to live to `ttl` seconds."""
         messages = list(messages)
         if ttl < math.inf:
             for message in messages:

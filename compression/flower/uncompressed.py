@@ -90,7 +90,7 @@ class Uncompressed:
         self._calls.update(types)
 
     def answered(self) -> None:
-        """Warn if these are replies to a second call, or if nothing was compressed so far."""
+        """Warn at the replies to a second call; if nothing was compressed, warn at any replies."""
         if not self.open:
             return
         if any(count > 1 for count in self._calls.values()):

@@ -27,7 +27,7 @@ def count(parts: TensorSlices, size: int) -> int:
 
 
 def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Cut ``values`` values, at ends of buckets, into parts that fit into the processor's cache.
+    """Divide a vector of length ``values`` into parts of whole buckets that fit into the cache.
 
     Yields the slice of values and the slice of buckets. Every part except the last holds an even
     number of values, so that the two 4-bit levels of a byte are in the same part.

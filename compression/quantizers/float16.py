@@ -97,7 +97,7 @@ class Float16(Quantizer):
 
 
 def _common_scale(values: Vector, largest: Vector) -> np.float32:
-    """Return the smallest |x| > 0, multiplied by the lowest power of two that reaches max |x|.
+    """Return the least scale >= max |x| that is the smallest |x| > 0 times a power of two.
 
     Returns 0 if this power of two exceeds 2^14, or if the scale is not finite.
     """

@@ -102,7 +102,7 @@ class PowerSgd(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams of the class; raises PayloadError for a rank outside 1 to 64."""
+        """Describe scales, P, Q and raw tensors; raises PayloadError for a rank outside 1 to 64."""
         return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
 
     @classmethod

@@ -101,7 +101,7 @@ def as_signs(bits: NDArray[np.uint8], out: Vector) -> None:
 
 
 def transform(work: Vector, spare: Vector) -> tuple[Vector, Vector]:
-    """Multiply each of (c, d) rows by Hadamard's matrix; return the product and the other array.
+    """Multiply each of (c, d) rows by Hadamard's matrix; return the product and the unused array.
 
     It is Sylvester's matrix, not normalised. Its entry (i, j) is (-1)^m, where m is the number of
     bits that are 1 in both i and j. The matrix equals H_a ⊗ H_b with d = a b. So the product of a

@@ -22,7 +22,7 @@ def round_by_chance(
 
 
 def widen(halves: NDArray[np.generic], out: Vector | None = None) -> Vector:
-    """Return (m,) float32 whose upper bits are the given uint16; they are in ``out`` if given."""
+    """Return (m,) float32 with the given uint16 as upper 16 bits, in ``out`` if it is given."""
     values = np.empty(len(halves), dtype=np.float32) if out is None else out
     bits = values.view(np.uint32)
     np.copyto(bits, halves, casting="unsafe")

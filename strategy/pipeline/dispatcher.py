@@ -71,10 +71,10 @@ class Scheduling(Protocol):
 class Dispatcher:
     """Sends tasks in the order of the schedule, reads replies, and handles faults.
 
-    If a task fails because of its input, later segments skip its mini-batch. If a node is gone, or
-    has lost its segment, another node takes over. This node begins with the last copy of the
-    segment at the server, so the steps since that copy are lost. It gets all unanswered tasks of
-    the segment again.
+    If a task fails because of its input, later segments skip its mini-batch. If a node has left the
+    run, or has lost its segment, another node takes over. This node begins with the last copy of
+    the segment at the server, so the steps since that copy are lost. It gets all unanswered tasks
+    of the segment again.
     """
 
     def __init__(
@@ -274,9 +274,9 @@ class Dispatcher:
     def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
         """Handle a task that failed; return False if the task must be sent again.
 
-        The task is sent again if its node is gone or has lost the segment. It is also sent again if
-        the node has failed so often that another node takes over. Otherwise the task's mini-batch
-        is lost.
+        The task is sent again if its node has left the run or has lost the segment. It is also sent
+        again if the node has failed so often that another node takes over. Otherwise the task's
+        mini-batch is lost.
         """
         segment, failed = sent.task.segment, reply.error is not None
         guilty = self._sender_of_damage(sent) if failed else None

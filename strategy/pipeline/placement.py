@@ -1,4 +1,4 @@
-"""Assigns the segments of a cut model to nodes, and replaces nodes that are gone or fail.
+"""Assigns the segments of a cut model to nodes, and replaces nodes that have left or fail.
 
 A cut model is divided into segments. A segment is consecutive layers that one node trains.
 """
@@ -17,7 +17,7 @@ log = getLogger("edgewire")
 
 
 class Placement:
-    """Assigns a node to each segment; spare nodes take over from nodes that are gone or fail.
+    """Assigns a node to each segment; spare nodes take over from nodes that have left or fail.
 
     `holders`: the node of each segment. The list is empty at first, and this class changes it.
     `failed`: by node, how often a segment was taken from it. Spare nodes with fewer failures are

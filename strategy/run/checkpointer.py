@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a run's strategy, records, grid and nodes, and resumes from one."""
+"""Writes checkpoints of a run's strategy, records, grid and nodes, and resumes runs from them."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class MembershipGrid(GridWrapper):
         """Return the online nodes that take part; see `TimedGrid`.
 
         If more than `most` nodes are online, the run's first nodes are chosen, then nodes that take
-        part already, then others. In real time, nodes that are gone, and nodes that do not take
-        part, are logged.
+        part already, then others. In real time, the log names nodes that have left, and nodes that
+        do not take part.
         """
         found = super().get_node_ids()
         most = len(found) if self._most is None else self._most

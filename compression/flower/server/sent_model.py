@@ -97,7 +97,7 @@ class SentModels:
         self._state, self._apart = state, apart
 
     def of(self, content: RecordDict, *, first: bool) -> FoundModel | None:
-        """Return the model in a content; None if it has none that can be compressed.
+        """Return the model in a content; None if the content has no model to compress.
 
         `first`: True for the first model of the run. Raises `ValueError` for a message of Flower's
         old API, and for a record with the header's name. Also raises `ValueError` for a pattern in

@@ -89,7 +89,7 @@ class VersionTracker:
         self._state = VersionTrackerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
-        """Return the version that can be the `base` of a message to the node; None if none can."""
+        """Return the version that can be the `base` of a message to the node, or None."""
         base = self._state.has.get(node)
         return base if base is not None and self.sync.knows(base) else None
 

@@ -224,8 +224,8 @@ class StatisticsScreen:
 
     The unit of distance is the usual change. A node's change is the distance between the statistics
     in a message and those in the node's reply. The usual change is the largest median of the nodes'
-    changes so far. The server's statistics are not used as the centre, because they are 0 and 1 at
-    first for any model.
+    changes so far. The server's statistics are not used as the centre, because in every new model
+    they are 0 and 1.
     """
 
     def __init__(
