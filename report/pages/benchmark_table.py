@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,8 @@ class FilledBenchmarkTable:
         return [markdown_row(line) for line in (heads, ["---"] * len(heads), *rows)]
 
     def origin(self) -> str:
-        """Return the sentence on the table's command and the commit of the code."""
-        at = f", at `{self.measured.commit}`" if self.measured.commit else ""
-        return f"`{self.measured.command}`{at}"
+        """Return the sentences on the table's command and the commit of the code."""
+        return command_and_commits(self.measured.command, {self.measured.commit})
 
     def sentence(self, row: str, column: str) -> str:
         """Return a value for a sentence. Raises `ResultsError` for a missing row or column."""
@@ -72,6 +71,13 @@ class FilledBenchmarkTable:
     def _cell(self, row: str, column: str) -> str:
         keys = {COLUMN: column, ROW: row}
         return self.measured.value([keys.get(key, key) for key in self.definition.path])
+
+
+def command_and_commits(command: str, commits: Collection[str]) -> str:
+    """Return the sentences below a table on its command and on the commits of the code."""
+    known = [f"`{commit}`" for commit in sorted(commits) if commit]
+    name = "Commits" if len(known) > 1 else "Commit"
+    return f"Command: `{command}`." + (f" {name}: {', '.join(known)}." if known else "")
 
 
 def looked_up(root: Path, content: dict[str, Any]) -> BenchmarkTable:

@@ -13,7 +13,11 @@ from report.format import markdown_row, wrap
 from report.kept import KeptRun, command
 from report.learning_curve import settled
 from report.measured import Measured
-from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
+from report.pages.benchmark_table import (
+    BenchmarkTable,
+    FilledBenchmarkTable,
+    command_and_commits,
+)
 from report.pages.definitions import (
     PAPER,
     PICTURES,
@@ -24,24 +28,42 @@ from report.pages.definitions import (
 )
 from report.pages.table_columns import (
     COLUMNS,
+    FAILED_REPLIES,
+    FAILED_REPLY,
     NOT_RUN,
     NOTHING,
     ONE_SEED,
+    PAPER_HEAD,
+    REMARKS,
     Rendered,
     RowContext,
     remark,
 )
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
-MEANS = (
-    "± is half of a 95 % interval (Student's t over the seeds). A difference is in points of"
-    ' accuracy: the mean of the differences between runs with the same seed. "Noise" means'
-    " that the interval of a difference contains zero. The true difference may still be as"
-    ' large as the interval allows. "Above" and "below" are not corrected for multiple'
-    " comparisons: about one row in twenty differs by chance. Bytes are those of a whole run:"
-    ' "up" from all nodes, "down" from the server.'
+# Explanations at the end of a page. Each is there only if a table of the page needs it.
+INTERVAL = "± is half of a 95 % interval (Student's t over the seeds)."
+POINTS_AGAINST = (
+    'A column "points against" a row shows the difference in accuracy from this row, as a mean over'
+    ' pairs of runs with the same seed. "Noise" means that the interval of this mean contains zero.'
+    " The true difference may still be as large as the interval allows. If the interval does not"
+    ' contain zero, the text says "above" or "below". This is not corrected for multiple'
+    " comparisons: about one row in twenty differs by chance."
 )
-OTHER_CPU = "a CPU not noted"
+BYTES = (
+    '"Bytes up" are sent by all nodes together in the whole run, and "bytes down" by the server.'
+)
+TIMES_SMALLER = (
+    '"Times smaller" compares the bytes with those that Flower sends for the same content without'
+    " compression."
+)
+FAILED = (
+    "A failed reply is one that the server could not use, for example a lost reply. The number of"
+    " failed replies is the sum over all runs of the row."
+)
+DIVERGED = (
+    "[Files of a run](../run-files.md#keys-of-resultjson-only) defines when a run has diverged."
+)
 BARS = "Bars show the intervals."
 BANDS = "Lines are means over the seeds. Bands show the range from the lowest to the highest seed."
 REFERENCE = re.compile(r"\{([^{}]*)\}")
@@ -115,12 +137,12 @@ class FilledTable:
         """Return the table as lines of Markdown."""
         definition = self.definition
         heads = list(definition.across) or [
-            PAPER if column == PAPER else COLUMNS[column].head.format(**definition.given())
+            PAPER_HEAD if column == PAPER else COLUMNS[column].head.format(**definition.given())
             for column in definition.columns
         ]
         rows = [self._row(row) for row in definition.rows]
         if any(row[-1] for row in rows):  # remarks on rows have their own column
-            heads.append("")
+            heads.append(REMARKS)
         else:
             rows = [row[:-1] for row in rows]
         lines = [["", *heads], ["---"] * (len(heads) + 1), *rows]
@@ -139,32 +161,34 @@ class FilledTable:
         return [*cells, remark(runs)]
 
     def origin(self) -> str:
-        """Return the sentence on the runs' command, and the commits of the code."""
+        """Return the sentences on the runs' command, the commits of the code, and the seeds."""
         rows = [run for row in self.definition.rows for run in self.runs_of(row)]
-        commits = sorted({run.commit for run in rows} - {""})
-        at = f", at {', '.join(f'`{commit}`' for commit in commits)}" if commits else ""
-        kinds = sorted({run.cpu for run in rows}, reverse=True)
-        at += "" if kinds in ([], [""]) else f" on {' and '.join(k or OTHER_CPU for k in kinds)}"
-        smooth = self.definition.smooth
-        means = self._seeds()
-        means += f"; accuracies are means of {smooth} evaluations" if smooth > 1 else ""
-        blank = any(
-            words not in self.by_words for row in self.definition.rows for words in row.across
-        )
-        means += "; blank: not run" if blank else ""
         words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
-        return f"`{' '.join(filter(None, words))}`{at}{means}"
+        said = [command_and_commits(" ".join(filter(None, words)), {run.commit for run in rows})]
+        kinds = sorted({run.cpu for run in rows} - {""}, reverse=True)
+        if kinds:
+            some = "; some runs did not record it" if any(not run.cpu for run in rows) else ""
+            said.append(f"CPU: {' or '.join(kinds)}{some}.")
+        said.append(self._seeds())
+        if self.definition.smooth > 1:
+            said.append(f"Accuracies are means of {self.definition.smooth} evaluations in a row.")
+        if self.definition.search:
+            said.append("The highest accuracy of a row is bold.")
+        if any(words not in self.by_words for row in self.definition.rows for words in row.across):
+            said.append("Settings with a blank cell were not run.")
+        return " ".join(filter(None, said))
 
     def _seeds(self) -> str:
-        """Return the text on the number of seeds of the cells."""
+        """Return the sentence on the number of seeds of the cells."""
         every = set().union(*(row.all_words for row in self.definition.rows))
         counts = sorted({len(self.by_words[words]) for words in every & set(self.by_words)})
         if not counts:
             return ""
         if counts[0] == 1 < counts[-1]:
-            return f"; {counts[-1]} seeds, one where there is no ±"
-        text = " or ".join(map(str, counts))
-        return f"; {text} seeds" if counts != [1] else "; one seed"
+            return f"Runs: {counts[-1]} seeds; a value without ± is from one seed."
+        if counts == [1]:
+            return "Runs: one seed."
+        return f"Runs: {' or '.join(map(str, counts))} seeds."
 
 
 Filled = FilledTable | FilledBenchmarkTable
@@ -200,13 +224,29 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
             lines += [BARS if table.definition.picture == POINTS else BANDS, ""]
         if table.definition.note:
             lines += [*wrap(filled(page, table.definition.note, tables)), ""]
-    for text in (*page.notes, MEANS):
+    for text in page.notes:
         lines += [*wrap(filled(page, text, tables)), ""]
     of_runs = [table for table in tables if isinstance(table, FilledTable)]
+    lines += [*wrap(_explanations(of_runs)), ""]
     runs = {table.definition.experiment: table.runs for table in of_runs}
     for name, of in runs.items():
         lines += _left_over(name, of, shown.get(name, set()))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _explanations(tables: Sequence[FilledTable]) -> str:
+    """Return the sentences on the columns and remarks in the tables of a page."""
+    columns = {column for table in tables for column in table.definition.columns}
+    cells = "\n".join(line for table in tables for line in table.lines())
+    needed = {
+        INTERVAL: "±" in cells,
+        POINTS_AGAINST: bool(columns & {"difference", "points", "best difference"}),
+        BYTES: bool(columns & {"uplink", "downlink"}),
+        TIMES_SMALLER: any(column.startswith("times smaller") for column in columns),
+        FAILED: FAILED_REPLIES in cells or FAILED_REPLY in cells,
+        DIVERGED: "diverged" in cells,
+    }
+    return " ".join(text for text, shown in needed.items() if shown)
 
 
 def filled(page: PageDefinition, text: str, tables: Sequence[Filled]) -> str:

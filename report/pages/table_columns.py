@@ -16,6 +16,9 @@ from report.learning_curve import Row, first_at, settled_at
 NOTHING = "-"
 NOT_RUN = "not run yet"
 ONE_SEED = " (one seed)"
+PAPER_HEAD = "paper's accuracy, %"
+REMARKS = "remarks"  # the head of the column with `remark`
+FAILED_REPLY, FAILED_REPLIES = "1 failed reply", "failed replies"
 
 
 class Rendered(NamedTuple):
@@ -197,22 +200,24 @@ COLUMNS: dict[str, PageColumn] = {
     "difference": PageColumn("points against {against}", _difference, "against"),
     "points": PageColumn("points against {against}", _points, "against"),
     "best difference": PageColumn(
-        "best, against {against}", lambda row: _difference(row, "best_accuracy"), "against"
+        "best accuracy, points against {against}",
+        lambda row: _difference(row, "best_accuracy"),
+        "against",
     ),
-    "verdict": PageColumn("beside {against}", _verdict, "against"),
+    "verdict": PageColumn("compared with {against}", _verdict, "against"),
     "seeds": PageColumn("seeds", _seeds),
-    "best accuracy": PageColumn("best, %", _measured("best_accuracy", 100, unit=" %")),
-    "top5": PageColumn("top-5, %", _measured("top5", 100, unit=" %")),
-    "loss": PageColumn("loss", _measured("loss", places=3)),
+    "best accuracy": PageColumn("best accuracy, %", _measured("best_accuracy", 100, unit=" %")),
+    "top5": PageColumn("top-5 accuracy, %", _measured("top5", 100, unit=" %")),
+    "loss": PageColumn("test loss", _measured("loss", places=3)),
     "rounds": PageColumn("rounds", _mean("rounds", "{:,.10g}".format)),
-    "updates": PageColumn("updates", _mean("client_updates", "{:,.10g}".format)),
-    "uplink": PageColumn("up", _mean("uplink_bytes", human_bytes)),
-    "downlink": PageColumn("down", _mean("downlink_bytes", human_bytes)),
+    "updates": PageColumn("applied updates", _mean("client_updates", "{:,.10g}".format)),
+    "uplink": PageColumn("bytes up", _mean("uplink_bytes", human_bytes)),
+    "downlink": PageColumn("bytes down", _mean("downlink_bytes", human_bytes)),
     "uplink an update": PageColumn(
-        "up, an update", _ratio("uplink_bytes", "client_updates", human_bytes)
+        "bytes up per update", _ratio("uplink_bytes", "client_updates", human_bytes)
     ),
     "downlink an update": PageColumn(
-        "down, an update", _ratio("downlink_bytes", "client_updates", human_bytes)
+        "bytes down per update", _ratio("downlink_bytes", "client_updates", human_bytes)
     ),
     "times smaller up": PageColumn(
         "times smaller up", _ratio("uplink_bytes_float32", "uplink_bytes", "{:.2f}".format)
@@ -221,14 +226,18 @@ COLUMNS: dict[str, PageColumn] = {
         "times smaller down", _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format)
     ),
     "uplink a round after": PageColumn(
-        "up, a round", _after("uplink_bytes", "round", human_bytes), "after"
+        "bytes up per round, after round {after}",
+        _after("uplink_bytes", "round", human_bytes),
+        "after",
     ),
     "downlink a round after": PageColumn(
-        "down, a round", _after("downlink_bytes", "round", human_bytes), "after"
+        "bytes down per round, after round {after}",
+        _after("downlink_bytes", "round", human_bytes),
+        "after",
     ),
-    "left out": PageColumn("left out, %", _measured("sparsity", 100, unit=" %")),
+    "left out": PageColumn("entries left out, %", _measured("sparsity", 100, unit=" %")),
     "left out after": PageColumn(
-        "left out after step {after}, %",
+        "entries left out after step {after}, %",
         _after("uplink_entries", "uplink_entries_whole", lambda kept: f"{100 * (1 - kept):.2f}"),
         "after",
     ),
@@ -238,45 +247,55 @@ COLUMNS: dict[str, PageColumn] = {
         "after",
     ),
     "time a round after": PageColumn(
-        "a round on the network, after {after}",
+        "network time per round, after round {after}",
         _after("virtual_seconds", "round", human_seconds),
         "after",
     ),
-    "reached": PageColumn("{reach} % at", _until(["round"], "{:,.0f}".format), "reach"),
-    "uplink until": PageColumn("up to {reach} %", _until(["uplink_bytes"], human_bytes), "reach"),
+    "reached": PageColumn(
+        "rounds or updates until {reach} % accuracy", _until(["round"], "{:,.0f}".format), "reach"
+    ),
+    "uplink until": PageColumn(
+        "bytes up until {reach} % accuracy", _until(["uplink_bytes"], human_bytes), "reach"
+    ),
     "stays": PageColumn(
-        "{reach} % to stay at", _until(["round"], "{:,.0f}".format, settled_at), "reach"
+        "rounds or updates until it stays above {reach} %",
+        _until(["round"], "{:,.0f}".format, settled_at),
+        "reach",
     ),
     "uplink until it stays": PageColumn(
-        "up to {reach} % to stay", _until(["uplink_bytes"], human_bytes, settled_at), "reach"
+        "bytes up until it stays above {reach} %",
+        _until(["uplink_bytes"], human_bytes, settled_at),
+        "reach",
     ),
     "downlink until": PageColumn(
-        "down to {reach} %", _until(["downlink_bytes"], human_bytes), "reach"
+        "bytes down until {reach} % accuracy", _until(["downlink_bytes"], human_bytes), "reach"
     ),
     "both until": PageColumn(
-        "both to {reach} %", _until(["uplink_bytes", "downlink_bytes"], human_bytes), "reach"
+        "bytes up and down until {reach} % accuracy",
+        _until(["uplink_bytes", "downlink_bytes"], human_bytes),
+        "reach",
     ),
     "time until": PageColumn(
-        "time to {reach} %", _until(["virtual_seconds"], human_seconds), "reach"
+        "network time until {reach} % accuracy", _until(["virtual_seconds"], human_seconds), "reach"
     ),
     "time a round": PageColumn(
-        "a round on the network", _ratio("virtual_seconds", "rounds", human_seconds)
+        "network time per round", _ratio("virtual_seconds", "rounds", human_seconds)
     ),
-    "virtual time": PageColumn("on the network", _mean("virtual_seconds", human_seconds)),
+    "virtual time": PageColumn("network time", _mean("virtual_seconds", human_seconds)),
     "rounds a second": PageColumn(
-        "rounds a second here", _ratio("rounds", "seconds", "{:.3g}".format)
+        "rounds per second", _ratio("rounds", "seconds", "{:.3g}".format)
     ),
-    "minutes": PageColumn("minutes here", _mean("seconds", "{:.1f}".format, 1 / 60)),
+    "minutes": PageColumn("minutes per run", _mean("seconds", "{:.1f}".format, 1 / 60)),
 }
 
 
 def remark(runs: Sequence[KeptRun]) -> str:
-    """Return a remark on a row: not run, diverged runs, failures; "" if there is none."""
+    """Return a remark on a row: not run, diverged runs, failed replies; "" if there is none."""
     if not runs:
         return NOT_RUN
     said = []
     if diverged := sum(run.diverged for run in runs):
-        said.append(f"{diverged} of {len(runs)} diverged")
+        said.append(f"{diverged} of {len(runs)} runs diverged")
     if failures := round(sum(run.numbers["failures"] or 0 for run in runs)):
-        said.append(f"{failures:,} failures" if failures > 1 else "1 failure")
+        said.append(f"{failures:,} {FAILED_REPLIES}" if failures > 1 else FAILED_REPLY)
     return ", ".join(said)

@@ -32,9 +32,12 @@ PAGES = {
 CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys that a search chose
 PAPERS = {"table1", "figure3"}  # tables with the paper's rate
 BESIDE = {
-    "no staleness, AdaComp's rate",  # this row shows a rate that is not the best
+    "no staleness rule, AdaComp's rate",  # this row shows a rate that is not the best
     "SGD, losslessly coded",  # it takes the same steps as SGD
-    *("momentum SGD, 0.05", "F2I (int8), 0.05"),  # half of the best rate, shown for comparison
+    *(
+        "momentum SGD, lr 0.05",
+        "F2I (int8), lr 0.05",
+    ),  # half of the best rate, shown for comparison
 }
 
 

@@ -67,11 +67,11 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
 @pytest.mark.parametrize(
     ("label", "page", "ours", "baseline"),
     [
-        ("eSGD, 87.5 % of entries left out", "esgd", "87.5 %", "SGD"),
-        ("DGC, 99.5 % of entries left out", "dgc", "DGC, 99.9 %", "momentum SGD"),
+        ("eSGD, 87.5 % of entries left out", "esgd", "eSGD, 87.5 % left out", "SGD"),
+        ("DGC, 99.5 % of entries left out", "dgc", "DGC, sparsity 99.9 %", "momentum SGD"),
         ("CE-SGD, `operator=map`", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
-        ("top-k with a residual", "cesgd", "CE-SGD, preset", None),
-        ("AdaComp, MNIST", "adacomp_rates", "AdaComp, falling", "ASGD, falling"),
+        ("top-k with a residual", "cesgd", "CE-SGD's preset", None),
+        ("AdaComp, MNIST", "adacomp_rates", "AdaComp, falling rate", "ASGD, falling rate"),
         ("synthetic gradients", "synthetic", "synthetic gradients", "backpropagation"),
     ],
 )

@@ -15,7 +15,7 @@ CLAIM = '"B is {b.verdict} A: {b.difference}."'
 
 def test_a_table_has_means_intervals_and_differences_of_equal_seeds(ran):
     rows = rows_of(written(ran))
-    assert rows["A"]["paper"] == "99.0"
+    assert rows["A"]["paper's accuracy, %"] == "99.0"
     assert rows["A"]["accuracy, %"] == "80.00 ± 2.48"  # 4.303 * 1 / sqrt(3)
     assert rows["A"]["points against A"] == ""
     assert rows["B"]["points against A"] == "1.17 ± 0.72"  # the mean of 1, 1.5 and 1
@@ -54,18 +54,33 @@ def test_one_seed_is_marked_and_missing_runs_are_named(root):
     text = written(root)
     rows = rows_of(text)
     assert rows["A"]["accuracy, %"] == "80.00 (one seed)"
-    assert rows["A"][""] == ""
+    assert rows["A"]["remarks"] == ""
     assert rows["C"] == {
-        "paper": "-", "accuracy, %": "", "points against A": "", "seeds": "", "": "not run yet",
+        "paper's accuracy, %": "-", "accuracy, %": "", "points against A": "", "seeds": "",
+        "remarks": "not run yet",
     }  # fmt: skip
     assert "B is not run yet A: not run yet." in text
 
 
-def test_diverged_runs_and_failures_are_in_their_row(ran):
+def test_diverged_runs_and_failed_replies_are_in_their_row(ran):
     run(ran, {"lr=3": (0.1, None)}, diverged=True, failures=2)
     row = rows_of(written(ran))["C"]
-    assert row[""] == "2 of 2 diverged, 4 failures"
+    assert row["remarks"] == "2 of 2 runs diverged, 4 failed replies"
     assert row["accuracy, %"] == "10.00 (1 of 2 runs)"
+
+
+def test_a_page_explains_only_what_its_tables_have(ran):
+    text = " ".join(written(ran).split())
+    assert "± is half of a 95 % interval" in text
+    assert '"points against" a row' in text
+    for other in ('"Bytes up"', '"Times smaller"', "failed reply", "diverged"):
+        assert other not in text
+    define(ran, PAGE.replace("difference, seeds", "uplink, times smaller up").replace(CLAIM, "A."))
+    run(ran, {"lr=3": (0.1,)}, diverged=True, failures=2)
+    text = " ".join(written(ran).split())
+    assert '"points against" a row' not in text
+    for other in ('"Bytes up"', '"Times smaller"', "A failed reply is", "when a run has diverged"):
+        assert other in text
 
 
 def test_kept_runs_that_no_table_shows_are_listed(ran):
@@ -92,17 +107,15 @@ def test_every_column_shows_something(ran):
 def test_the_command_and_the_commit_are_below_the_table(ran):
     file = kept_file(ran, "e")
     file.write_text(re.sub('"commit": "[^"]*"', '"commit": "abc1234+"', file.read_text()))
-    assert (
-        "\n`python run.py -m experiment=e dataset.root=FOLDER`, at `abc1234+`; 3 seeds\n"
-        in written(ran)
-    )
+    below = "Command: `python run.py -m experiment=e dataset.root=FOLDER`. Commit: `abc1234+`."
+    assert f"{below} Runs: 3 seeds. ±" in " ".join(written(ran).split())
 
 
 def test_the_cpu_of_the_runs_is_below_the_table(ran):
     file = kept_file(ran, "e")
-    assert " on " not in written(ran).split("dataset.root=FOLDER`")[1].split("±")[0]
+    assert "CPU" not in written(ran)
     file.write_text(file.read_text().replace('"cpu": ""', '"cpu": "AVX2"', 1))
-    assert " on AVX2 and a CPU not noted;" in " ".join(written(ran).split())
+    assert "CPU: AVX2; some runs did not record it." in " ".join(written(ran).split())
 
 
 def test_several_tables_are_separate(ran):
@@ -136,11 +149,13 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     assert found["x"] == {"lr 1": "70.00", "lr 2": "**80.00**"}
     assert found["y"] == {"lr 1": "**90.00**", "lr 2": ""}
     assert "in no table" not in page
-    assert "; one seed; blank: not run\n" in page
+    below = " ".join(page.split())
+    assert "Runs: one seed. The highest accuracy of a row is bold." in below
+    assert "Settings with a blank cell were not run." in below
     run(root, {"m=x lr=2": (0.8, 0.7, 0.9)})
     page = written(root)
     assert rows_of(page)["x"] == {"lr 1": "70.00", "lr 2": "**80.00 ± 24.84**"}
-    assert "; 3 seeds, one where there is no ±" in " ".join(page.split())
+    assert "Runs: 3 seeds; a value without ± is from one seed." in " ".join(page.split())
 
 
 def test_a_table_across_settings_marks_no_highest(root):
@@ -149,7 +164,7 @@ def test_a_table_across_settings_marks_no_highest(root):
     define(root, table.replace("    against: a\n", "").replace(CLAIM, "A claim."))
     run(root, {"lr=1": (0.7, 0.7), "lr=1 nodes=100 fraction=0.1": (0.6, 0.62)})
     found = rows_of(written(root))["A"]
-    assert found == {"all": "70.00 ± 0.00", "ten of a hundred": "61.00 ± 12.71", "": ""}
+    assert found == {"all": "70.00 ± 0.00", "ten of a hundred": "61.00 ± 12.71", "remarks": ""}
 
 
 def test_a_table_across_settings_shows_its_column_and_texts_can_name_its_cells(root):
@@ -160,7 +175,7 @@ def test_a_table_across_settings_shows_its_column_and_texts_can_name_its_cells(r
     run(root, {"lr=1": (0.7,)}, virtual_seconds=90)
     run(root, {"lr=1 link=fast": (0.7,)}, virtual_seconds=4.5)
     text = written(root)
-    assert rows_of(text)["A"] == {"slow": "10 s", "fast": "0.5 s", "none": "", "": ""}
+    assert rows_of(text)["A"] == {"slow": "10 s", "fast": "0.5 s", "none": "", "remarks": ""}
     assert "From 10 s to 0.5 s, then not run yet." in text
 
 
