@@ -10,17 +10,18 @@ from dataclasses import dataclass
 class Screening:
     """Options that limit updates and weights; None switches a limit off.
 
-    `refuse`: an update is left out if its L2 norm exceeds `refuse` times the usual norm. `clip`: an
-    update whose norm exceeds `clip` times the usual norm is scaled down to this limit. `weight`: a
-    node's weight is at most `weight` times the usual weight. `statistics`: an update is left out if
-    its running statistics of BatchNorm are too far from those of the other nodes. The limit is
-    `statistics` times the usual change of statistics in one update (`StatisticsScreen`). If the
-    distance exceeds `clip` times this change, the statistics are moved to this limit. `equal`: all
-    nodes have the same weight.
+    `refuse`: the server does not use an update whose L2 norm exceeds `refuse` times the usual norm.
+    `clip`: the server scales an update down to `clip` times the usual norm if its norm exceeds this
+    limit. `weight`: a node's weight is at most `weight` times the usual weight. `statistics`: the
+    server does not use an update if its running statistics of BatchNorm are too far from the median
+    of the nodes' statistics. The limit is `statistics` times the usual change, which is the
+    distance by which the statistics usually move in one update (`StatisticsScreen`). If the
+    distance exceeds `clip` times this change, the statistics are moved to this limit. `equal`: if
+    true, all nodes have the same weight.
 
     The usual weight is the median of the weights that the nodes sent last. The usual norm is the
-    largest median so far of the norms of the nodes' last updates. It does not decrease, because
-    even late in a run a mini-batch can cause an update as large as at the beginning. Raises
+    largest median so far of the norms of the nodes' last updates. The usual norm never decreases,
+    because even late in a run a mini-batch can cause an update as large as at the beginning. Raises
     `ValueError` for factors below 1.
     """
 

@@ -26,7 +26,7 @@ from task.process import uncompiled
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:
-    """Return the data set, cached for the process, or that in a device's own class folders."""
+    """Return the data set of the configuration, or the photos in a device's own `folder`."""
     data = _own_data(config, folder)
     return replace(data, mean=(), std=()) if config.dataset.per_image else data
 
@@ -113,22 +113,23 @@ def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
 
 
 def partition_of(config: Config, data: Data) -> Partition:
-    """Return the partition of the training split over the nodes. Raises `ConfigError`."""
+    """Return the partition of the training split among the nodes. Raises `ConfigError`."""
     partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
 
 
 def strategy_of(config: Config) -> Strategy | Callable[..., Any]:
-    """Return one of Flower's strategies, or for EdgeWire's own a callable that still needs codecs.
+    """Return a strategy of Flower, or a callable that makes a strategy of EdgeWire from codecs.
 
-    The latter's `_partial_` makes it a callable for the rest of the arguments.
+    The YAML files of EdgeWire's strategies have `_partial_`. So `build` returns a callable, which
+    takes the arguments that the file does not give.
     """
     strategy: Strategy | Callable[..., Any] = build("strategy", config.strategy)
     return strategy
 
 
 def server_optimizer_of(config: Config) -> ServerOptimizer:
-    """Return a strategy's optimiser (`strategy/optimizer=`); SGD if it has no such key."""
+    """Return a strategy's optimiser (`strategy/optimizer=`); SGD if it has none."""
     if "optimizer" not in config.strategy:
         return SGD()
     optimizer: ServerOptimizer = build("strategy.optimizer", config.strategy["optimizer"])

@@ -1,6 +1,6 @@
-"""Checks beyond types: bounds of values, and keys against the signature of their `_target_`.
+"""Checks the bounds of values, and the options of classes that a configuration names.
 
-A strategy checks combinations of its options with others itself (`strategy.factory`).
+Each strategy itself checks its options in combination with other options (`strategy.factory`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PRIMITIVES = (bool, int, float, str, NoneType)
 
 
 def expect_declared(node: DictConfig, prefix: str = "") -> None:
-    """Raise `ConfigError` for an undeclared key (`+key=`), or a deleted declared one (`~key`).
+    """Raise `ConfigError` for an undeclared key (`+key=`) or a deleted declared key (`~key`).
 
-    Hydra's schema does not refuse them inside groups. The typed object would have an attribute that
-    nothing reads, or a default value in place of the group's.
+    Hydra's schema does not refuse these keys inside groups. The typed object would have an
+    attribute that nothing reads, or a default value in place of the group's value.
     """
     kind = OmegaConf.get_type(node)
     declared = [entry.name for entry in fields(kind)] if is_dataclass(kind) else None
@@ -65,8 +65,8 @@ def check_values(config: Config) -> None:
 def check_targets(config: Config) -> None:
     """Raise `ConfigError` for options that the group's `_target_` class does not have.
 
-    This leaves out two groups. The launcher checks the engine, which does not matter inside of a
-    run. Whoever builds the partition checks it: a node with its own images does not need to import
+    Two groups are not checked here. The launcher checks `engine`, which has no effect inside a run.
+    `partition_of` checks `partition`, because a node with its own images need not import
     partitioners.
     """
     for group in ("strategy", "optimizer", "schedule"):
@@ -90,7 +90,7 @@ def _check_fields(node: Any, prefix: str) -> None:
 
 
 def _check_kind(key: str, value: Any, kind: Any) -> None:
-    """Check a value against its field's type: OmegaConf does not for `${...}` values."""
+    """Check a value against its field's type; OmegaConf does not check values from `${...}`."""
     union = get_origin(kind) in (Union, UnionType)
     kinds = [each for each in (get_args(kind) if union else (kind,)) if each is not Any]
     allowed = tuple(get_origin(each) or each for each in kinds)
@@ -122,7 +122,7 @@ def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
 class Target:
     """A checked class and its checked arguments: plain values, and other `Target`s.
 
-    `groups`: the class's parameters of a kind of `OptionGroup`; `options` has the groups' fields.
+    `groups`: the class's parameters that take an `OptionGroup`. Their fields are in `options`.
     """
 
     make: Callable[..., Any]
@@ -132,7 +132,7 @@ class Target:
     def made(self, *args: Any, **options: Any) -> Any:
         """Return a new object from the checked arguments and those given here.
 
-        Raises `ConfigError` for an argument that the configuration has and the caller gives too.
+        Raises `ConfigError` for an argument that both the configuration and the caller give.
         """
         own = {
             key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
@@ -151,9 +151,10 @@ class Target:
 
 
 def check_target(group: str, node: Any) -> Target:
-    """Check a group's `_target_`, and its keys against the target's signature; return both.
+    """Check a group's `_target_`, and its keys against the target's signature; return a `Target`.
 
-    It makes no object. Raises `ConfigError` for a class of another kind, or an unknown option.
+    This function does not create the object. Raises `ConfigError` for a class of another kind, and
+    for an unknown option.
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{group} must name one of conf/{group}/*.yaml")
@@ -167,13 +168,13 @@ def check_target(group: str, node: Any) -> Target:
 def build(group: str, node: Any) -> Any:
     """Return the object that a group's `_target_` makes of its keys (a callable if `_partial_`).
 
-    Raises `ConfigError` where `check_target` does, and with the target's own message if the target
-    refuses a value.
+    Raises `ConfigError` like `check_target`. If the target refuses a value, the error has the
+    target's own message.
     """
     target = check_target(group, node)
     later = bool(node.get("_partial_"))
-    # Without `_partial_` all arguments are the configuration's, so any error is its fault. With it
-    # the caller adds arguments, and another error may be a bug.
+    # Without `_partial_` the configuration gives all arguments, so it causes any error. With
+    # `_partial_` the caller adds arguments, and an error of another type may be a bug.
     foreseen = (ValueError, TypeError, ArithmeticError) if later else Exception
 
     def call(*args: Any, **options: Any) -> Any:
@@ -226,8 +227,9 @@ def parameters_of(
 ) -> tuple[dict[str, inspect.Parameter], bool, tuple[inspect.Parameter, ...]]:
     """Return a target's named parameters, and whether it has `**options` for any other name.
 
-    A class with `**options` may pass them to its base classes, so this includes theirs. The fields
-    of an `OptionGroup` replace the parameter that takes it; the last value has these parameters.
+    A class with `**options` may pass them to its base classes, so this includes their parameters.
+    The fields of an `OptionGroup` replace the parameter that takes the group. The last value has
+    the replaced parameters.
     """
     found = dict[str, inspect.Parameter]()
     for each in inspect.getmro(target)[:-1] if inspect.isclass(target) else (target,):
@@ -255,8 +257,9 @@ def _fields(group: inspect.Parameter) -> Mapping[str, inspect.Parameter]:
 def _signature(target: Any) -> inspect.Signature:
     """Return a target's signature, with annotations as types.
 
-    Annotations stay text if one cannot be evaluated, as names under `TYPE_CHECKING`. A target
-    without a known signature counts as one that takes any arguments.
+    All annotations stay text if one of them cannot be evaluated, such as a name that is imported
+    under `TYPE_CHECKING`. A target without a known signature counts as one that takes any
+    arguments.
     """
     for resolved in (True, False):
         with suppress(Exception):  # evaluating an annotation can raise anything
@@ -293,5 +296,5 @@ def _is_collection(kind: Any) -> bool:
 
 
 def _is_class(kind: Any) -> bool:
-    """Return whether an annotation is a class, or a generic one, and not a form like `Literal`."""
+    """Return whether an annotation is a class or a generic class, not a form such as `Literal`."""
     return kind is not Any and isinstance(get_origin(kind) or kind, type)

@@ -15,14 +15,14 @@ def codec_of(config: Config) -> Codec:
 
 
 def gradients_of(config: Config) -> Codec:
-    """Return the codec of activations' gradients, for a cut model. Raises as `codec_of`."""
+    """Return the codec for the gradients of activations of a cut model; raise like `codec_of`."""
     return _codec("gradients", asdict(config.gradients))
 
 
 def downlink_of(config: Config) -> Codec | None:
     """Return the codec of the server's updates; None if the server sends the whole model.
 
-    Raises `ConfigError` as `codec_of`, and for codec options with `downlink=full`.
+    Raises `ConfigError` like `codec_of`, and for codec options with `downlink=full`.
     """
     options = asdict(config.downlink)
     if options.pop("changes"):

@@ -1,4 +1,4 @@
-"""Converts Hydra's config to the JSON in Flower's `run_config`, and that to typed objects."""
+"""Converts Hydra's config to JSON in Flower's `run_config`, and this JSON to typed objects."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from conf.targets import HERE as HERE
 
 
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
-    """Return the typed, checked configuration. Raises `ConfigError`, one line.
+    """Return the typed, checked configuration. Raises `ConfigError` with a one-line message.
 
-    `machine`: this machine's grants to a submitted configuration, which must not need OmegaConf's
-    resolvers; None: the configuration is this machine's own.
+    `machine`: what this machine grants to a configuration that was submitted to it; None: the
+    configuration is this machine's own. A submitted configuration must not need OmegaConf's
+    resolvers.
     """
     config = typed(composed, machine)
     check_targets(config)
@@ -34,7 +35,7 @@ def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config
 
 
 def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
-    """Return the configuration as `to_config`, without imports that take seconds.
+    """Return the configuration like `to_config`, without imports that take seconds.
 
     It does not check the options of the classes that groups name as `_target_`.
     """
@@ -52,7 +53,7 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
 def _counting(composed: DictConfig) -> DictConfig:
     """Return the configuration with `rounds` set to `strategy.pushes`, if the strategy has it.
 
-    This must precede the resolution of values that refer to `rounds`, as a schedule's length.
+    This must precede the resolution of values that refer to `rounds`, such as `schedule.T_max`.
     """
     pushes = OmegaConf.select(composed, "strategy.pushes")
     if not isinstance(pushes, int) or pushes < 1:  # absent, or an error that `conf.check` names
@@ -64,7 +65,7 @@ def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     """Return Flower's `run_config` (flat scalars): the resolved config as one JSON string.
 
     `output`: the folder for result files ("": write none). The values are marked as this machine's
-    own, which `load_config` trusts here and in processes that this one starts.
+    own. `load_config` trusts marked values, in this process and in processes that it starts.
     """
     plain = OmegaConf.to_container(_counting(composed), resolve=True)
     values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
@@ -79,8 +80,9 @@ def load_config(
 
     If `config` is empty (plain `flwr run .`), this composes the groups in conf/ with the overrides
     in `overrides`, and sets `nodes=` to `nodes`, the number of online nodes. `node_config`: the
-    node's own, which may grant more (`conf.submitted_runs`). Results are cached, because apps call
-    this for every message. Raises `ConfigError`, one line, for any invalid values.
+    configuration of the node itself, which may grant more (`conf.submitted_runs`). Results are
+    cached, because apps call this for every message. Raises `ConfigError` with a one-line message
+    for any invalid values.
     """
     config = str(values.get("config", ""))
     machine = None if is_local(values) else NodeGrants.of(node_config or {})

@@ -1,10 +1,10 @@
-"""Options that belong together: one argument of a constructor, flat keys in the configuration."""
+"""Groups of options: one argument of a constructor, but separate keys in the configuration."""
 
 from __future__ import annotations
 
 
 class OptionGroup:
-    """Base of a dataclass that gathers some options of a class which a run may name.
+    """Base class of dataclasses with some options of a class that a configuration names.
 
     The constructor takes the whole group, as in
     `SparseAveraging(participation=Participation(quorum=0.8))`. The YAML file and the command line

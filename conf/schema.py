@@ -21,9 +21,9 @@ FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 
 
 class ConfigError(ValueError):
-    """A user's error in the configuration: one line that says what to do."""
+    """A user's error in the configuration. Its message is one line that says what to do."""
 
-    one_line = True  # whoever logs it leaves the traceback out
+    one_line = True  # it is logged without a traceback
 
 
 def at_least(minimum: float, default: Any) -> Any:
@@ -43,12 +43,13 @@ def above(bound: float, default: Any) -> Any:
 
 @dataclass
 class DatasetConfig:
-    """Which data set, and its folder (`task.datasets`).
+    """The data set and how its images are used (`task.datasets`).
 
-    `classes`: the class folders' names, for devices whose own folder lacks some of them;
-    `holdout`: the share of a node's samples held back from training, for its own evaluation;
-    `validate`: the share of the training set that replaces the test set and that no node gets;
-    `per_image`: each image is normalised by its own mean and standard deviation.
+    `classes`: with `imagefolder`, the names of all classes, because a device's own folder may lack
+    some of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
+    instead of training; `validate`: the share of the training set that replaces the test set; no
+    node gets these samples; `per_image`: if true, each image is normalised by its own mean and
+    standard deviation.
     """
 
     name: str = MISSING
@@ -63,9 +64,9 @@ class DatasetConfig:
 
 @dataclass
 class ModelConfig:
-    """Which model (`task.models`), and the SGD settings that suit it.
+    """The model (`task.models`), and the settings of SGD that suit it.
 
-    `lr=`, `optimizer.momentum=` and `batch_size=` override them.
+    These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`.
     """
 
     name: str = MISSING
@@ -75,7 +76,7 @@ class ModelConfig:
 
 
 def _compression_config() -> type:
-    """Return a dataclass of the three stages and every registered method's options, unset."""
+    """Return a dataclass with the three stages and the options of all methods, which are None."""
     stages: list[tuple[str, Any, Any]] = [
         ("sparsifier", str, "dense"),
         ("quantizer", str, "float32"),
@@ -89,7 +90,7 @@ def _compression_config() -> type:
 
 CompressionConfig = _compression_config()
 
-# `changes`: send compressed differences to the version that a node has, not the whole model.
+# `changes`: send the compressed change since the version that a node has, not the whole model.
 DownlinkConfig = make_dataclass(
     "DownlinkConfig", [("changes", bool, field(default=False))], bases=(CompressionConfig,)
 )
@@ -97,19 +98,23 @@ DownlinkConfig = make_dataclass(
 
 @dataclass
 class Config:
-    """The whole run. Groups first, then the run's own numbers.
+    """The configuration of a run: its groups, and the following options, which are in no group.
 
-    `nodes`: devices that take part; `rounds`: the length of the run (an asynchronous strategy
-    counts `strategy.pushes` instead); `local_epochs`: passes over a node's data for one update;
-    `local_steps`: mini-batches for one update, in place of epochs; `batch_size`: samples of a
-    mini-batch; `lr`: the learning rate at the start of a schedule; `seed`: of all random draws;
-    `eval_every`: rounds (or pushes) between two evaluations on the test set; `device`: the torch
-    device, such as cuda; `verbose`: show EdgeWire's log and Flower's; `timeout`: seconds (virtual
-    ones on the local engine) after which a round goes on without the nodes that have not answered;
-    an asynchronous server then sends them a new message.
-    `checkpoint_every`: rounds (or pushes, or a cut model's mini-batches) between two checkpoints,
-    from which `resume=` goes on; null or 0: write none. Checkpoints become rarer if they would take
-    more than a fiftieth of the run's time.
+    `nodes`: the number of devices that take part; `rounds`: the number of rounds. An asynchronous
+    strategy runs for `strategy.pushes` replies instead. A model that is divided among nodes is
+    trained for `rounds` mini-batches; `local_epochs`: passes over a node's data for one update;
+    `local_steps`: mini-batches for one update, in place of `local_epochs`; `batch_size`: samples of
+    a mini-batch; `lr`: the learning rate at the start of the schedule; `seed`: the seed of all
+    random draws; `eval_every`: rounds between two evaluations on the test set; `device`: the torch
+    device, such as cuda; `verbose`: if true, show the logs of EdgeWire and of Flower; `timeout`:
+    seconds after which a round goes on without the nodes that have not replied; an asynchronous
+    server then sends them a new message. The local engine counts virtual seconds.
+    `checkpoint_every`: rounds between two checkpoints, from which `resume=FOLDER` continues a run;
+    null or 0: no checkpoints. Checkpoints become rarer if they would take more than a fiftieth of
+    the run's time.
+
+    With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
+    rounds. If the model is divided among nodes, they count mini-batches.
     """
 
     algorithm: str = "fedavg"

@@ -1,4 +1,4 @@
-"""Overrides of a submitted run: they may choose groups and set values, not configure Hydra."""
+"""Checks the overrides of a submitted run, which must not configure Hydra itself."""
 
 from __future__ import annotations
 

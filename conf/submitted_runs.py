@@ -112,8 +112,8 @@ def _texts(node: Any) -> Iterator[str]:
 def confine(config: Config, machine: NodeGrants) -> None:
     """Check a submitted configuration against this machine's grants, before any import.
 
-    Sets its data folder to one below the machine's. Raises `ConfigError` for a path outside of it,
-    and for classes that this machine does not allow.
+    Sets its data folder to one below the machine's data folder. Raises `ConfigError` for a path
+    outside of this folder, and for classes that this machine does not allow.
     """
     for group in GROUPS:
         for key, name in _targets(group, getattr(config, group)):
@@ -127,9 +127,10 @@ def confine(config: Config, machine: NodeGrants) -> None:
 
 
 def confine_data(config: Config, machine: NodeGrants) -> None:
-    """Set the data folder of a submitted configuration to one below the machine's.
+    """Set the data folder of a submitted configuration to one below the machine's data folder.
 
-    The submitting command does so too, to look where the server will. Raises `ConfigError`.
+    The submitting command does the same, so that it looks in the folder that the server will use.
+    Raises `ConfigError` for a path outside of the machine's data folder.
     """
     root = config.dataset.root
     if root is not None:
@@ -152,7 +153,8 @@ def _targets(key: str, node: Any) -> Iterator[tuple[str, str]]:
 def output_of(values: Mapping[str, Any]) -> str:
     """Return the folder for the results of a `run_config`, "" for none.
 
-    A submitted run's folder is below the one that this machine grants. Raises `ConfigError`.
+    A submitted run's folder is below the folder that this machine grants. Raises `ConfigError` for
+    any other folder.
     """
     output = str(values.get("output", ""))
     if not output or is_local(values):

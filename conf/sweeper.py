@@ -1,4 +1,4 @@
-"""A Hydra sweeper for experiments that compare cases: sets of overrides that are no product."""
+"""A Hydra sweeper for experiments whose jobs are a list of cases, not only a product."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E40
 
 
 class Cases(BasicSweeper):
-    """Runs every case with every combination of the params, all jobs of a case in a row.
+    """Runs every case with every combination of the params, case after case.
 
-    A case is a string of overrides ("algorithm=esgd compression.drop=0.25"). If several set one
-    key, the command line wins, then the case, then the params. Jobs that are then equal run once.
+    A case is a string of overrides ("algorithm=esgd compression.drop=0.25"). If the command line,
+    the case or the params set the same key, the first of them in this order wins. Equal jobs run
+    only once.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ GROUPS = tuple(KINDS)
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Return whether any run may name a class: a YAML file has it, or the group's library."""
+    """Return whether any run may name a class: a YAML file or the group's library has it."""
     module, _, last = name.rpartition(".")
     listed = module == KINDS[group][0] and re.fullmatch(r"[A-Za-z]\w*", last) is not None
     inner = (path for path in (HERE / group).iterdir() if path.is_dir())
@@ -61,7 +61,7 @@ def target_of(group: str, name: str) -> type:
 def inner_target_of(key: str, name: str, annotation: Any) -> type:
     """Return the class that an option's own `_target_` names; `annotation`: the option's type.
 
-    Raises `ConfigError` as `target_of`.
+    Raises `ConfigError` like `target_of`.
     """
     union = get_origin(annotation) in (Union, UnionType)
     kinds = [each for each in (get_args(annotation) if union else (annotation,)) if _is_kind(each)]

@@ -7,7 +7,7 @@ from simulation.network import Network, network_named
 
 
 def expect_real_time(config: Config) -> None:
-    """Raise `ConfigError`, one line, for network options that nodes in real time would ignore."""
+    """Raise `ConfigError` for network options that have an effect only on a virtual clock."""
     if said := only_virtual(config.network):
         raise ConfigError(
             f"these nodes' time is real, and nothing emulates {said}; `python run.py` has a "
@@ -16,7 +16,7 @@ def expect_real_time(config: Config) -> None:
 
 
 def only_virtual(network: Network) -> str:
-    """Return the options that differ from network=ideal, and the overrides to give; "" for none.
+    """Return a text: options that differ from network=ideal, and what to give; "" for none.
 
     It leaves out options without an effect: `waiting_seconds` with `waiting=none`, and
     `rejoin_seconds` without `crash`.

@@ -1,6 +1,6 @@
 """Writes docs/configuration.md, which lists every group, choice and option, from the code.
 
-Run `python -m docs.configuration`. A test fails if the page differs from what this would write.
+Run `python -m docs.configuration`. A test fails if the page differs from this module's output.
 """
 
 from __future__ import annotations
@@ -39,9 +39,19 @@ SCHEMAS: dict[str, type] = {
     "network": Network,
 }
 CUT = (
-    "If a model is cut over nodes, `compression` applies to the activations. "
-    "`compression@gradients=CHOICE` and `gradients.OPTION` apply to the gradients of activations."
+    "If the layers of a model are divided among nodes (`strategy=synthetic_gradients` or "
+    "`strategy=split_backprop`), the group `compression` applies to the activations that nodes "
+    "send. `compression@gradients=CHOICE` and `gradients.OPTION` apply to the gradients of these "
+    "activations."
 )
+STEPS = """
+`sparsifier`: the method that chooses the entries of an update that a node sends.
+`quantizer`: the method that reduces the bits of each entry.
+`coder`: the method that compresses the resulting bytes without loss.
+`feedback`: if true, a node adds to the next update what compression lost (error feedback); null:
+only the quantizers that need error feedback use it.
+`exact`: patterns of tensor names, such as "head.*"; these tensors are sent as float32.
+"""
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
@@ -51,16 +61,19 @@ INTRO = f"""
 
 This page lists every group and option of `python run.py`. It is generated from the code.
 
-* `GROUP=CHOICE` selects a choice of a group: `strategy=fedadam`, `strategy/optimizer=momentum`.
+* `GROUP=CHOICE` selects one of a group's choices: `strategy=fedadam`,
+  `strategy/optimizer=momentum`.
 * `KEY=VALUE` sets an option: `nodes=20`, `compression.density=0.01`.
-* `+KEY=VALUE` sets an option of a class that this page does not list: `+optimizer.amsgrad=true`.
+* `+KEY=VALUE` sets an option that a class has but this page does not list:
+  `+optimizer.amsgrad=true`.
 * With `-m`, values separated by commas make a sweep: `python run.py -m seed=0,1,2`.
-* `hydra.run.dir=FOLDER` sets the folder of the results.
+* `hydra.run.dir=FOLDER` sets the folder for the results.
 * `--config-path RUN/.hydra --config-name config` runs a saved configuration again.
 * A wrong name or value is refused. The error message is one line and lists the valid ones.
 
-An option on the command line overrides a preset. A preset overrides the defaults of the groups.
-[algorithms.md](algorithms.md) explains each compression method and its options.
+An option on the command line overrides a preset (`algorithm=`). A preset overrides the defaults of
+the groups. [algorithms.md](algorithms.md) explains each compression method and its options.
+[glossary.md](glossary.md) defines words such as update, delta, residual and replica.
 """
 
 
@@ -71,7 +84,7 @@ def page() -> str:
         chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
     without = {*_groups(), "gradients", "screen"}  # these have separate tables
     lines = [*INTRO.strip().splitlines(), "", "## The run", "", *_schema("", Config, without)]
-    lines += ["", "### screen", "", *_schema("screen.", Screening)]
+    lines += ["", "### screen: limits of updates and weights", "", *_schema("screen.", Screening)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
         if group == "algorithm":
@@ -82,7 +95,7 @@ def page() -> str:
         if group == "network":
             lines += ["", *_schema("network.classes.NAME.", DeviceClass)]
         if group == "compression":
-            lines += ["", *_stages(), "", *wrap(CUT)]
+            lines += ["", *_stages(), "", "### compression=CHOICE", "", *wrap(CUT)]
         if group == "downlink":
             own = {f.name for f in fields(DownlinkConfig)} - {
                 f.name for f in fields(CompressionConfig)
@@ -126,7 +139,7 @@ def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> 
 
 def _of_options(about: str) -> str:
     """Return a class's docstring as it holds for the command line, where None is null."""
-    without = re.sub(r"\s*Raises `\w+` for [^.]*\.$", "", about.strip())
+    without = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", about.strip())
     return re.sub(r"\bNone\b", "null", without)
 
 
@@ -154,16 +167,13 @@ def _kind(kind: Any) -> str:
         return " or ".join(_kind(part) for part in get_args(kind))
     if get_origin(kind) is list:
         return f"list of {_kind(get_args(kind)[0])}"
-    return "by name" if get_origin(kind) is dict else KINDS.get(kind, "any")
+    return "mapping of names" if get_origin(kind) is dict else KINDS.get(kind, "any")
 
 
 def _stages() -> list[str]:
     """Return the methods of a codec's three stages, and the options of each method."""
     lines = _schema("compression.", CompressionConfig, {name for name, _, _ in option_fields()})
-    lines += [
-        "",
-        "With `compression.feedback=null` the quantizer decides on error feedback.",
-    ]
+    lines += told(STEPS)
     for stage in STAGES:
         lines += ["", f"### compression.{stage}", ""]
         rows = []
@@ -195,7 +205,8 @@ def _accepted(schema: type, field: Field[Any]) -> str:
 
 def _presets(default: str) -> list[str]:
     lines = wrap(
-        f"The default is `algorithm={default}`. A preset is a short form for the options below it."
+        f"The default is `algorithm={default}`. "
+        "A preset is a short form for the options that it sets."
     )
     lines.append("")
     for path in sorted((HERE / "algorithm").glob("*.yaml")):

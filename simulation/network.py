@@ -16,7 +16,9 @@ WAITING = ("none", "uniform", "exponential", "fixed")
 
 @dataclass
 class DeviceClass:
-    """A share of the nodes that computes `speed` times as fast as the reference device.
+    """A class of devices: its share of the nodes, and its speed.
+
+    A device of this class computes `speed` times as fast as the reference device.
 
     Raises `ValueError` for numbers that are not above 0.
     """
@@ -31,19 +33,23 @@ class DeviceClass:
 
 @dataclass
 class Network:
-    """Links and devices of the virtual clock. A bandwidth of None is unlimited.
+    """The simulated links and devices. A bandwidth of None is unlimited.
 
-    `up_mbps`, `down_mbps`: Mbit/s of one node's own link; `server_mbps`: Mbit/s of the server's
-    link, each way; `latency_ms`: milliseconds, one way; `seconds_per_step`: seconds of one local
-    step on the reference device; `encoding_seconds`: seconds in which the reference device encodes
-    one update; `loss`: the share of replies that never arrive, drawn from (run seed, node, number
-    of replies that the node has sent); the run then needs a time-out. `waiting`: how long a device
-    does other things before it answers: none, fixed, uniform (0 to 2 T) or exponential, with the
-    mean T = `waiting_seconds`, longer on slower devices. `crash`: the probability that a device
-    crashes after a reply; it loses its state, and is gone for ever or for `rejoin_seconds`.
-    `join_seconds`: each device joins at a random time, at most so many seconds after the start.
-    Flower's own strategies support neither crashes nor late joins. `classes`: device classes by
-    name, whose shares add up to 1; without classes all nodes are reference devices.
+    The reference device is the device that `seconds_per_step` and `encoding_seconds` describe.
+
+    `up_mbps`, `down_mbps`: Mbit/s from and to one node on its own link; `server_mbps`: Mbit/s of
+    the server's link in each direction; `latency_ms`: milliseconds in one direction;
+    `seconds_per_step`: seconds of one local step on the reference device; `encoding_seconds`:
+    seconds in which the reference device encodes one update; `loss`: the share of replies that
+    never arrive. The run then needs a `timeout`. The run's seed, the node and the number of the
+    node's replies so far determine which replies are lost. `waiting`: how the time is distributed
+    for which a device does other things before it replies: none, fixed, uniform (0 to 2 T) or
+    exponential. The mean T is `waiting_seconds` on the reference device, and longer on slower
+    devices. `crash`: the probability that a device crashes after a reply. The device loses its
+    state, and comes back after `rejoin_seconds`, or never if this is None. `join_seconds`: each
+    device joins at a random time, at most this many seconds after the start. Flower's own
+    strategies support neither crashes nor late joins. `classes`: device classes by name. Their
+    shares add up to 1. Without classes all nodes are reference devices.
 
     Raises `ValueError` for values out of bounds.
     """
@@ -80,7 +86,7 @@ class Network:
 
 
 def network_named(name: str) -> Network:
-    """Return the network of conf/network/NAME.yaml; `ValueError` if there is no such file."""
+    """Return the network of conf/network/NAME.yaml. Raises `ValueError` if it is missing."""
     names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
     if name not in names:
         raise ValueError(f"there is no network {name}; there are: {', '.join(names)}")

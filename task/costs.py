@@ -1,4 +1,4 @@
-"""The costs of layers in floating-point operations, seconds and bytes, and balanced cuts."""
+"""Measures the costs of layers, and divides a model into segments that take equally long."""
 
 from __future__ import annotations
 
@@ -150,15 +150,16 @@ def balanced(
 ) -> tuple[int, ...]:
     """Return the cuts that minimise the seconds of the slowest of `segments` segments.
 
-    `limits`: the memory of each node in bytes. Of equally good cuts it returns the smallest tuple.
-    Raises `TaskError` if there are too few layers, or no cuts fit.
+    A cut is the number of the layer with which a new segment begins. `limits`: the memory of each
+    node in bytes. Of equally good cuts it returns the smallest tuple. Raises `TaskError` if there
+    are too few layers, or if no segments fit into the memory.
     """
     count = len(layers)
     if not 1 <= segments <= count:
         raise TaskError(f"{count} layers cannot be cut into {segments} segments")
 
     def stage(segment: int, first: int, last: int) -> float:
-        """Return a segment's seconds; infinity if it does not fit."""
+        """Return the seconds that a segment takes; infinity if it exceeds its node's memory."""
         row, cut = layers[first:last], last < count
         nbytes = sum(each.nbytes for each in row) + (row[-1].module_nbytes if cut else 0)
         if limits is not None and nbytes > limits[segment]:
@@ -168,7 +169,7 @@ def balanced(
     # Dynamic programming over (segment, its first layer): each pair is solved once.
     @cache
     def best(segment: int, first: int) -> tuple[float, tuple[int, ...]]:
-        """Return the slowest segment's seconds, and the cuts, for the layers from `first` on."""
+        """Return the seconds of the slowest segment from layer `first` on, and the cuts."""
         if segment + 1 == segments:
             return stage(segment, first, count), ()
         found = []

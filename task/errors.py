@@ -2,6 +2,6 @@
 
 
 class TaskError(ValueError):
-    """A user's error: one line that says what is wrong and what to do."""
+    """A user's error. Its message is one line that says what is wrong and what to do."""
 
     one_line = True  # a log shows it without a traceback

@@ -34,7 +34,7 @@ class Tensors(NamedTuple):
 
 
 def tensors_of(module: nn.Module) -> Tensors:
-    """Return a module's tensors by kind; frozen parameters and most buffers are native."""
+    """Return a module's tensors by kind. Frozen parameters and most buffers are `native`."""
     every = list(module.named_parameters())
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
@@ -51,7 +51,7 @@ def tensors_of(module: nn.Module) -> Tensors:
 
 
 def _idle_counters(module: nn.Module) -> set[int]:
-    """Return the ids of BatchNorm's counters that torch never reads: of layers with a momentum."""
+    """Return the ids of BatchNorm's unused counters: those of layers with a momentum."""
     return {
         id(each.num_batches_tracked)
         for each in module.modules()
@@ -60,7 +60,7 @@ def _idle_counters(module: nn.Module) -> set[int]:
 
 
 def expect_tensors(module: nn.Module) -> None:
-    """Raise `TaskError`, one line, for a module whose state cannot be sent."""
+    """Raise `TaskError` with a one-line message for a module whose state cannot be sent."""
     name = type(module).__name__
     if lazy := [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]:
         raise TaskError(
@@ -85,7 +85,7 @@ def expect_tensors(module: nn.Module) -> None:
 
 
 def expect_numbers(module: nn.Module) -> None:
-    """Raise `TaskError`, one line, for NaN in a native tensor of a new model."""
+    """Raise `TaskError` with a one-line message for NaN in a native tensor of a new model."""
     for key, tensor in tensors_of(module).native:
         array = to_array(tensor)
         if array.dtype.kind == "f" and np.isnan(array).any():
@@ -216,7 +216,7 @@ class FlatModel:
         device: the torch device of module and vectors.
 
     Raises:
-        TaskError: one line, for a module whose state cannot be sent (`expect_tensors`).
+        TaskError: a module whose state cannot be sent (`expect_tensors`).
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 
 class GradientModule(nn.Module):
-    """M(h, y): `hidden` units with BatchNorm and ReLU, then as many outputs as h has entries.
+    """The module M(h, y), which predicts the gradient of a segment's output h; y: the labels.
 
-    A new module predicts zero for every h. `classes`: the number of classes; the one-hot label is
+    It has `hidden` units with BatchNorm and ReLU, then as many outputs as h has entries. A new
+    module predicts zero for every h. `classes`: the number of classes; the one-hot label is
     an input in addition to h. 0: no label. Its BatchNorm always normalises by the current
     mini-batch and keeps no statistics, because the module never sees single samples.
     """

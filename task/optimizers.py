@@ -20,9 +20,9 @@ State = dict[str, Vector]
 
 
 class ServerOptimizer(ABC):
-    """The rule of one step; its state is in arrays apart from the model."""
+    """Base class of the server's optimisers: one step, with a state that the caller stores."""
 
-    names: tuple[str, ...] = ()  # of the arrays of its state, each float32 (n,)
+    names: tuple[str, ...] = ()  # names of the arrays in its state, each float32 (n,)
 
     def state(self, size: int) -> State:
         """Return the state before the first step: arrays of zeros, float32 (size,)."""

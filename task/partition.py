@@ -28,7 +28,7 @@ LARGER_ALPHA = "larger partition.alpha"  # a small alpha gives some nodes few sa
 class Sampled:
     """Every node draws its own `samples` distinct samples; nodes may share some.
 
-    It is for more nodes than samples. It stores nothing, so 100,000 nodes take no memory.
+    Use it for more nodes than samples. It stores nothing, so 100,000 nodes take no memory.
     """
 
     samples: int = 50

@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         return sorted(self.members)
 
     def get(self, name: str) -> T:
-        """Return the member called `name`. Raises `TaskError` that lists all names."""
+        """Return the member called `name`. Raises `TaskError`, which lists all names."""
         self._discover()
         if name not in self.members:
             raise TaskError(

@@ -2,8 +2,8 @@
 
 If Python finds EdgeWire's package first, `compression/__init__.py` adds the standard library's
 modules to it. But Flower's processes have imported the standard library's package, through
-`shutil`, before they load an app. So each package that Flower or a launcher imports first calls
-`avoid_stdlib_collision` at once.
+`shutil`, before they load an app. So each package of EdgeWire that Flower or a launcher can import
+before any other package of EdgeWire calls `avoid_stdlib_collision` in its `__init__.py`.
 """
 
 from __future__ import annotations

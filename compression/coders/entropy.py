@@ -44,7 +44,7 @@ _DEEP: dict[int, int] = {zstd.CompressionParameter.compression_level: 6}
 @register("coder")
 @dataclass(frozen=True)
 class Entropy(Coder):
-    """Codes a stream with zstd, pcodec 1.1, a bitmap or Rice codes, whichever suits the stream.
+    """Codes a stream (an array of a payload) by zstd, pcodec 1.1, a bitmap or Rice codes.
 
     A tag byte before the coded stream says which method was used. The kind of the stream determines
     which methods are tried.

@@ -39,10 +39,11 @@ _MOST = float(np.finfo(np.float32).max)
 @register("quantizer")
 @dataclass(frozen=True)
 class Drive(Quantizer):
-    """Sends the signs of y = H D x and one scale per chunk; decodes x as scale D H sign(y).
+    """Sends the signs of a random rotation y of x, and one scale per chunk of x.
 
-    Algorithm 1 with a structured rotation. D is a diagonal matrix of random signs. H is Hadamard's
-    matrix with the entries 1 and -1 (`rotation.transform`). A chunk is up to 8,192 values of one
+    Algorithm 1 with the structured rotation y = H D x; x is decoded as scale D H sign(y). D is a
+    diagonal matrix of random signs. H is Hadamard's matrix with the entries 1 and -1
+    (`rotation.transform`). A chunk is up to 8,192 values of one
     tensor. It is padded with zeros to d values, where d is a power of two and at least 8. The paper
     rotates the whole vector at once. In the paper, sender and receiver agree on the seed
     beforehand; here each payload holds a new seed.

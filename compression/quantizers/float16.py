@@ -38,7 +38,7 @@ _ONE = 0x3C00  # the bits of float16 1.0; bits have the same order as magnitudes
 @register("quantizer")
 @dataclass(frozen=True)
 class Float16(Quantizer):
-    """Sends IEEE 754 half precision of x / scale, where scale = max |x| of the tensor.
+    """Sends x / scale in IEEE 754 half precision, where scale = max |x| of the tensor.
 
     Without a scale, most values of a small update would be subnormal in half precision. Selected
     values share one scale if they are all within a factor of 2^14. With this scale the smallest

@@ -28,7 +28,7 @@ _F4 = np.dtype("<f4")
 @register("quantizer")
 @dataclass(frozen=True)
 class Float32(Quantizer):
-    """Sends IEEE 754 single precision, without loss. Stream: k float32."""
+    """Sends values in IEEE 754 single precision, without loss. Stream: k float32."""
 
     name: ClassVar[str] = "float32"
     id: ClassVar[int] = 0

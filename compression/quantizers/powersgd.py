@@ -37,9 +37,10 @@ _MOST_P, _MOST_Q = 2.0, 2.0**15
 @register("quantizer")
 @dataclass(frozen=True)
 class PowerSgd(Quantizer):
-    """Sends M as P Q^T after one step of subspace iteration: P = orthonormal M Q, Q = M^T P.
+    """Sends each matrix M as two factors P and Q of low rank, where P Q^T approximates M.
 
-    Algorithm 1 with warm start: the next step begins with this step's Q. M is a tensor of shape
+    P = orthonormal M Q, then Q = M^T P (one step of subspace iteration). This is Algorithm 1 with
+    warm start: the next step begins with this step's Q. M is a tensor of shape
     (out, ...), written as a matrix of out rows and divided by its largest magnitude. This magnitude
     is sent as the scale. A tensor is sent uncompressed if it has fewer than two dimensions, or no
     more entries than P and Q together. If only k entries of a tensor are selected, they fill a

@@ -20,7 +20,9 @@ OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 @register("sparsifier")
 @dataclass(frozen=True)
 class CESGD(Sparsifier):
-    """Sends the coordinates in a selection vector V, and does not store the other values.
+    """Sends entries drawn by their magnitude and by how often they were sent before the loss fell.
+
+    The set of these entries is the selection vector V. The values of other entries are discarded.
 
     Tao, Xia, Li, Cheng, "CE-SGD: Communication-efficient distributed machine learning",
     Algorithm 2, Definitions 1 to 3. ``scope="tensor"`` computes p for each tensor, as in the paper.

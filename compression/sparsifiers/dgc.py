@@ -20,7 +20,7 @@ MASKED_FROM = 0.99  # at lower sparsities, in the warm-up, masking would remove 
 @register("sparsifier")
 @dataclass(frozen=True)
 class DGC(ResidualSparsifier):
-    """Sends the largest 1 - ``sparsity`` of each tensor's velocity; the node applies the momentum.
+    """Sends the largest entries of each tensor's velocity v; their share is 1 - ``sparsity``.
 
     Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
     v = v + u. The largest entries of v are sent and set to 0 in v. From a sparsity of 0.99 on they

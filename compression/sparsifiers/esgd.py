@@ -28,7 +28,7 @@ RESIDUALS = ("momentum", "ema")
 @register("sparsifier")
 @dataclass(frozen=True)
 class ESGD(Sparsifier):
-    """Sends 1 - ``drop`` of the coordinates: those sent when the loss fell, and large residuals.
+    """Sends entries that were sent before the loss fell, and large residuals; 1 - ``drop`` in all.
 
     Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
     1 and 2. While the loss falls, the same set S of coordinates is sent. The hidden weights H of

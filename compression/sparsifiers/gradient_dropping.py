@@ -20,7 +20,7 @@ LEAST = 1000
 @register("sparsifier")
 @dataclass(frozen=True)
 class GradientDropping(ResidualSparsifier):
-    """Sends residual + update, without the share ``drop`` of entries of smallest magnitude.
+    """Sends the largest entries of residual + update, and leaves out the share ``drop``.
 
     The residual stores the entries that are not sent.
 

@@ -15,7 +15,7 @@ PICKS = ("largest", "random")
 @register("sparsifier")
 @dataclass(frozen=True)
 class Selective(Sparsifier):
-    """Sends the share ``density`` of the update, and does not store the other values.
+    """Sends the share ``density`` of the update's entries, and discards the other entries.
 
     Shokri & Shmatikov 2015, "Privacy-preserving deep learning", section 5.2. ``pick="largest"``
     sends the entries of largest magnitude. ``pick="random"`` draws among the entries whose

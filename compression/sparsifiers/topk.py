@@ -12,7 +12,7 @@ from ..validation import expect_one_of, expect_share
 @register("sparsifier")
 @dataclass(frozen=True)
 class TopK(ResidualSparsifier):
-    """Sends exactly the share ``density`` of largest magnitudes of residual + update.
+    """Sends the largest entries of residual + update; their share is exactly ``density``.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", Algorithm 1 (Mem-SGD) with the
     top-k operator (Definition 2.1). ``scope="global"`` sends the share of the whole model.

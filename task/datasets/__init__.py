@@ -30,8 +30,8 @@ def load_data(
             data set's usual folders.
         download: download the files if they are absent.
         size: side of the images in pixels; None keeps their own.
-        classes: `imagefolder`'s class folders, if they are not all of its folders, or if some may
-            be absent.
+        classes: the names of `imagefolder`'s class folders; needed if it has other folders too, or
+            may lack some of these.
 
     Raises:
         TaskError: unknown name, files missing or broken, download failed, or data that do not

@@ -25,7 +25,7 @@ SHAPE = (1797, 65)
 
 @DATASETS.register("digits")
 def digits(request: Request) -> Data:
-    """1x8x8, 10 classes, the values 0..16 scaled to 0..255; 1,438 to train, 359 to test."""
+    """Return 1,438 training and 359 test images of 1x8x8; values 0..16 are scaled to 0..255."""
     rows = torch.from_numpy(_rows(Path(request.root or DEFAULT_ROOT)))
     images = rows[:, :64].mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     train, test = holdout(Split(images, rows[:, 64].long()), 0.2, seed=0)

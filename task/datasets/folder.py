@@ -20,11 +20,11 @@ MEAN, STD = (0.5,) * 3, (0.25,) * 3  # the same for any photos, on every device
 
 @DATASETS.register("imagefolder")
 def imagefolder(request: Request) -> Data:
-    """3 x size x size (default size 32) from `root`; the classes are sorted by name.
+    """Return the user's photos below `root`, 3 x size x size; classes are sorted by name.
 
     The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*. In the second
     case a fixed 20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for
-    any photos, so every device normalises in the same way.
+    any photos, so every device normalises in the same way. The default size is 32.
     """
     root = Path(request.root or DEFAULT_ROOT)
     size = request.size or DEFAULT_SIZE

@@ -30,14 +30,14 @@ FILES = tuple(
 
 @DATASETS.register("mnist")
 def mnist(request: Request) -> Data:
-    """1x28x28, 10 classes, 60,000 to train, 10,000 to test (LeCun et al.)."""
+    """Return MNIST (LeCun et al.): 60,000 training and 10,000 test images of 1x28x28."""
     folder = Path(request.root or DEFAULT_ROOT, "MNIST", "raw")
     return _load("mnist", "MNIST", request, [folder], mean=0.1307, std=0.3081)
 
 
 @DATASETS.register("fashion_mnist")
 def fashion_mnist(request: Request) -> Data:
-    """1x28x28, 10 classes, 60,000 to train, 10,000 to test (Xiao et al., arXiv 1708.07747)."""
+    """Return Fashion-MNIST (Xiao et al. 2017): 60,000 training and 10,000 test images, 1x28x28."""
     folders = [Path(request.root or DEFAULT_ROOT, "FashionMNIST", "raw")]
     ways = []
     if request.root is None:
@@ -91,7 +91,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
     Header: 0, 0, 8 (unsigned byte), number of dimensions, then each size as a big-endian uint32.
     torchvision's own reader does not read .gz, and does not name a broken file. Raises `TaskError`
-    for a broken file or another number of dimensions.
+    for a broken file, and for a file with another number of dimensions.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:

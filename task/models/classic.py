@@ -10,7 +10,7 @@ from task.models.parts import MODELS, SMALL, need, stem
 
 @MODELS.register("alexnet")
 def alexnet(channels: int, size: int, classes: int) -> nn.Module:
-    """Krizhevsky 2014: 57,023,306 parameters on 3x32x32 (61 million with 1,000 classes).
+    """AlexNet (Krizhevsky 2014): 57,023,306 parameters on 3x32x32 (61 million with 1,000 classes).
 
     Below 64 pixels the first layer is 3 x 3 with stride 1.
     """
@@ -24,7 +24,7 @@ def alexnet(channels: int, size: int, classes: int) -> nn.Module:
 
 @MODELS.register("googlenet")
 def googlenet(channels: int, size: int, classes: int) -> nn.Module:
-    """Szegedy et al. 2014 with BatchNorm, no auxiliary heads: 5,602,474 parameters on 3x32x32.
+    """GoogLeNet (Szegedy et al. 2014), BatchNorm, no auxiliary heads: 5,602,474 on 3x32x32.
 
     Below 64 pixels the first layer is 3 x 3 with stride 1, without the first two max poolings.
     """
@@ -51,9 +51,9 @@ def mobilenet(channels: int, size: int, classes: int) -> nn.Module:
 
 @MODELS.register("mobilenet_gn")
 def mobilenet_gn(channels: int, size: int, classes: int) -> nn.Module:
-    """`mobilenet` with GroupNorm in place of BatchNorm, no statistics: 2,236,682 parameters.
+    """`mobilenet` with GroupNorm in place of BatchNorm: 2,236,682 parameters, no statistics.
 
-    Groups of an eighth of the channels each (Wu & He 2018, "Group normalization").
+    There are 8 groups of channels (Wu & He 2018, "Group normalization").
     """
     return _mobilenet(channels, size, classes, lambda width: nn.GroupNorm(8, width))
 

@@ -1,4 +1,4 @@
-"""The layered networks of the synthetic-gradients paper (Chen et al. 2019), for cutting.
+"""The models of the synthetic-gradients paper (Chen et al. 2019), to be cut into segments.
 
 The paper gives the kinds of layers, but not their widths. BatchNorm follows each layer except the
 last. The `_plain` networks have no BatchNorm.
@@ -14,7 +14,7 @@ CHANNELS, WIDTH = 32, 256
 
 @MODELS.register("four_layers")
 def four_layers(channels: int, size: int, classes: int) -> nn.Module:
-    """1 convolution, 3 dense layers: 471,946 parameters on 1x28x28."""
+    """1 convolution and 3 dense layers: 471,946 parameters on 1x28x28."""
     return _four("four_layers", channels, size, classes)
 
 
@@ -26,7 +26,7 @@ def four_layers_plain(channels: int, size: int, classes: int) -> nn.Module:
 
 @MODELS.register("eight_layers")
 def eight_layers(channels: int, size: int, classes: int) -> nn.Module:
-    """5 convolutions, 3 dense layers: 181,002 parameters on 1x28x28."""
+    """5 convolutions and 3 dense layers: 181,002 parameters on 1x28x28."""
     return _eight("eight_layers", channels, size, classes)
 
 

@@ -9,13 +9,13 @@ from task.models.parts import MODELS, SMALL, stem
 
 @MODELS.register("resnet18")
 def resnet18(channels: int, size: int, classes: int) -> nn.Module:
-    """He et al. 2015: 11,173,962 parameters on 3x32x32."""
+    """ResNet-18 (He et al. 2015): 11,173,962 parameters on 3x32x32."""
     return _resnet("resnet18", channels, size, classes)
 
 
 @MODELS.register("resnet50")
 def resnet50(channels: int, size: int, classes: int) -> nn.Module:
-    """He et al. 2015: 23,520,842 parameters on 3x32x32."""
+    """ResNet-50 (He et al. 2015): 23,520,842 parameters on 3x32x32."""
     return _resnet("resnet50", channels, size, classes)
 
 

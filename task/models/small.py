@@ -27,7 +27,7 @@ class ChannelsLast(nn.Sequential):
 
 @MODELS.register("mlp")
 def mlp(channels: int, size: int, classes: int) -> nn.Module:
-    """One hidden layer of 128, ReLU: 9,610 parameters on 1x8x8, 101,770 on 1x28x28."""
+    """An MLP with one hidden layer of 128 units: 9,610 parameters on 1x8x8, 101,770 on 1x28x28."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(channels * size * size, 128),

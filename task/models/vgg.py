@@ -14,13 +14,13 @@ from task.models.parts import MODELS, SMALL, stem
 
 @MODELS.register("vgg11")
 def vgg11(channels: int, size: int, classes: int) -> nn.Module:
-    """9,231,114 parameters on 3x32x32."""
+    """VGG-11 with BatchNorm: 9,231,114 parameters on 3x32x32."""
     return _vgg("vgg11_bn", "A", channels, size, classes)
 
 
 @MODELS.register("vgg16")
 def vgg16(channels: int, size: int, classes: int) -> nn.Module:
-    """14,728,266 parameters on 3x32x32."""
+    """VGG-16 with BatchNorm: 14,728,266 parameters on 3x32x32."""
     return _vgg("vgg16_bn", "D", channels, size, classes)
 
 
