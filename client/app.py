@@ -46,7 +46,7 @@ app = ClientApp(mods=[discreet])
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
-    """Return a message's model, float32 (n,), the training settings, and the native tensors."""
+    """Return a message's model, float32 (n,), its settings, and the tensors sent in other types."""
     config = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
     return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
@@ -60,13 +60,13 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
 
 
 def _known(context: Context) -> tuple[Config, str | None, Node]:
-    """Return the run's checked configuration, the node's data folder (or None), and the node."""
+    """Return the run's checked configuration, the node's data folder or None, and its identity."""
     node = node_of(context)
     return load_config(context.run_config, node.count, context.node_config), node.folder, node
 
 
 def _trainer(context: Context) -> tuple[Trainer, Node]:
-    """Return the trainer for the run's configuration, built once per process, and the node."""
+    """Return the run's trainer, which is built once per process, and the node's identity."""
     config, folder, node = _known(context)
     return trainer_for(config, folder), node
 

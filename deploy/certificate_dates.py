@@ -10,7 +10,7 @@ from deploy.findings import OK, SOON, WARNING, WRONG, Finding
 
 
 def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> Finding:
-    """Return the doctor's finding (one line of its output) about a certificate's dates.
+    """Return the finding (one line of the doctor's output) about a certificate's dates.
 
     `what`: the name of the check; `name`: the name of the certificate; `renew`: the advice for an
     expiring certificate.

@@ -1,4 +1,4 @@
-"""The doctor's findings (ok, warning, wrong), and the checks that every machine needs."""
+"""The findings of `deploy.doctor` (ok, warning, wrong), and its checks of any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON = 30  # days before a certificate expires
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor: the level, what was checked, and the result or the advice."""
+    """One line of `deploy.doctor`: the level, what was checked, and the result or the advice."""
 
     level: str
     what: str

@@ -115,7 +115,7 @@ def run_ray(
     """Run the Flower app in `app_dir` (its folder with `pyproject.toml`) to its end.
 
     Args:
-        app_dir: the app; a bundle of the files in `fab-include` is sent.
+        app_dir: the app; its `fab-include` selects the files that are sent.
         run_config: overrides of `[tool.flwr.app.config]`; every key must exist there.
         num_nodes: simulated SuperNodes, with `partition-id` 0 to `num_nodes` - 1.
         actors: parallel ClientApps (default: the number of cores). Not allowed with `address`: an

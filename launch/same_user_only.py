@@ -2,7 +2,7 @@
 
 A SuperLink does not authenticate local clients. So any user of the machine could list runs, read
 their logs and stop them. Any user could also submit a run, which would execute as the SuperLink's
-user. On Linux, /proc/net/tcp tells the user of a local connection, as for identd. This module
+user. On Linux, the file /proc/net/tcp names the user of each local connection. This module
 checks that user at each request. Flower starts SuperExec and the ServerApp as the same user.
 
 This file is run as a script, by its path. So it imports no module of this project.

@@ -66,7 +66,7 @@ class Traced(NamedTuple):
 
 @dataclass
 class BandwidthModelState:
-    """The state of the model.
+    """The state of a `BandwidthModel`.
 
     `known`: whether the run would have made the same decisions over the modelled link. `calls`: the
     calls that sent messages since the server last took replies. `sent`: unanswered messages by id.

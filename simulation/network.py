@@ -1,6 +1,6 @@
 """The network of a simulation: links and devices. Reads the named networks of conf/network/.
 
-This module uses the standard library alone: the configuration of a real device has it too.
+This module imports only the standard library, because real devices import it too.
 """
 
 from __future__ import annotations

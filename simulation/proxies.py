@@ -76,8 +76,8 @@ def expect_usable_proxies(address: str = "") -> None:
     """Raise `UsageError` with a one-line message for a proxy variable that clients cannot use.
 
     It checks the proxies of all schemes, because clients parse all of them, even for a connection
-    without a proxy. `address`: HOST:PORT of the only machine to which the caller connects, within
-    `unproxied`. If this address is on loopback, any proxies are accepted.
+    without a proxy. `address`: HOST:PORT of the only machine to which the caller connects, in the
+    context `unproxied`. If this address is on loopback, any proxies are accepted.
     """
     if is_loopback(host_of(address)):
         return

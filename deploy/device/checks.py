@@ -1,4 +1,4 @@
-"""The doctor's checks on a device: the machine, the node's options, its data."""
+"""The checks of `deploy.doctor` on a device: the machine, the node's options, its data."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ log = getLogger("edgewire")
 
 @dataclass
 class CheckpointedState:
-    """The node's state at a checkpoint. `records`: as in the head of a file."""
+    """The node's state at a checkpoint. `records`: the state as the head of a file describes it."""
 
     checkpoint: Checkpoint
     records: list[Any]

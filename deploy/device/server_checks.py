@@ -1,4 +1,4 @@
-"""The doctor's checks of the server, from a device.
+"""The checks by which `deploy.doctor` tests the server from a device.
 
 They change nothing on the server, with one exception. At Flower's own SuperLink, an offline node
 comes online and goes offline again, because no other call tells whether the SuperLink knows the

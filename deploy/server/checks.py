@@ -1,4 +1,4 @@
-"""The doctor's checks on the server's machine."""
+"""The checks of `deploy.doctor` on the server's machine."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def main(began: float) -> int:
     """Run the app of the command line; return an exit code.
 
     `began`: when the command started, by `time.monotonic`. The exit code is 2 for a mistake in the
-    options or in the app's folder. It is 1 if the ServerApp raised, or if no reply was usable. It
-    is 128 plus the signal's number after a signal (130 for Ctrl-C).
+    options or in the app's folder. It is 1 if the ServerApp raised an error, or if no reply was
+    usable. It is 128 plus the signal's number after a signal (130 for Ctrl-C).
     """
     verbose = "--verbose" in sys.argv
     try:

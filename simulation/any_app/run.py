@@ -41,7 +41,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     """Run an app to its end, in this process and its workers; `workers` is as in `run_local`.
 
     This process imports the app's modules. Raises `UsageError` for an app that cannot be loaded,
-    and `EngineError` if the ServerApp raises. Then the log has the traceback, as in Flower.
+    and `EngineError` if the ServerApp raises an error. The log then has the traceback.
     """
     with seeded(seed):
         server_app, _ = app.load_both()  # reports mistakes early; forked workers share the modules

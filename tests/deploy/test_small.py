@@ -103,7 +103,7 @@ def test_the_device_extra_installs_all_needed_packages():
 
 
 def test_programs_beside_the_serverapp_do_not_import_torch(tmp_path):
-    """Server, doctor and keys do not import torch, which would take ten times their memory."""
+    """deploy.server, .doctor and .keys do not import torch, which needs ten times their memory."""
     code = (
         "import sys; from deploy import doctor, keys; from deploy.server import server; "
         f"server.gated(server.parser().parse_args(['--state', {str(tmp_path)!r}])); "

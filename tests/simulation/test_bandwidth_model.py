@@ -33,7 +33,7 @@ def pulled_rounds(grid, sizes=SIZES):
 
 
 def one_by_one(grid, sizes=SIZES * 3):
-    """Run an asynchronous server: a node that has replied is sent its next message at once."""
+    """Run an asynchronous server: it sends a node the next message as soon as the node replies."""
     left = {node: list(sizes) for node in grid.get_node_ids()}
     flight = []
 

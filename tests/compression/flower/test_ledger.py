@@ -9,7 +9,7 @@ from compression.flower.server.session import ModelUpdate, VersionTracker
 
 
 class Every:
-    """A fake sync method: a model update can build on any version from `first` on."""
+    """A fake `DeltaSync`: a model update can build on any model version from `first` on."""
 
     def __init__(self, skips, first=0):
         self.skips, self.first = skips, first

@@ -98,7 +98,7 @@ def count(state):
 
 
 def mod_of(method):
-    """Return a compressing mod that reports loss 0.5 for odd messages and 1.0 for even ones."""
+    """Return a mod that compresses and reports loss 0.5 for odd messages, 1.0 for even ones."""
     uplink = CompressionMod(make_codec(**method))
 
     def mod(message, context, call_next):

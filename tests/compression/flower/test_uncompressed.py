@@ -100,7 +100,7 @@ def test_a_link_that_compresses_replies_does_not_warn(linked, caplog):
 
 
 def test_a_node_that_replies_again_is_sent_changes(linked):
-    """A node that replies again after a silence is sent changes, not the whole model."""
+    """If a node replies again after a silence, the server sends changes, not the whole model."""
     link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8")
     content = RecordDict({"arrays": vector(0)})
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""CE-SGD: its set stays while the loss falls; each operator's probabilities; speculation."""
+"""CE-SGD: its set stays while the loss falls; each operator's probabilities; rare entries."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The rules of top-k, threshold, gradient dropping, random-k and selective."""
+"""The rules of `topk`, `threshold`, `gradient_dropping`, `randomk` and `selective`."""
 
 import numpy as np
 

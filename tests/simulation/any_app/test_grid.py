@@ -213,7 +213,7 @@ def test_messages_without_awaited_replies_take_time(guest, workers):
 
 
 def test_a_model_in_a_config_takes_time(guest):
-    """Flower's CatBoost example sends its trees in a config, SecAgg+ its masked vectors."""
+    """Flower's CatBoost example sends trees in a config; SecAgg+ sends masked vectors in one."""
     grid = guest(Network(**LINK))
     content = RecordDict({"c": ConfigRecord({"model": bytes(5000)}), "arrays": ArrayRecord()})
     grid.send_and_receive([Message(content, 1, "evaluate")])

@@ -21,7 +21,7 @@ METRICS = {"num-examples": 3, "loss": 0.5}
 
 
 class Newest:
-    """A fake sync method: a model update takes one byte for each version that the node lacks."""
+    """A fake `DeltaSync`: a model update has one byte for each version that the node lacks."""
 
     skips = True
 
