@@ -139,7 +139,7 @@ class Target:
             for key, value in self.options.items()
         }
         for parameter in self.groups:
-            if given := {key: own.pop(key) for key in _fields(parameter) if key in own}:
+            if given := {key: own.pop(key) for key in _fields_of(parameter) if key in own}:
                 default, kind = parameter.default, parameter.annotation
                 same = isinstance(default, kind)
                 own[parameter.name] = replace(default, **given) if same else kind(**given)
@@ -241,7 +241,7 @@ def parameters_of(
     groups = tuple(p for p in found.values() if _is_group(p.annotation))
     named = {name: p for name, p in found.items() if p.kind not in kinds and p not in groups}
     for group in groups:
-        named |= _fields(group)
+        named |= _fields_of(group)
     return named, _takes_any(_signature(target).parameters), groups
 
 
@@ -249,7 +249,7 @@ def _is_group(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, OptionGroup)
 
 
-def _fields(group: inspect.Parameter) -> Mapping[str, inspect.Parameter]:
+def _fields_of(group: inspect.Parameter) -> Mapping[str, inspect.Parameter]:
     """Return the fields of a parameter's `OptionGroup`, as parameters."""
     return _signature(group.annotation).parameters
 

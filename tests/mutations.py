@@ -77,7 +77,7 @@ class Mutator:
             self.add_record, self.drop_item, self.rename_item, self.double_item, self.swap_payload,
             self.add_payload, self.declare_payload, self.retype_array, self.plain_array,
             self.odd_array,
-            self.lie_in_note, self.lie_in_note, self.lie_in_metrics, self.lie_in_metrics,
+            self.lie_in_header, self.lie_in_header, self.lie_in_metrics, self.lie_in_metrics,
             *[self.change_payload] * 8, *[self.operate] * 4, self.truncate,
         )  # fmt: skip
         self.tensor_ways = (
@@ -214,7 +214,7 @@ class Mutator:
             reply.content[name] = ArrayRecord({name: made})
         return f"{name}: {header[:40]} {dtype} {shape}"
 
-    def lie_in_note(self, reply: Message) -> str:
+    def lie_in_header(self, reply: Message) -> str:
         header = reply.content.get(HEADER) or ConfigRecord()
         key, value = self.some((*UplinkHeader._fields, "hello")), self.some(NUMBERS)
         reply.content[HEADER] = ConfigRecord({**header, key: value})
