@@ -1,7 +1,7 @@
-"""Tells whether a change of the code changes any bit of a run, by hashes from before and after.
+"""Tells whether a change of the code changes any bit of a run; it compares hashes of runs.
 
-    python -m tests.bits store FILE             every preset and strategy, with 1 and 2 workers
-    python -m tests.bits compare FILE           names runs that differ; exit code 1 if any does
+    python -m tests.bits store FILE             runs every preset and strategy, 1 and 2 workers
+    python -m tests.bits compare FILE           names runs that differ; exit code 1 if any differs
     python -m tests.bits compare FILE fedavg    only runs whose name holds a word
 
 A hash covers the model's file, the history and the result, without values in real seconds. It is
@@ -27,7 +27,7 @@ from tests.runs import composed
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
-REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # differs between any two runs
+REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # differ in any two runs
 WORKERS = (1, 2)
 SMALL = ["dataset=digits"]
 ROUNDS, PUSHES = 8, 40

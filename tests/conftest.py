@@ -18,7 +18,7 @@ settings.register_profile("unhurried", deadline=None)  # a busy machine must not
 settings.load_profile("unhurried")
 
 
-LONGEST = {  # These start processes: one of them beside another test fills two cores.
+LONGEST = {  # These files start processes: one of them beside another test fills two cores.
     "test_engines.py", "test_ray.py", "test_on_ray.py", "test_resumed.py", "test_engine.py",
     "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
@@ -71,13 +71,13 @@ def spared(nothing_is_collected_twice):
 
 
 def pytest_sessionfinish() -> None:
-    """Free the objects in the order that the libraries need."""
+    """Unfreeze the objects, so that Python frees them in the order that the libraries need."""
     gc.unfreeze()
 
 
 @pytest.fixture
 def cli(monkeypatch, capsys):
-    """Return a function that runs the command in this process: exit code and output."""
+    """Return a function that runs the command in this process; it returns exit code and output."""
     from command import main  # here, because it sets variables that pytest's own children inherit
 
     def call(*words):
@@ -94,7 +94,7 @@ def cli(monkeypatch, capsys):
 
 @pytest.fixture
 def command(cli, tmp_path):
-    """Return a function that runs the command in this process: exit code, output, folder."""
+    """Return a function that runs the command; it returns exit code, output and folder."""
     count = 0
 
     def call(*overrides):

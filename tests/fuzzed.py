@@ -1,4 +1,4 @@
-"""Runs in which one node's replies are mutated: the server's result, and what they cost it."""
+"""Makes runs in which nodes mutate their replies; records the result and the server's cost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CASES = [f"algorithm={name}" for name in ALGORITHMS]
 CASES += [f"strategy={name}" for name in STRATEGIES if name not in ALGORITHMS]
 CASES += [f"algorithm={name} model=four_layers" for name in ("fedavg", "esgd", "adacomp")]
 CASES += ["strategy=fedmedian model=four_layers"]
-# Four nodes of five, in every second reply: a node that always fails is asked no more.
+# Four nodes of five mutate every second reply; a node that always fails would get no messages.
 NODES, BAD = 5, 4
 EVERY = 2
 
@@ -45,7 +45,7 @@ def words_of(case: str, replies: int, bad: int) -> list[str]:
     found = case.split()
     strategy = composed(*found).strategy
     segments = "segments" in strategy
-    # In a cut model one node at a time trains a segment.
+    # In a cut model (divided into segments on different nodes) one node at a time trains a segment.
     many, bad = (4, 1) if segments else (bad + NODES - BAD, bad)
     turns = EVERY * -(-replies // bad)
     if "num_malicious_nodes" in strategy:
@@ -69,18 +69,19 @@ def words_of(case: str, replies: int, bad: int) -> list[str]:
 
 @dataclass
 class Fuzzed:
-    """A ClientApp in which some nodes mutate their replies, and the server's cost of the replies.
+    """A ClientApp in which some nodes mutate replies; it records what replies cost the server.
 
-    `bad`: the number of such nodes, from partition 1 on; in a cut model all nodes of one segment.
-    `measured`: "seconds" of CPU time or "bytes". `costs` then has an entry for each reply of the
-    one bad node: the server's cost until the node's next reply, and whether the reply was mutated.
+    `bad` is the number of these nodes, from partition 1 on; in a cut model they are all nodes of
+    one segment. `measured` is "seconds" (CPU time), "bytes" (memory) or "" (nothing). If something
+    is measured, there is one bad node, and `costs` has an entry for each of its replies: whether
+    the reply was mutated, and the server's cost until the next reply of this node.
     """
 
     seed: int
     bad: int = BAD
     measured: str = ""
     mutated: int = 0
-    replies: Counter[int] = field(default_factory=Counter)  # node -> replies of mutating nodes
+    replies: Counter[int] = field(default_factory=Counter)  # number of replies by mutating node
     blamed: dict[int, str] = field(default_factory=dict)
     done: list[list[str]] = field(default_factory=list)
     costs: list[tuple[bool, float]] = field(default_factory=list)
@@ -130,15 +131,14 @@ class Fuzzed:
             self._left = tracemalloc.get_traced_memory()[0]
 
     def blame(self, node: int, reason: str) -> None:
-        """Record that a node was left out."""
+        """Record that a node's reply was left out, and why."""
         self.blamed.setdefault(node, reason)
 
 
 def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed, str]:
-    """Run; return the app with its records, and the reason of the end ("" if the run finished).
+    """Run a case; return the app with its records, and the error that ended the run ("": none).
 
-    Where seconds or bytes are measured, only one node mutates its replies, so each cost has one
-    cause.
+    If seconds or bytes are measured, only one node mutates its replies, so each cost has one cause.
     """
     import pytest
 

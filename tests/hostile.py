@@ -1,4 +1,4 @@
-"""Attacks of a malicious node on its replies, used by the tests and by the matrix."""
+"""Attacks: functions that change a malicious node's replies, for tests of the server."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def with_values(
     context: Context,
     counted: Callable[[Any], Any] = unchanged,
 ) -> Message:
-    """Return a reply with changed values: a valid payload with the honest one's method.
+    """Return a reply with changed values; its payload is valid and encoded by the same method.
 
-    `counted` changes integer tensors beside the vector, such as BatchNorm's counters.
-
-    Tensors that are sent exactly by name stay so; otherwise the server refuses the payload unread.
+    `change` gets the update's float32 vector; `counted` gets each integer tensor, such as
+    BatchNorm's counters. Tensors that must be sent exactly are sent exactly; otherwise the server
+    refuses the payload.
     """
     known = {layout.size: layout for layout in [layout_in(context)] if layout is not None}
 
@@ -112,7 +112,7 @@ def values(change: Callable[[Any], Any]) -> Attack:
 
 
 def statistics(name: str, value: float) -> Attack:
-    """Return an attack: one of BatchNorm's statistics has `value` in all channels and layers."""
+    """Return an attack that sets one of BatchNorm's statistics to `value` in all channels."""
 
     def attack(message: Message, reply: Message, context: Context) -> Message:
         def changed(entries: Any) -> Any:
@@ -131,7 +131,7 @@ def statistics(name: str, value: float) -> Attack:
 
 
 def counters(value: int) -> Attack:
-    """Return an attack: each of BatchNorm's counters has this number of mini-batches."""
+    """Return an attack that sets each of BatchNorm's counters of mini-batches to `value`."""
     changed = partial(np.full_like, fill_value=value)
     return lambda message, reply, context: with_values(unchanged, reply, context, changed)
 
@@ -189,7 +189,7 @@ def other_header(said: dict[str, Any]) -> Attack:
 
 
 def replayed(message: Message, reply: Message, context: Context) -> Message:
-    """Always reply with the content of the first reply."""
+    """Always reply with the payload of the first reply."""
     kept = context.state.config_records.get("first")
     found = parcel(reply)
     if found is None:
@@ -315,7 +315,7 @@ def at_once(message: Message, reply: Message, context: Context) -> Message:
 
 
 def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Message]:
-    """Return the project's ClientApp, in which partition `bad` attacks with every reply."""
+    """Return the project's ClientApp; the node with partition `bad` attacks with every reply."""
 
     def answer(message: Message, context: Context) -> Message:
         reply = honest(message, context)
@@ -327,7 +327,7 @@ def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Mes
 
 
 def all_in_turn() -> Callable[[Message, Context], Message]:
-    """Return the project's ClientApp; partition `BAD` attacks with the attacks in turn.
+    """Return the project's ClientApp; the node with partition `BAD` makes all attacks in turn.
 
     The message's number selects the attack, because a failing node may lose its own count.
     """
@@ -341,7 +341,7 @@ def all_in_turn() -> Callable[[Message, Context], Message]:
 
 
 class AllInTurn(ClientApp):
-    """`all_in_turn` for engines that load an app from its folder."""
+    """The app of `all_in_turn`, for engines that load an app from its folder."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         return all_in_turn()(message, context)

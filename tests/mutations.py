@@ -164,7 +164,7 @@ class Mutator:
         return other
 
     def swap_payload(self, reply: Message) -> str:
-        """Replace a payload by one of another node, round or name."""
+        """Replace a payload by a payload of another node, round or name."""
         record, name, _ = self.some(self.payloads(reply))
         other, payload = self.some(self.before)
         reply.content[record][name] = payload_array(payload)
@@ -294,7 +294,7 @@ class Mutator:
         return f"as {dtype}"
 
     def move_out(self, tensors: list[Any], own: list[NativeTensor]) -> str:
-        """Move a tensor from the vector to the tensors in their own type."""
+        """Move a tensor from the float32 vector to the tensors that are sent in their own type."""
         place = int(self.draw.integers(len(tensors)))
         name, shape, _, values = tensors[place]
         if self.draw.integers(2):

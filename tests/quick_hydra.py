@@ -23,7 +23,7 @@ _read = {}
 
 
 def choices(overrides, defaults, self_added):
-    """Return the choices for interpolations in a defaults list, if it has any."""
+    """Return the choices to which interpolations in a defaults list refer, if it has any."""
     if any(each.is_interpolation() for each in defaults):
         return _map(overrides, defaults, self_added)
     return OmegaConf.create()
@@ -41,7 +41,7 @@ def load(self, config_path):
 
 
 def begin(self, delegate):
-    """Start with the same sources; Hydra replaces the list, never its items."""
+    """Start with a shallow copy: Hydra replaces the list of sources and never changes its items."""
     self.delegate, self.cache = copy.copy(delegate), {}
 
 

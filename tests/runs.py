@@ -1,4 +1,4 @@
-"""Helpers for tests of runs: configurations composed fast, photos, and a run's result."""
+"""Helpers for tests of runs: they compose configurations fast, write photos and read results."""
 
 import copy
 import functools
@@ -34,7 +34,7 @@ def write_photos(folder, seed=0):
 
 @contextmanager
 def told_to_end(folder, rows=1):
-    """Send this process SIGTERM once a run below the folder has recorded so many rows."""
+    """Send this process SIGTERM once a run below the folder has recorded `rows` rows."""
 
     over = threading.Event()
 

@@ -53,9 +53,9 @@ def test_local_and_ray_give_the_same_weights(run):
 
 
 def test_steps_are_equal_for_any_number_of_workers(run):
-    """Replicas, residuals and index sets are equal, moved between processes or not.
+    """Runs are equal whether or not nodes' replicas and residuals move between processes.
 
-    `tests/test_hostile.py` tests these on Ray.
+    `tests/test_hostile.py` tests this on Ray.
     """
     engines = ["engine.workers=1", "engine.workers=2"]
     overrides = ["algorithm=esgd", "strategy/optimizer=momentum", "lr=0.01", "nodes=3", "rounds=9"]
@@ -71,7 +71,7 @@ def test_steps_are_equal_for_any_number_of_workers(run):
 def test_a_stopped_asynchronous_run_on_ray_can_be_resumed(
     command, monkeypatch, left_over, tmp_path
 ):
-    """On Ray the ServerApp is a thread without signals; another run resumes from its checkpoint."""
+    """On Ray the ServerApp is a thread that gets no signals; a new run resumes its checkpoint."""
     monkeypatch.chdir(ROOT)
     words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=100000"]
     with told_to_end(tmp_path, rows=3):

@@ -12,16 +12,16 @@ import pytest
 
 from tests.fuzzed import CASES, EVERY, fuzz
 
-# Limits as multiples of an honest reply's cost, which may be that of the whole model.
+# The most that a mutated reply may cost, as a multiple of the cost of an honest reply.
 SECONDS, MEMORY = 3, 2
-SLACK, ROOM = 0.005, 1 << 16  # seconds and bytes below which no reply is judged
-FEW = 6  # mutated replies for each case in the tests; all seeds differ, so that all mutations occur
-EDGE = 2  # these first and last costs include the run's start and end
+SLACK, ROOM = 0.005, 1 << 16  # seconds and bytes that a reply may cost in addition
+FEW = 6  # mutated replies of each case in the tests; all seeds differ, so that all mutations occur
+EDGE = 2  # the first two and last two costs are left out: they include the run's start and end
 TRIES = 3  # on a busy machine a slow result is measured again
 TIMED, TRACED = (
     20,
     50,
-)  # every so many replies are measured; `tracemalloc` makes a run five times slower
+)  # a measured run has 1/20 or 1/50 of the replies; `tracemalloc` makes a run five times slower
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -48,7 +48,7 @@ def test_a_mutated_reply_costs_little_more_than_an_honest_one(case, pytestconfig
 
 
 def seconds_of(case, replies):
-    """Return the seconds of honest and of mutated replies, the least of some tries of one run."""
+    """Return the seconds of honest and of mutated replies, each the least of `TRIES` equal runs."""
     tries = [fuzz(case, replies, CASES.index(case), "seconds")[0].costs for _ in range(TRIES)]
     return parted(
         [(turn[0][0], min(cost for _, cost in turn)) for turn in zip(*tries, strict=True)]

@@ -1,6 +1,6 @@
 """With one malicious node of ten, no attack ends a run or spoils its model.
 
-`python -m tests.system.hostile_nodes` runs the whole matrix, with accuracies.
+`python -m tests.system.hostile_nodes` runs every attack on every strategy and prints accuracies.
 """
 
 import json
@@ -117,7 +117,7 @@ COUNTING = ["model=mlp", "model.name=zoo_cumulative"]
     ids=["fedavg", "sgd", "fedasync"],
 )  # fmt: skip
 def test_false_counters_fail_no_honest_node(words, attack, tmp_path, monkeypatch):
-    """A false counter fails no honest node, although PyTorch divides by the counter."""
+    """A false counter makes no honest node fail, although PyTorch divides by the counter."""
     monkeypatch.setattr(MODELS, "members", {**MODELS.members, **makers()})
     honest, _ = trained(tmp_path / "honest", *COUNTING, *words)
     words = [*COUNTING, *words]
@@ -208,7 +208,7 @@ nodes = Nodes()
 
 
 def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left_over):
-    """A run under attack is equal on Ray, which moves replicas, residuals and index sets.
+    """A run under attack is equal on Ray, which moves nodes' states between processes.
 
     The model has all kinds of state, because Ray's processes get messages of all nodes in any
     order.

@@ -20,7 +20,7 @@ from task.steps import evaluate, prepare
 from tests.runs import QUICK, result_of
 
 ROOT = Path(__file__).parents[1]
-# A time like that of a device, for parts without a virtual clock.
+# The time for a training step on a device.
 STEP = "network.seconds_per_step=0.01"
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 
@@ -64,7 +64,7 @@ def test_a_run_leaves_its_result_history_and_weights(command):
 
 
 def test_the_default_run_learns_and_compresses(command):
-    """The default run's computed time over a link is its time on a network with that link."""
+    """The time over a link that a run computes is the time of a run on a network with this link."""
     code, printed, folder = command("engine.workers=1")
     result = result_of(folder)
     assert code == 0

@@ -62,7 +62,7 @@ def of(name):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """Register the zoo's models like those of `task/models`."""
+    """Register the zoo's models in the same way as the models of `task/models`."""
     for name, make in makers().items():
         monkeypatch.setitem(MODELS.members, name, make)
 

@@ -7,13 +7,13 @@ ZOO = {}
 
 
 def member(cls):
-    """Add a class of modules with the arguments `(features, classes)`."""
+    """Add a module class to `ZOO`; its constructor takes `(features, classes)`."""
     ZOO[f"zoo_{cls.__name__.lower()}"] = cls
     return cls
 
 
 class Base(nn.Module):
-    """Two layers; a subclass adds its special state in `self.middle(h)`."""
+    """A model of two layers; a subclass adds its special state in `self.middle(h)`."""
 
     def __init__(self, features, classes, width=12):
         super().__init__()
@@ -29,7 +29,7 @@ class Base(nn.Module):
 
 @member
 class Cumulative(Base):
-    """BatchNorm with means over all batches, so its counter affects the result."""
+    """A model whose BatchNorm takes means over all batches, so its counter affects the result."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -41,7 +41,7 @@ class Cumulative(Base):
 
 @member
 class Counter(Base):
-    """Counts batches in place; the count scales the output."""
+    """A model that counts batches in place; the count scales the output."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -55,7 +55,7 @@ class Counter(Base):
 
 @member
 class Replaced(Counter):
-    """Replaces its buffers by new tensors: a counter, a mean, a statistic."""
+    """A model that replaces its buffers by new tensors: a counter, a mean, a running mean."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -72,9 +72,9 @@ class Replaced(Counter):
 
 @member
 class Masked(Base):
-    """Constants: with -infinity, of bools, expanded, not contiguous, empty.
+    """A model with constant buffers: of -infinity, of bools, expanded, transposed and empty.
 
-    One more buffer is not in the state dict, and the forward pass changes it.
+    One more buffer is not in the state dict, and the forward pass changes this buffer.
     """
 
     def __init__(self, features, classes):
@@ -95,7 +95,7 @@ class Masked(Base):
 
 @member
 class Tied(Base):
-    """A weight shared by two layers, a frozen weight, a scalar, and an aliased counter."""
+    """A model with a weight of two layers, a frozen weight, a scalar and an aliased counter."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -115,7 +115,7 @@ class Tied(Base):
 
 @member
 class Types(Base):
-    """Buffers of every type, some of which change, and a frozen float16 weight."""
+    """A model with buffers of many types, some of which change, and a frozen float16 weight."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -140,7 +140,7 @@ class Types(Base):
 
 @member
 class All(Base):
-    """Several of these modules in sequence."""
+    """A model with all other models of this file in sequence, except `row`."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -154,7 +154,7 @@ class All(Base):
 
 
 class Step(nn.Module):
-    """Counts batches by replacing its counter, and adds a constant of bfloat16."""
+    """A module that counts batches by replacing its counter, and adds a bfloat16 constant."""
 
     def __init__(self, width):
         super().__init__()
@@ -169,7 +169,7 @@ class Step(nn.Module):
 
 
 def row(channels, size, classes):
-    """Return layers to be cut: cumulative statistics, counters, a frozen layer."""
+    """Return a model that can be cut, with cumulative statistics, counters and a frozen layer."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(channels * size * size, 12),

@@ -21,7 +21,7 @@ def test_a_bare_round_is_the_mean_of_the_nodes(shuffle: bool) -> None:
     torch.manual_seed(0)
     model = peers.LeNet5()
     start = [p.detach().clone() for p in model.parameters()]
-    # With one full batch a node, the mean of the nodes' steps is one step over all data.
+    # If each node trains on one full batch, the mean of the nodes' steps is one step over all data.
     loss = torch.nn.functional.cross_entropy(model(images.flatten(0, 1)), labels.flatten())
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     next(peers.bare_rounds(model, images, labels, work))

@@ -1,4 +1,4 @@
-"""Mini-batches of single gradients depend on (seed, node, number) only."""
+"""A gradient's mini-batch depends only on the seed, the node and the message's number."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def other():
 
 
 def numbered(trainer):
-    """Return a trainer's samples, labelled by their indices in the training split."""
+    """Return a trainer's samples with their indices in the training split in place of labels."""
     train = trainer.data.train
     places = Split(train.images, torch.arange(len(train.labels)))
     samples = Samples(trainer.config, replace(trainer.data, train=places))
@@ -56,7 +56,7 @@ def drawn_in_turn(trainer, calls):
 
 
 def part_of(trainer, node, held_back=False):
-    """Return the indices of all samples that a node trains on, or holds back."""
+    """Return the indices of all samples that a node trains on, or that it holds back."""
     return numbered(trainer).of(Node(node, NODES), held_back=held_back)[1].tolist()
 
 

@@ -1,4 +1,7 @@
-"""A model's random numbers depend on (seed, node, number) only, in any process and any order."""
+"""A model's random numbers depend only on the seed, the node and the message's number.
+
+Neither the process nor the order of the messages has an effect.
+"""
 
 import contextlib
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ NODES = 4
 
 
 class Functional(nn.Module):
-    """A model with functional dropout: no module shows it, and it drops in eval mode too."""
+    """A model that calls functional dropout: no module shows it; it drops in eval mode too."""
 
     def __init__(self, features, classes):
         super().__init__()

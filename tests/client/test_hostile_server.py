@@ -1,4 +1,4 @@
-"""A node with a hostile server: it runs no command and reveals no secret."""
+"""A node with a hostile server runs no command and reveals no secret."""
 
 import numpy as np
 import pytest

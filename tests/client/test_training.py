@@ -129,7 +129,7 @@ def test_held_back_samples_are_not_trained_on():
 
 
 def test_a_batch_of_one_is_no_trouble_for_batchnorm():
-    """BatchNorm fails on one sample of 1 x 1 features; a last batch of one joins the one before."""
+    """BatchNorm fails on a single sample, so a last batch of one sample joins the batch before."""
     t = trainer("model=four_layers", "batch_size=4")
     node = next(n for n in range(NODES) if len(t.samples.partition.indices(n)) % 4 != 1)
     x, y = t.samples.of(Node(node, NODES), held_back=False)
@@ -149,7 +149,7 @@ def test_a_node_trains_on_its_own_folder(tmp_path):
             Image.fromarray(pixels).save(tmp_path / name / f"{i}.png")
     overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
     t = trainer_for(configured(*overrides, "local_epochs=20"), str(tmp_path))
-    assert set(t.data.train.labels.tolist()) == {1, 2}  # the ids are those of all nodes
+    assert set(t.data.train.labels.tolist()) == {1, 2}  # the class ids of all nodes
     vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), TrainConfig(0.05, 1))
     assert metrics["num-examples"] == 12
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
@@ -161,7 +161,7 @@ def test_a_node_trains_on_its_own_folder(tmp_path):
 
 def test_recent_samples_stay_within_their_bytes():
     recent = SampleCache(capacity=3000)
-    pair = (torch.zeros(200), torch.zeros(25, dtype=torch.int64))  # 1000 bytes
+    pair = (torch.zeros(200), torch.zeros(25, dtype=torch.int64))  # 1000 bytes for each pair
     for i in range(4):
         recent.put((i, False), pair)
     assert [recent.get((i, False)) is not None for i in range(4)] == [False, True, True, True]

@@ -1,4 +1,4 @@
-"""Runs the command in a process forked from one that has imported everything, in milliseconds.
+"""Starts the command in milliseconds, by forking a process that has imported all modules.
 
 A test that signals processes cannot run the command in its own process, and importing torch takes
 seconds.
@@ -17,9 +17,9 @@ LOADED = ["command.main", "strategy.app", "client.app", "torch._dynamo", "flwr_d
 
 
 def command(words, printed, before):
-    """Run the command as a shell does: it leads a process group, its output goes to a file.
+    """Run the command as a shell does, as leader of a process group, with its output in a file.
 
-    `before`: a function that this process calls first.
+    `before` is a function that this process calls before the command.
     """
     os.setsid()
     os.chdir(ROOT)

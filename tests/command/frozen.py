@@ -1,6 +1,6 @@
-"""Imported last by the process from which commands are forked: it freezes the garbage collector.
+"""Freezes the garbage collector; imported last by the process from which commands are forked.
 
-The forked commands share all loaded objects, and none of them collects these again.
+The forked commands share all loaded objects, and no command examines these objects again.
 """
 
 import gc

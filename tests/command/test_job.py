@@ -1,4 +1,4 @@
-"""A run that diverges or cannot continue ends with one line and a result."""
+"""A run that diverges or cannot continue ends with a one-line error and a result."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_a_diverged_run_names_a_remedy(command, words):
 
 
 def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
-    """A failed run removes an older result, which would be read as the new run's."""
+    """A failed run removes an older result, which would be taken for the new run's result."""
     again = f"hydra.run.dir={tmp_path / 'again'}"
     assert command(*QUICK, "lr=1e4", again)[0] == 1
 

@@ -24,9 +24,9 @@ print({{"torch._dynamo", "seaborn", "sklearn", "torchvision"}} & sys.modules.key
 
 
 def test_a_fresh_process_loads_the_task_by_name():
-    """Launchers pickle the task by its name, not by its code.
+    """Launchers pickle the function that runs a job by its name, not by its code.
 
-    A fresh process, like one of a device, imports no slow module that the run does not need.
+    A new process, as on a device, imports no slow module that the run does not need.
     """
     pickled = pickle.dumps(job)
     assert len(pickled) < 100

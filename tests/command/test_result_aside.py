@@ -1,4 +1,4 @@
-"""A new run puts an earlier result aside; if a run cannot be resumed, its result comes back."""
+"""A new run moves an earlier result aside; if a run fails to resume, its result is moved back."""
 
 import pytest
 

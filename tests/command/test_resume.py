@@ -37,7 +37,7 @@ def stopped(cli, tmp_path, monkeypatch):
 
 
 def one_line(cli, *words):
-    """Return the error line of a mistake."""
+    """Run the command, assert that it ends with one error line, and return the line."""
     code, printed = cli(*words)
     assert code == 2
     assert len(printed.err.strip().splitlines()) == 1

@@ -14,7 +14,7 @@ WORDS = ["algorithm=fedavg_f2i", "strategy=fedadam", "rounds=1", "engine.workers
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """Return the folder of a run."""
+    """Make a run, and return its folder."""
     folder = tmp_path_factory.mktemp("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["run.py", *WORDS, f"hydra.run.dir={folder}"])
@@ -24,7 +24,10 @@ def first(tmp_path_factory):
 
 @pytest.fixture
 def again(cli, tmp_path):
-    """Return a function that runs a saved configuration: code, stderr, result, weights, folder."""
+    """Return a function that runs a saved configuration.
+
+    It returns the exit code, stderr, the result, the weights and the folder.
+    """
     count = 0
 
     def call(saved, *words):

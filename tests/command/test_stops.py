@@ -1,6 +1,7 @@
-"""A stop is no failure of a node: the resumed run ends like an uninterrupted one.
+"""A stop is no failure of a node: a stopped and resumed run ends like an uninterrupted run.
 
-A shell and `timeout` signal the process group, systemd and Slurm every process, Docker the first.
+A shell and `timeout` send the signal to the process group, systemd and Slurm to every process, and
+Docker only to the first process.
 """
 
 import importlib
@@ -22,7 +23,7 @@ from tests.command.forked import Forks, children_of
 from tests.strategy.test_checkpoints import left
 
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
-PRESETS = {  # one of each kind of strategy
+PRESETS = {  # a preset for each kind of strategy
     "synchronous": ["algorithm=esgd", "nodes=3", "rounds=60", "eval_every=60"],
     "of Flower's": ["algorithm=fedavg_topk", "nodes=3", "rounds=24", "local_steps=30",
                     "eval_every=24"],
@@ -53,7 +54,7 @@ def until(true, process, seconds=60):
 
 
 def begun(forks, words, folder, rows):
-    """Return a run once its history has this many rows."""
+    """Start a run, and return its process once its history has `rows` rows."""
     process = forks.start(words, folder / "printed")
     until(lambda: rows_of(folder) >= rows, process)
     assert process.is_alive(), (folder / "printed").read_text()
@@ -73,7 +74,7 @@ def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, forks
         workers = children_of(process.pid)
         assert len(workers) == 2
         (shared,) = Path("/dev/shm").glob(f"edgewire-{process.pid}-*")
-        os.kill(workers[0], number)  # the worker leaves stops to its parent
+        os.kill(workers[0], number)  # a worker ignores it; only its parent stops the run
         stop(process.pid, number)
         process.join(60)
         assert process.exitcode == 128 + number
@@ -157,7 +158,7 @@ def alive(pid):
 
 
 def stopped_by(number, place):
-    """Return a function that raises a signal where Hydra or the project catches exceptions."""
+    """Signal this process when it calls `place`, and suppress the exception, as Hydra may do."""
     module, _, name = place.rpartition(".")
     module = importlib.import_module(module)
     found = getattr(module, name)

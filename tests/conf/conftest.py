@@ -8,7 +8,7 @@ CONTENT = "this stays as it is\n"
 
 @pytest.fixture
 def bait(tmp_path, monkeypatch):
-    """A file that a hostile command would change, and a secret variable; both are checked."""
+    """Yield a file that a hostile command would change, and check it; set a secret variable."""
     monkeypatch.setenv(SECRET, HIDDEN)
     file = tmp_path / "bait"
     file.write_text(CONTENT)
@@ -20,7 +20,7 @@ def bait(tmp_path, monkeypatch):
 
 @pytest.fixture
 def asked():
-    """The list of arguments that a resolver named `spy` was called with."""
+    """Yield the list of all arguments with which the resolver `spy` was called."""
     found = []
     OmegaConf.register_new_resolver("spy", lambda *given: found.append(given) or "")
     yield found

@@ -17,7 +17,7 @@ SECRET, HIDDEN = "EDGEWIRE_TEST_SECRET", "hunter2-of-this-node"
 RUN = {"_target_": "torch.utils.collect_env.run", "command": "echo >> BAIT"}
 OPEN = {"_target_": "builtins.open", "file": "BAIT", "mode": "w"}
 
-# Each may stand in place of a class name; called with arguments, each would do harm.
+# Names that a server may send in place of a class name; many would do harm if they were called.
 NAMES = [
     *("os.system", "os.remove", "posix.system", "shutil.rmtree", "pathlib.Path.unlink"),
     *("subprocess.Popen", "subprocess.run", "subprocess.check_output", "pty.spawn"),
@@ -26,7 +26,7 @@ NAMES = [
     *("functools.partial", "operator.methodcaller", "hydra.utils.instantiate"),
     *("hydra.utils.get_method", "omegaconf.OmegaConf.load", "yaml.unsafe_load"),
     *("torch.load", "torch.hub.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
-    # names that the project's or the libraries' modules have imported
+    # objects that modules of the project or of libraries have imported
     *("task.datasets.os.system", "task.datasets.folder.os.system", "task.lazy_imports.os.putenv"),
     *("task.process.ctypes.CDLL", "task.registry.importlib.import_module", "task.partition.copy"),
     *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
@@ -40,7 +40,7 @@ NAMES = [
     *("flwr_datasets.FederatedDataset", "flwr_datasets.partitioner.partitioner.datasets.load"),
     *("torch.optim.sgd.SGD", "torch.optim.optimizer.os.system", "torch.optim.SGD.__init__"),
     *("torch.optim.lr_scheduler.warnings.warn", "torch.optim.swa_utils.AveragedModel"),
-    # no valid names
+    # names that are not valid
     *("", ".", "..", "os", "system", "__main__.app", "_", "torch.optim.", ".torch.optim.SGD"),
     *("torch..optim.SGD", "torch.optim.SGD ", "torch.optim.SGD\n", "torch/optim/SGD"),
     *("torch.optim._SGD", "torch.optim.__dict__", "torch.optim.SGD()", "file:///etc/passwd"),
@@ -149,7 +149,7 @@ def submitted(config, output=""):
 
 
 def refused(config, node_config=None):
-    """Return the line with which a submitted configuration is refused; it holds no secret."""
+    """Assert that a configuration is refused in one line without a secret; return the line."""
     with pytest.raises(ConfigError) as caught:
         load_config(submitted(config), 2, node_config)
     told = str(caught.value)

@@ -1,4 +1,4 @@
-"""A run may use classes of an allowed package, if their base is right for the group."""
+"""A run may use a class of an allowed package if the class has its group's base class."""
 
 import sys
 
@@ -54,7 +54,7 @@ def make(**options):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Make a package on this machine; yield a function that returns the traces of its execution."""
+    """Make a package; yield a function that returns the names of the files that its code wrote."""
     (tmp_path / "ownpackage").mkdir()
     (tmp_path / "ownpackage" / "__init__.py").write_text("")
     (tmp_path / "ownpackage" / "parts.py").write_text(OWN)

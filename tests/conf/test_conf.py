@@ -1,4 +1,4 @@
-"""Every choice of a group composes and builds; wrong keys and values are refused by name."""
+"""Every file of a configuration group composes and builds; errors name wrong keys and values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +26,12 @@ CHOICES_OF = {
     if group not in ("hydra", "experiment")
 }
 CHOICES = [(group, choice) for group, choices in CHOICES_OF.items() for choice in choices]
-# These choices combine with any other; those with the same index are composed together.
+# Choices of these groups combine with any other; those with one index are composed together.
 FREE = ("compression", "dataset", "model", "network", "optimizer", "partition", "schedule")
 
 
 def chosen(group, choice):
-    """Return the overrides of a choice and of the choices composed with it."""
+    """Return the overrides of a choice, and of the choices that are composed together with it."""
     number = CHOICES_OF[group].index(choice)
     others = [g for g in FREE if g != group] if group in FREE else []
     words = [f"{g}={CHOICES_OF[g][number % len(CHOICES_OF[g])]}" for g in others]
@@ -141,7 +141,7 @@ NO_KEYS += [f"+{group}.nonsense={value}" for group in GROUPS_OF_VALUES for value
 def test_an_undeclared_key_is_refused_wherever_it_is_added(word, way):
     key = word.lstrip("+").partition("=")[0]
 
-    def begin():  # a command does this, and the server
+    def begin():  # as the command and the server do
         made = config(word) if way == "own" else load_config({"overrides": f"'{word}'"}, 10)
         check_target("engine", made.engine)
         check_target("partition", made.partition)

@@ -1,4 +1,4 @@
-"""A user's strategy class: options that it passes on reach Flower's class, and all are checked."""
+"""A user's strategy class may pass options on to Flower's class; all options are checked."""
 
 import pytest
 
@@ -20,7 +20,7 @@ class Further(Own):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Return a function that gives the group `strategy` for a class of a user's package."""
+    """Return a function that makes the group `strategy` for a class of a user's package."""
     (tmp_path / "own_strategies.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     return lambda name, **options: {"_target_": f"own_strategies.{name}", **options}

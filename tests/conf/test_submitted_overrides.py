@@ -1,4 +1,4 @@
-"""Overrides of a submitted run set choices and values; they cannot reach Hydra or files."""
+"""Overrides of a submitted run set choices and values, but not Hydra's settings or file paths."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""A submitted configuration reaches no environment variable, and no file outside set folders."""
+"""A submitted configuration reads no environment variable, and no file outside allowed folders."""
 
 import os
 from pathlib import Path
@@ -121,7 +121,7 @@ def test_deep_nesting_does_not_crash(depth):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder with links to its outside, in a circle, and to its inside."""
+    """Return a folder with symbolic links: some lead outside, one to itself, one to a subfolder."""
     top = tmp_path / "data"
     (top / "in" / "deep").mkdir(parents=True)
     (tmp_path / "secret").mkdir()
@@ -231,7 +231,7 @@ def test_local_runs_are_known_to_processes_started_by_the_command(monkeypatch):
     for seed in range(100):
         mark_as_local({"config": str(seed)})
     assert is_local({"config": "99"})
-    assert not is_local(values)  # this run is over
+    assert not is_local(values)  # only the newest runs are remembered
     assert len(os.environ["EDGEWIRE_OWN_WORDS"]) < 2000
 
 

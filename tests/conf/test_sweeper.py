@@ -1,4 +1,4 @@
-"""Experiments made of cases: which jobs they become, and how a wrong case ends."""
+"""The jobs that are made of an experiment's cases, and the errors for wrong cases."""
 
 import json
 
@@ -82,7 +82,7 @@ def test_an_invalid_case_is_named(case):
 
 @pytest.fixture
 def sweep(cli, tmp_path):
-    """Return a function that runs the experiment `pairs`: exit code, stderr, folder."""
+    """Return a function that runs the experiment `pairs`; it returns exit code, stderr, folder."""
     (tmp_path / "groups" / "experiment").mkdir(parents=True)
     (tmp_path / "groups" / "experiment" / "pairs.yaml").write_text(EXPERIMENT)
 
@@ -99,7 +99,7 @@ def sweep(cli, tmp_path):
 
 
 def ran(folder):
-    """Return the overrides of every finished job, without those that all jobs have."""
+    """Return the overrides of every finished job, without the overrides that all jobs share."""
     count = len(list(folder.glob("*/result.json")))
     words = [OmegaConf.load(folder / str(n) / ".hydra" / "overrides.yaml") for n in range(count)]
     common = ("experiment=", "rounds=", "engine.")

@@ -64,7 +64,7 @@ def test_a_name_outside_the_lists_is_refused_in_every_group(bait, name):
 
 @pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
 def test_values_within_a_group_are_checked_too(bait, group, node):
-    # A node checks the partition when it makes one, because it may have images of its own.
+    # A node checks a partition only when it makes one, because it may have its own images.
     if group == "partition":
         with pytest.raises(ConfigError):
             build(group, load_config(submitted({**plain(), group: put(node, bait)}), 2).partition)
@@ -107,7 +107,7 @@ def attributes(package):
 
 
 def test_only_classes_of_a_groups_base_can_be_built():
-    """Even if a node allows `task`, functions and imports of its modules cannot be built."""
+    """Even if a node allows `task`, it builds no function of `task` and no name imported there."""
     for name in attributes(task):
         for group in GROUPS:
             try:
@@ -187,11 +187,11 @@ def ours():
             yield pytest.param(target_of("strategy", name), id=file.stem)
 
 
-OTHER = {  # another valid value than the default, where that is not one more
+OTHER = {  # valid values for options where default + 1 is not valid
     "absent": "left_out", "cuts": [1], "fraction_train": 0.5, "mean": "median", "quorum": 0.5,
     "schedule": "sequential", "trim": 0.1, "weighted_by_key": "num-examples",
 }  # fmt: skip
-NEEDED = {  # the options with which another one goes
+NEEDED = {  # the other options that an option needs
     "batches_per_message": {"record_every": 2}, "micro_batches": {"synthetic": False},
     "mix": {"update": "delta"}, "proximal_mu": {"update": "delta"},
 }  # fmt: skip
@@ -203,7 +203,7 @@ def another(default):
 
 @pytest.mark.parametrize("kind", list(ours()))
 def test_each_option_of_a_group_reaches_the_group_of_that_name(kind):
-    """The constructor's default group and no flat option are the same; each option is its field."""
+    """Without options a strategy has its default groups; an option sets the field of its name."""
     plain, _, groups = parameters_of(kind)
     assert groups
     assert len(plain) == len(inspect.signature(kind).parameters) - len(groups) + sum(
@@ -228,7 +228,7 @@ def test_a_group_as_a_whole_and_what_the_run_sets_are_no_options_of_a_configurat
 
 
 def test_a_text_is_not_interpolated_twice(bait):
-    """Text that looks like an interpolation once an escape is removed stays text."""
+    """Text that looks like an interpolation after an escape is removed stays text."""
     told = "${oc.env:" + "EDGEWIRE_TEST_SECRET}"
     with pytest.raises(ConfigError) as caught:
         build("strategy", {**AVERAGING, "update": told})()
@@ -250,7 +250,7 @@ def test_an_option_that_declares_no_class_takes_no_object(inner):
 
 
 def single_values():
-    """Yield (group, file, option) for each option with a single value in its file."""
+    """Yield (group, settings, option) for each option whose value in its file is a single value."""
     for group in (*GROUPS, "engine"):
         for file in sorted((HERE / group).glob("*.yaml")):
             node = OmegaConf.to_container(OmegaConf.load(file))
@@ -264,7 +264,7 @@ def single_values():
 
 @pytest.mark.parametrize(("group", "node", "key"), list(single_values()))
 def test_a_list_or_a_mapping_is_refused_for_a_single_value(group, node, key):
-    """A list or mapping in place of a single value gives one error line before it is used."""
+    """A list or mapping in place of a single value is refused in one line, before it is used."""
     plain = {k: 1 if v in ("???",) or str(v).startswith("${") else v for k, v in node.items()}
     target = check_target(group, {**plain, key: node[key]}).make
     kind = parameters_of(target)[0][key].annotation

@@ -1,4 +1,4 @@
-"""Engines in real time refuse network options that have no effect there; they accept `ideal`."""
+"""Engines without a virtual clock refuse network options that need one, but accept `ideal`."""
 
 from dataclasses import fields, replace
 

@@ -1,4 +1,4 @@
-"""The page of all options matches the code; the presets on it match Hydra's composition."""
+"""The page of all options matches the code; its presets match what Hydra composes."""
 
 import pytest
 from hydra import compose, initialize_config_dir

@@ -24,7 +24,7 @@ def commands(heading):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Return the working folder of all programs, without photos at the server."""
+    """Return the working folder of all programs, with photos for two nodes, none for the server."""
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("kitchen", "garden")):
         write_photos(tmp_path / name, seed)

@@ -64,7 +64,7 @@ def blocks(lines: list[str]) -> list[Block]:
 
 
 def numbers(text: str) -> list[str]:
-    """Return the numbers that a reader of this text sees."""
+    """Return the numbers that a reader of the text sees."""
     bare = text
     while (once := NOT_NUMBERS.sub(lambda found: f" {found[1] or ''} ", bare)) != bare:
         bare = once

@@ -1,4 +1,4 @@
-"""The documented example runs unchanged in its own folder."""
+"""The example on the page runs unchanged in its own folder."""
 
 import re
 import shutil
@@ -26,7 +26,7 @@ def test_the_example_runs(tmp_path):
     for name, code in files:
         (tmp_path / name).write_text(code)
     shutil.copytree(ROOT / "compression", tmp_path / "edgewire")  # as the page instructs
-    shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # in place of Flower's engines
+    shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # this runs the app here
     done = subprocess.run(
         [sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""Real runs with `engine=ray`: one that learns and then fails, and one that is interrupted (20 s).
+"""Real runs with `engine=ray`: one learns and then fails, one is interrupted. They take 20 s.
 
 Runs that end normally are in `tests/test_engines.py`.
 """
@@ -162,11 +162,11 @@ def test_a_run_learns_as_locally_and_then_fails(
     assert set(result["files"]) == travels | folders
     log = Path(str(caught.value).rpartition("log: ")[2].rstrip(")"))
     assert "a line for the log" in log.read_text()
-    assert len(result["token"]) == 64  # without this token no other user can join this run's Ray
+    assert len(result["token"]) == 64  # only with this token can one join the run's Ray
     assert result["token"] not in log.read_text()
     assert "Traceback" in log.read_text()
     log.unlink()
-    # SuperLink, SuperExec, simulation, Ray: the search finds their processes.
+    # `left_over` has found the processes of SuperLink, SuperExec, the simulation and Ray.
     assert max(running) > 5
     assert left_over() == []
     assert not (home / ".flwr").exists()

@@ -68,7 +68,7 @@ def test_another_users_connection_has_no_user_once_closed(listener):
         assert user_of(client, server) == NOBODY
         os.write(writing, b"x")
         os.waitpid(pid, 0)
-        # Not root, which the system's table names for closed connections.
+        # The system's table names root as the user of a closed connection; the function does not.
         assert user_of(client, server) is None
     os.close(reading)
     os.close(writing)

@@ -1,4 +1,4 @@
-"""`engine=superlink`: options it refuses, how it waits for nodes, how results are copied back.
+"""`engine=superlink` refuses wrong options, waits for nodes, and copies results back.
 
 Runs with a real server are in `tests/deploy/test_engine.py`.
 """
@@ -90,7 +90,7 @@ def test_missing_nodes_give_one_line():
 def test_more_nodes_than_configured_are_refused():
     with pytest.raises(UsageError, match=r"3 nodes are online, more than nodes=2: .* give nodes=3"):
         wait_for_nodes(Nodes([3]), 2, 0)
-    wait_for_nodes(Nodes([3]), 2, 0, more=True)  # a resumed run accepts more
+    wait_for_nodes(Nodes([3]), 2, 0, more=True)  # a resumed run accepts more nodes
 
 
 @pytest.mark.parametrize("address", ["", "here", "here:", ":1", "a b:1", "http://a:1", "a:b"])
@@ -145,7 +145,7 @@ def test_growing_files_are_copied_back(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     source = LocalFiles(there)
-    follow_history(source, here)  # no file exists yet
+    follow_history(source, here)  # at this time no file exists
     assert fetch_all(source, here) == []
     there.mkdir()
     for text in ("one\n", "one\ntw", "one\ntwo\nthree\n"):

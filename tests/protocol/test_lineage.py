@@ -1,4 +1,4 @@
-"""Messages carry a run's number of restarts; a node returns to the checkpoint that was resumed."""
+"""Messages name the checkpoint from which a run was resumed; nodes return to this checkpoint."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_a_node_without_messages_after_the_checkpoint_keeps_its_state(device):
     first = RunLineage(1, 1).at_checkpoint(2)
     device.asked(1, RunLineage(1, 1))
     device.asked(2, first)
-    checkpoint = first.at_checkpoint(5)  # this node got no message in this checkpoint's interval
+    checkpoint = first.at_checkpoint(5)  # this node got no message between the two checkpoints
     assert device.asked(6, checkpoint._replace(run_id=2)) == [1, 2]
 
 

@@ -8,7 +8,7 @@ from tests.report.made_pages import ACCURACIES, PAGE, define, run
 
 @pytest.fixture
 def root(tmp_path):
-    """A repository folder with the experiments `e` and `f`, without runs or pages."""
+    """Return a repository folder with the experiments `e` and `f`, without runs or pages."""
     for folder in ("conf/experiment", "report/pages", "docs/results"):
         (tmp_path / folder).mkdir(parents=True)
     for name in "ef":
@@ -19,7 +19,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def ran(root):
-    """The folder of `root` with a page definition, and runs of two of its rows."""
+    """Return `root` with the definition of a page, and with runs for two rows of its table."""
     define(root, PAGE)
     run(root, ACCURACIES)
     return root

@@ -1,4 +1,4 @@
-"""An invented page of results: its definition, its runs, and how to read what is written."""
+"""An invented page of results: its definition, and functions that make its runs and read it."""
 
 import random
 
@@ -27,7 +27,7 @@ def define(root, text, name="page"):
 
 
 def run(root, accuracies, experiment="e", **result):
-    """Make runs with seeds 0, 1, ... for each row's overrides, in random order, and keep them."""
+    """Make runs with seeds 0, 1, ... for the overrides of each row, in random order; keep them."""
     jobs = [(words, *seed) for words, of in accuracies.items() for seed in enumerate(of)]
     random.shuffle(jobs)
     sweep = root / f"sweep{len(list(root.glob('sweep*')))}"

@@ -1,4 +1,4 @@
-"""Invented folders of sweeps."""
+"""Makes folders like those that sweeps write."""
 
 import json
 
@@ -18,7 +18,7 @@ RESULT = {
 
 
 def add_job(folder, words, history=(), finished=True, **result):
-    """Write the files of a finished job; its seed is taken from its overrides."""
+    """Write the files of a job; its seed is taken from its overrides `words`."""
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(words.split()))
     seeds = [int(word[5:]) for word in words.split() if word.startswith("seed=")]

@@ -1,4 +1,4 @@
-"""Sweeps as curves: the numbers that are drawn, and the image file."""
+"""Sweeps are drawn as curves: the numbers in the curves, and the image file."""
 
 import struct
 import sys
@@ -14,7 +14,7 @@ LOSSES = {"algorithm=sgd": ([4.0, 2.0, 1.0], [6.0, 2.0, 3.0]), "algorithm=esgd":
 
 
 def rows(losses, step):
-    """Return a history: no training before round 1, an accuracy in every second round."""
+    """Return a history with losses from round 1 on, and an accuracy in every second round."""
     return [
         {
             "round": n,
@@ -146,7 +146,7 @@ def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):
     found = curve(
         [job.history() for job in sgd.jobs], "round", "train_loss", smooth=3, extremes=True
     )
-    # From 4 2 1 and 6 2 3; the first and the last point are not averaged.
+    # The losses are 4 2 1 and 6 2 3; the first and the last point are not averaged.
     np.testing.assert_array_equal(found.low, [4, 1, 1])
     np.testing.assert_array_equal(found.high, [6, 6, 3])
     one = curve([sgd.jobs[0].history()], "round", "train_loss", smooth=3, extremes=True)

@@ -1,4 +1,4 @@
-"""Confidence intervals by Student's t, and differences of equal seeds."""
+"""Confidence intervals by Student's t, also for differences between runs of equal seeds."""
 
 from statistics import stdev
 

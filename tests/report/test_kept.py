@@ -1,4 +1,4 @@
-"""Kept runs: what is taken from folders, which runs replace others, and invalid files."""
+"""Runs that are stored in the repository: what is stored of a run, and which run it replaces."""
 
 import json
 import subprocess
@@ -187,11 +187,11 @@ def test_a_commit_is_marked_if_code_was_changed(root, sweep):
     git("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "x")
     clean = commit_of(root)
     assert len(clean) >= 7
-    keep(root, sweep)  # a kept file is no change of the code
+    keep(root, sweep)  # the file of stored runs does not count as changed code
     assert {run.commit for run in kept(root)} == {clean} == {commit_of(root)}
     (root / "run.py").write_text("")
     assert commit_of(root) == f"{clean}+"
-    keep(root, sweep)  # the same runs keep their commit
+    keep(root, sweep)  # runs that are stored again keep their commit
     assert {run.commit for run in kept(root)} == {clean}
 
 

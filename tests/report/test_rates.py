@@ -1,4 +1,4 @@
-"""Each method's learning rate on the test set was the best one on a part of the training set."""
+"""Methods are tested at the learning rate that was best on a held-out part of the training set."""
 
 import shlex
 from collections import defaultdict
@@ -29,20 +29,17 @@ PAGES = {
     "lost_replies": (("lost_replies_search",), 1, ()),
     "batchnorm": (("batchnorm_search",), 1, ()),
 }
-CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys that a search chose
-PAPERS = {"table1", "figure3"}  # tables with the paper's rate
+CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys whose values a search chose
+PAPERS = {"table1", "figure3"}  # tables that use the paper's rates
 BESIDE = {
     "no staleness rule, AdaComp's rate",  # this row shows a rate that is not the best
-    "SGD, losslessly coded",  # it takes the same steps as SGD
-    *(
-        "momentum SGD, lr 0.05",
-        "F2I (int8), lr 0.05",
-    ),  # half of the best rate, shown for comparison
+    "SGD, losslessly coded",  # this row takes the same steps as SGD
+    *("momentum SGD, lr 0.05", "F2I (int8), lr 0.05"),  # these use half of the best rate
 }
 
 
 def taken_apart(words, without):
-    """Return the settings of a row or run without its rates, and the rates as a dict."""
+    """Return the settings of a row or run without its learning rates, and the rates as a dict."""
     found = dict(word.split("=", 1) for word in shlex.split(words))
     rates = {key: float(found.pop(key)) for key in CHOSEN if key in found}
     return frozenset((key, value) for key, value in found.items() if key not in without), rates

@@ -69,7 +69,7 @@ def test_a_short_run_prints_no_line_where_there_is_no_bar(tmp_path, shared):
 
 
 def test_a_log_has_lines(tmp_path, monkeypatch):
-    """A run that takes longer than the first line's delay logs lines."""
+    """A run that takes longer than `FIRST_LINE` seconds logs lines of progress."""
     monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
     screen = io.StringIO()
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
@@ -82,7 +82,7 @@ def test_a_log_has_lines(tmp_path, monkeypatch):
 
 
 def test_a_line_shows_the_known_values(tmp_path):
-    """A line has the last known accuracy, the bytes, and the time left, also before round 1."""
+    """A progress line shows the last known accuracy, the bytes and the time left, if known."""
     line, history = ProgressLine(tmp_path, 10), tmp_path / "history.jsonl"
     assert line.line(10.4) == "round 0 of 10, 10 s so far"
     rest = "accuracy 50.00 %, up 61.7 kB, down 2 MB"
@@ -131,7 +131,7 @@ RESULT = {
 
 @pytest.fixture
 def summary(tmp_path):
-    """Return a function that prints the summary of a run with these overrides and choices."""
+    """Return a function that returns the printed summary of a run with overrides and choices."""
 
     def printed(words=(), choices=None, **result):
         (tmp_path / ".hydra").mkdir()

@@ -1,4 +1,4 @@
-"""The command for pages of results: all pages are up to date, `--check`, and mistakes of users."""
+"""All pages of results are up to date; the command that writes the pages names mistakes."""
 
 import json
 from itertools import product
@@ -48,7 +48,7 @@ def test_every_value_of_a_benchmark_exists(page):
             assert "-" not in {filled.sentence(r, c) for r in table.rows for c in table.columns}
 
 
-FEWER = {"adacomp_figure3", "synthetic_table1"}  # these have runs of over ten minutes
+FEWER = {"adacomp_figure3", "synthetic_table1"}  # experiments with runs of over ten minutes
 
 
 @of_each_page
@@ -99,7 +99,7 @@ def number(page, label, column="accuracy, %"):
 
 
 def words_of_jobs(sweeper, beside=""):
-    """Return the names of the sweeper's jobs, in the form of a definition's rows."""
+    """Return the overrides of the sweeper's jobs, in the form that a page's definition uses."""
     given = dict(word.split("=", 1) for word in beside.split())
     found = set()
     for case in sweeper.get("cases", [""]):

@@ -1,4 +1,7 @@
-"""Which node holds which segment of a cut model: the table, the picture, the program."""
+"""A run of a cut model shows which node holds which segment, in a table and in a picture.
+
+A cut model is divided into segments on different nodes.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Sweeps as tables: which jobs form a row, its name, and its numbers."""
+"""Sweeps are shown as tables: which jobs form a row, and the row's name and numbers."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.report.sweeps import add_job
 
 @pytest.fixture
 def sweep(tmp_path):
-    """A sweep of two cases with three and two seeds; the first job has another batch size."""
+    """Return a sweep: one job, then a case with three seeds, then a case with two seeds."""
     folder = tmp_path / "sweep"
     add_job(folder / "0", "algorithm=sgd batch_size=64 seed=0 experiment=e", accuracy=0.5)
     for seed, accuracy in enumerate((0.98, 0.99, 0.97)):
@@ -24,7 +24,7 @@ def sweep(tmp_path):
 
 
 def rows_of(text):
-    """Return a Markdown table as dicts, and the text after it."""
+    """Return a Markdown table as one dict for each row, and the text after the table."""
     table, _, rest = text.partition("\n\n")
     lines = [[cell.strip() for cell in line.split(" | ")] for line in table.strip().splitlines()]
     lines = [[line[0].lstrip("| "), *line[1:-1], line[-1].rstrip("| ")] for line in lines]

@@ -5,7 +5,7 @@ from strategy.collector import Stragglers
 
 @pytest.fixture
 def lates(monkeypatch):
-    """Return the list of all `Stragglers` of this test: the servers' records of late replies."""
+    """Return a list of all `Stragglers` of this test; each is a server's record of late replies."""
     made, begin = [], Stragglers.__init__
 
     def noting(self, *options):

@@ -1,4 +1,4 @@
-"""Short runs of models cut into segments, for the tests of their server."""
+"""Makes short runs of cut models: models that are divided into segments on different nodes."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ PIPED = (*SPLIT, "strategy.schedule=pipeline", "strategy.micro_batches=4")
 
 
 def run(folder, *words, workers=1, app="client.app:app"):
-    """Run a cut model on the local engine; return result, history without seconds, and weights."""
+    """Run a cut model on the local engine; return its result, history (no seconds) and weights."""
     made = composed(*words)
     config, values = to_config(made), run_config(made, output=str(folder))
     job = Job(ROOT, values, config.nodes, folder, config.seed, config.network, client_app=app)

@@ -1,4 +1,4 @@
-"""Asynchronous training as a short event loop, the reference for the server."""
+"""A short event loop that trains asynchronously; tests compare the server with this loop."""
 
 import heapq
 
@@ -20,9 +20,9 @@ CODECS = {
 
 
 def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1):
-    """Return every model, and which node's update arrived when, without messages or server code.
+    """Train without messages or server code; return all models, and each update's time and sender.
 
-    Staleness is counted from the full history of index sets.
+    Staleness is counted from the index sets of all earlier steps of the server.
     """
     clock, heap, x = VirtualClock(network, seed), [], start()
     sums, pending, version, share = np.zeros(SIZE, np.float32), 0, 0, 0.0
@@ -53,7 +53,7 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
             "parameter": (1 / np.maximum(touched, 1)).astype(np.float32),
         }[policy]
         sums[at] += update.values * factor
-        # Statistics get one factor for all entries.
+        # Running statistics get one factor for all entries.
         share += float(factor if np.ndim(factor) == 0 else factor[-1])
         changed |= set(at.tolist())
         pending += 1
@@ -73,7 +73,7 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
 
 
 def at_once(node, server_round):
-    """Return 0 steps: a gradient takes no time, so only the waiting time counts."""
+    """Return 0 training steps: a gradient takes no virtual time, so only the waiting counts."""
     return 0
 
 

@@ -1,4 +1,7 @@
-"""Four nodes with the real `CompressionMod`; gradients are eighths, so float32 sums are exact."""
+"""Four nodes with random gradients and the real `CompressionMod`, for tests of the server.
+
+Gradients are multiples of 1/8, so their float32 sums are exact.
+"""
 
 from weakref import WeakValueDictionary
 
@@ -32,7 +35,7 @@ SIZE, TRAINED = 258, 252
 SGD = {"_target_": "task.optimizers.SGD"}
 MOMENTUM = {"_target_": "task.optimizers.Momentum", "momentum": 0.5}
 ADAM = {"_target_": "task.optimizers.Adam", "lazy": True}
-AVERAGE = make_codec()  # the downlink of averaged updates
+AVERAGE = make_codec()  # for a downlink that sends averaged updates
 
 
 def initial():
@@ -53,7 +56,8 @@ def gradient(node, number):
 class Trainer(real.Trainer):
     """A trainer without a model: its gradients are random.
 
-    `spoil`: (node, number) -> function that changes the gradient; `steps`: (node, number) -> steps.
+    `spoil` maps (node, message number) to a function that changes this gradient. `steps` is a
+    function of (node, message number) that returns the number of training steps.
     """
 
     layout, trained = LAYOUT, TRAINED
@@ -72,10 +76,10 @@ class Trainer(real.Trainer):
         self.optimizer = server_optimizer_of(self.config)
         self.uplink = real.uplink_of(self.config, LAYOUT)
         self.spoil, self.steps = spoil or {}, steps
-        self.given, self.models = {}, {}  # (node, number) -> gradient, model
+        self.given, self.models = {}, {}  # both by (node, number)
 
     def gradient(self, node, model, natives=None, *, number):
-        """Return a random gradient and metrics; nodes and numbers count from 1, as at a server."""
+        """Return a random gradient and its metrics; keys of `given` and `models` count from 1."""
         key = node.index + 1, number + 1
         self.models[key] = model.copy()
         made = gradient(*key)
@@ -91,7 +95,7 @@ class Trainer(real.Trainer):
 
 
 def app_of(trainer, *mods):
-    """Return a ClientApp of a trainer; `mods` see the payloads."""
+    """Return a ClientApp that uses the trainer; its `mods` see the compressed payloads."""
     app = ClientApp()
 
     @app.train("step", mods=[*mods, trainer.uplink])
@@ -106,15 +110,15 @@ def app_of(trainer, *mods):
 
 
 def strategy_of(kind, codecs=NO_CODECS, **options):
-    """Return a strategy from flat options, which the configuration gathers in their groups."""
+    """Return a strategy; the configuration sorts the flat `options` into groups of options."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     return check_target("strategy", {"_target_": name, **options}).made(codecs=codecs)
 
 
 class Federation:
-    """A run that records the messages' contents, each round's model, and the nodes' states.
+    """A run that records the model of each round, and the names of the arrays in each message.
 
-    `answers`: weak references to the replies, to find those that any object still holds.
+    `answers` holds weak references to replies; they show which replies are still in memory.
     """
 
     def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
@@ -133,7 +137,7 @@ class Federation:
         self.grid = LocalGrid(self.pool, nodes, self.clock)
 
     def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
-        """Train synchronously; return the strategy. `after`: called with each round's number."""
+        """Train synchronously; return the strategy. Call `after` with the number of each round."""
         update = self.trainer.config.strategy["update"]
         options = {"verify_every": 0, "update": update, **options}
         codecs = Codecs(self.codec, downlink, options.pop("seed", 0))
@@ -180,9 +184,9 @@ class Federation:
 
 
 def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):
-    """Return SGD's models; `used`: for each round the nodes whose gradients are averaged.
+    """Return the models of SGD; `used` lists for each round the nodes whose gradients are averaged.
 
-    Statistics are mixed: (1 - share) times the model's value plus share times the nodes' mean.
+    Running statistics become (1 - share) times the model's value plus share times the nodes' mean.
     """
     models = [start()]
     for number, nodes in enumerate(used, 1):

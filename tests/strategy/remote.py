@@ -1,4 +1,4 @@
-"""A grid in another process: servers start and stop, while messages stay under way."""
+"""A grid in another process: servers can start and stop while messages are under way."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""A grid whose nodes leave and return with another id, as SuperNodes do."""
+"""A grid whose nodes leave and return with another id, as SuperNodes without keys do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from compression.flower.timed_grid import GridWrapper
 
 
 class Renewed(GridWrapper):
-    """On every pull a share of the nodes leaves and returns under new ids.
+    """A grid in which a share of the nodes gets new ids each time the server pulls replies.
 
-    Messages to an old id are never answered. `ids`: the number of ids so far.
+    Messages to an old id are never answered. `ids` is the number of ids so far.
     """
 
     def __init__(self, grid: Grid, share: float, seed: int = 0) -> None:
@@ -27,14 +27,14 @@ class Renewed(GridWrapper):
 
     @property
     def next_change(self) -> None:
-        """Return None: the moment of the next change is unknown."""
+        """Return None: it is unknown when the next node appears."""
 
     def get_node_ids(self) -> Sequence[int]:
         """Return the ids of the present nodes."""
         return sorted(self._nodes)
 
     def push_messages(self, messages: Iterable[Message], ttl: float = float("inf")) -> list[str]:
-        """Send messages to present nodes; drop those to absent nodes."""
+        """Send the messages to present nodes; drop the messages to absent nodes."""
         made = list[str]()
         for message in messages:
             about = message.metadata

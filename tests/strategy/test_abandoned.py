@@ -1,6 +1,7 @@
-"""A server continues from a state older than its nodes' states, without the messages under way.
+"""A server continues from a saved state that is older than the states of its nodes.
 
-This happens on real nodes when a new run replaces one whose ServerApp was killed.
+The messages under way are lost. This happens on real nodes when the ServerApp of a run was killed
+and a new run continues from its checkpoint.
 """
 
 from contextlib import suppress
@@ -46,7 +47,7 @@ class Stopped(Exception):
 
 
 class Real(GridWrapper):
-    """A grid like one of real nodes: without virtual time or a known next change."""
+    """A grid that acts as with real nodes: no virtual time; the next node's arrival is unknown."""
 
     @property
     def virtual_seconds(self):
@@ -68,7 +69,8 @@ def begun(words, states):
 def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=None):
     """Run a server; return it, its saved state, and the last recorded model.
 
-    `back`: the nodes that return to the saved state. `at_save`: called when the state is saved.
+    `back` holds the nodes whose states are as old as `state`. `at_save` is called once the state
+    is saved.
     """
     config = configured(*words)
     data = data_of(config)

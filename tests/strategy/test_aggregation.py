@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from strategy.aggregation import SparseMean
 
-# The values are quarters, so sums are exact and means can be compared bit for bit.
+# The values are multiples of 1/4, so sums are exact and means can be compared bit for bit.
 weights = st.sampled_from([1.0, 2.0, 4.0, 0.5, 3.0])
 
 
 @st.composite
 def updates(draw, size, dense=True):
-    """Return (indices or None, values, weight); the index set may be empty or full."""
+    """Draw an update (indices or None for all, values, weight); `indices` may be empty or full."""
     kind = draw(st.sampled_from(["some", "few", "none", "all", *["dense"] * dense]))
     if kind in ("dense", "all"):
         indices = None if kind == "dense" else np.arange(size)
@@ -30,7 +30,7 @@ def updates(draw, size, dense=True):
 
 @st.composite
 def rounds(draw, dense=True):
-    """Return a size and some rounds of updates, for both methods of the union."""
+    """Draw a size and some rounds of updates, with few and with many indices."""
     size = draw(st.sampled_from([1, 2, 40, 700]))
     one = st.lists(updates(size, dense), min_size=1, max_size=5)
     return size, draw(st.lists(one, min_size=1, max_size=4))
@@ -92,7 +92,7 @@ def test_an_update_of_every_entry_may_come_with_its_indices(given_rounds, which)
 
 @pytest.mark.parametrize("count", [4, 400])
 def test_few_indices_are_sorted_and_many_are_marked(monkeypatch, count):
-    """A union of few indices is sorted, one of many is marked; each case must use its method."""
+    """Few indices of several updates are joined by sorting; many indices are joined by marking."""
     size, draw, mean = 1000, np.random.default_rng(0), SparseMean(1000)
     calls, unique = [], np.unique
     monkeypatch.setattr(np, "unique", lambda array: calls.append(array) or unique(array))

@@ -70,7 +70,7 @@ def test_warnings_are_unchanged_with_a_log_handler(monkeypatch):
 
 
 def refused_with(status):
-    """Return the error of Flower's grid when the server refuses a call."""
+    """Return the error that Flower's grid raises when the server refuses a call."""
     response = httpx.Response(status, request=httpx.Request("POST", "http://server"))
     return httpx.HTTPStatusError("no", request=response.request, response=response)
 
@@ -87,7 +87,7 @@ def refused_with(status):
     ],
 )
 def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch, raised, ended):
-    """The third round raises; the second round's model and the reason of the end are saved."""
+    """If the third round raises an error, the second round's model and the reason are saved."""
     done = Run.round_done
 
     def third(self, server_round, arrays):
@@ -109,7 +109,7 @@ def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("while_saving", [False, True])
 def test_an_error_while_a_signal_waits_counts_as_a_stop(tmp_path, monkeypatch, while_saving):
-    """A stopped run may first get a signal or an error; either way it ends as stopped."""
+    """If an error follows a stop signal, the run counts as stopped and not as failed."""
     heard, write, done = [], checkpoint_file.write, Run.round_done
 
     def ends(number, frame):
@@ -152,7 +152,7 @@ def test_an_emulated_network_is_refused_in_real_time():
 
 
 class Remote(GridWrapper):
-    """A grid of remote nodes: a checkpoint holds nothing of the nodes."""
+    """A grid of remote nodes, whose states are not in the server's checkpoint."""
 
 
 @pytest.mark.parametrize("algorithm", ["esgd", "fedavg_f2i_both"])

@@ -1,4 +1,4 @@
-"""The asynchronous server equals a short event loop; also its options and presets."""
+"""The asynchronous server trains like a short event loop; its options and presets are tested."""
 
 import json
 from itertools import pairwise
@@ -111,7 +111,7 @@ def test_downlink_errors_do_not_add_up():
         min(np.abs(model - server).max() for server in changes.models)
         for model in changes.trainer.models.values()
     ]
-    assert 0 < max(behind) < 0.03  # int8's rounding error of what a few gradients have changed
+    assert 0 < max(behind) < 0.03  # int8 rounds the change by a few gradients
 
 
 def test_a_lossless_downlink_changes_no_result():
@@ -148,7 +148,7 @@ def test_mixing_moves_the_model_towards_the_nodes_model():
             [(model - gradient(node, number))[:TRAINED], gradient(node, number)[TRAINED:]]
         )
         x = (1 - share) * x + share * own
-        # Including statistics.
+        # The mixed model includes running statistics.
         np.testing.assert_allclose(federation.models[version + 1], x, atol=1e-5)
         sent[node] = x, version + 1
 
@@ -218,7 +218,7 @@ def test_comp_asgd_selects_over_the_whole_model_and_adacomp_in_each_tensor(name,
 
 @pytest.mark.parametrize("rho", [0.0, 2.0])
 def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
-    """Xie et al. 2019, Algorithm 1: gradients of f + rho / 2 |x - x_t|^2, on one full batch."""
+    """Nodes take gradients of f + rho / 2 |x - x_t|^2 on a full batch (Xie et al. 2019, Alg. 1)."""
     words = [f"strategy.proximal_mu={rho}", "strategy.server_lr=1", "local_steps=3"]
     alone = [
         "nodes=1",
@@ -269,7 +269,7 @@ def test_runs_are_reproducible_where_bytes_decide_the_order(tmp_path):
 
 
 def test_adacomp_that_sends_everything_is_asgd(tmp_path):
-    """Every update changes every parameter, so each parameter's staleness is the update's."""
+    """Every update changes every parameter, so each parameter is as stale as the whole update."""
     whole = ["compression.density=1.0", "compression.quantizer=float32"]
     weights, rows = result_of(tmp_path / "adacomp", "adacomp", 1, *whole)
     expected, reference = result_of(tmp_path / "asgd", "asgd", 1)

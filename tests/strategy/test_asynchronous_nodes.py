@@ -43,7 +43,7 @@ def test_a_returning_node_has_lost_its_memory():
     trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
 
     def reply(key, answer):
-        begun.append((key[1], bool(federation.pool.contexts)))  # empty before the first message
+        begun.append((key[1], bool(federation.pool.contexts)))  # False before the first message
         return answer
 
     federation = Federation(trainer, network, nodes=1, seed=3, reply=reply)
@@ -80,7 +80,7 @@ def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
 
 @pytest.mark.parametrize("speed", [0.01, 1e-5])
 def test_nodes_that_are_always_late_take_no_memory(speed, lates):
-    """A message to a busy slow node expires: no node computes it, and no server stores it."""
+    """Messages to a busy slow node expire: the node ignores them, and the server forgets them."""
     classes = {"fast": DeviceClass(0.5, 1.0), "slow": DeviceClass(0.5, speed)}
     network = Network(waiting="fixed", waiting_seconds=1.0, classes=classes)
     federation = Federation(Trainer(steps=at_once), network, nodes=8, seed=2)
@@ -92,13 +92,13 @@ def test_nodes_that_are_always_late_take_no_memory(speed, lates):
     assert len(federation.seen) <= 2_000 + 8 + slow * (1 + end * speed)
     gc.collect()
     assert len(federation.answers) <= 8
-    busy = 1 / speed / 3  # messages that a slow node gets while it works on one
+    busy = 1 / speed / 3  # messages to a slow node while it works on one message
     lates[0].clear()
     assert len(lates[0]) <= slow * (2 * busy + 1)  # and as many again before its next reply
 
 
 def test_late_replies_are_not_applied_and_nodes_put_them_back():
-    """Every third reply misses the time-out; the server ignores it and the node puts it back."""
+    """Every third reply is late: the server ignores it; the node keeps its update for later."""
     slow = Network(seconds_per_step=1.0)
     trainer = Trainer(steps=lambda node, number: 4 if number % 3 == 0 else 1, **CODECS["topk"])
     federation = Federation(trainer, slow, seed=1)

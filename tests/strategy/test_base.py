@@ -1,4 +1,4 @@
-"""What the synchronous, the asynchronous and the cut-model server have in common."""
+"""Tests of what the servers of synchronous, asynchronous and cut-model training share."""
 
 import logging
 

@@ -31,7 +31,7 @@ class Stopped(Exception):
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Write every checkpoint that is due, however long it takes."""
+    """Write every checkpoint that is due, however long the writing takes."""
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
 
 
@@ -71,8 +71,8 @@ def stop():
 def goes_on(monkeypatch, tmp_path, words, record, workers=None):
     """Assert that a run resumed from record `record` leaves the same files as an uninterrupted run.
 
-    `workers`: the numbers of workers before and after the stop. None: no run is stopped; a copy of
-    the first run's folder stands for the files after a kill.
+    `workers` holds the numbers of workers before and after the stop. If it is None, no run is
+    stopped: a copy of the first run's folder is used in place of the files of a killed run.
     """
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     if workers is None:
@@ -150,7 +150,7 @@ HARD = {
 }  # fmt: skip
 
 
-WORKERS = [(2, 2), (2, 1), (1, 3)]  # before and after the stop
+WORKERS = [(2, 2), (2, 1), (1, 3)]  # numbers before and after the stop
 
 
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))

@@ -1,4 +1,4 @@
-"""DGC clips to clip_norm / sqrt(N), where N updates make the server's next step."""
+"""DGC clips gradients to the norm clip_norm / sqrt(N), where N updates make a server's step."""
 
 import numpy as np
 import pytest

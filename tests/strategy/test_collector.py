@@ -1,4 +1,7 @@
-"""A round ends with its quorum or its time-out; late replies belong to no round."""
+"""A round ends when enough nodes have replied (its quorum) or at its time-out.
+
+A late reply belongs to no round.
+"""
 
 import gc
 from itertools import count
@@ -19,7 +22,7 @@ from strategy.collector import RoundCollector
 from strategy.ordered_grid import OrderedGrid
 
 NODES = 5
-# (node, round) -> weak reference, to find replies that any object still holds.
+# Weak references by (node, round); they show which replies are still in memory.
 answers_kept = WeakValueDictionary()
 SLOW = Network(seconds_per_step=1.0)  # node n replies after n seconds
 app = ClientApp()
@@ -123,7 +126,7 @@ def test_an_old_reply_of_a_late_node_never_counts(lates):
 def test_errors_are_replies_but_do_not_count_towards_a_quorum():
     exchange, grid = exchange_over(Network(latency_ms=500, seconds_per_step=1.0))
     answers = exchange(messages(1, broken=[3, 5]), 2, 1e9)
-    assert set(answers) == {1, 2, 3, 5}  # errors take no steps
+    assert set(answers) == {1, 2, 3, 5}  # a node that raises an error takes no steps
     assert [n for n, reply in answers.items() if reply.has_error()] == [3, 5]
     assert grid.now == 3.0
     answers = exchange(messages(2, broken=[1, 2, 3, 4, 5]), 2, 1e9)
@@ -174,7 +177,7 @@ def test_lost_replies_are_not_fetched_for_ever(quorum, lates):
         del answers
         assert len(answers_kept) <= len(late)
     assert lost > 200
-    assert longest < 8 * NODES  # as many in a row as a node may lose by chance
+    assert longest < 8 * NODES  # no node loses 8 replies in a row
 
 
 class Remote:
@@ -197,7 +200,7 @@ class Remote:
 
 @pytest.fixture
 def naps(monkeypatch):
-    """Return the list of sleeps; the clock advances only by these sleeps."""
+    """Return the list of the seconds of all sleeps; the clock advances only by these sleeps."""
     slept = []
     monkeypatch.setattr(polling.time, "sleep", slept.append)
     monkeypatch.setattr(polling.time, "monotonic", lambda: 100 + sum(slept))
@@ -225,7 +228,7 @@ def test_the_time_out_ends_a_round_in_real_time(naps, lates):
         assert list(exchange(messages(number, nodes=[1, 2]), 1, 3.0)) == [1]
         assert sum(naps) == pytest.approx(3.0 * number)
         assert len(lates[0]) == number
-    remote.failed = [2]  # all its late replies arrive at once
+    remote.failed = [2]  # all late replies of node 2 arrive now
     assert list(exchange(messages(4, nodes=[1, 2]), 1, 3.0)) == [2]
     lates[0].clear()
     assert len(lates[0]) == 1

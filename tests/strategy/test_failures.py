@@ -1,4 +1,4 @@
-"""A node's invalid reply costs its own update and nothing else."""
+"""If a node's reply is invalid, only this node's update is lost."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_an_update_that_is_not_finite_is_left_out(bad, compression):
     assert_models(federation, by_hand([ALL, ALL, [1, 3, 4], ALL, ALL, ALL]))
     assert strategy.traffic.failures == 1
     assert strategy.traffic.client_updates == 6 * NODES - 1
-    # the node replied with an error, so its version is unknown
+    # the node replied with an error, so the server does not know its model version
     whole = {key for key, arrays in federation.seen.items() if MODEL in arrays}
     assert whole == {(n, 1) for n in ALL} | {(2, 4)}
 
@@ -120,7 +120,7 @@ def test_an_unusable_reply_is_left_out(name):
     assert_models(federation, expected)
     assert strategy.traffic.failures == 1
     assert strategy.traffic.client_updates == 4 * NODES - 1
-    assert federation.seen[2, 3] == {"2"}  # the node replied, so its version is known
+    assert federation.seen[2, 3] == {"2"}  # the node replied, so the server knows its model version
 
 
 def test_without_a_usable_reply_the_model_stays():
@@ -146,7 +146,7 @@ def test_a_run_without_usable_replies_ends_with_a_known_line():
 
 
 def beyond(made):
-    """Return an update so large that a sum of two exceeds float32; its statistics are valid."""
+    """Return an update so large that the sum of two exceeds float32; its statistics are valid."""
     return np.where(np.arange(SIZE) < TRAINED, np.float32(3e38), made)
 
 

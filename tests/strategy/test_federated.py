@@ -1,4 +1,7 @@
-"""Flower's strategies, round by round, equal Flower's `start` and resume from a state."""
+"""The project's loop over rounds runs Flower's strategies with the results of Flower's `start`.
+
+Unlike Flower's `start`, the loop can resume from a saved state.
+"""
 
 import random
 

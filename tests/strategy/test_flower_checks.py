@@ -86,7 +86,7 @@ def test_the_number_of_sampled_nodes_is_flowers(nodes, share, least):
 def test_a_rule_accepts_as_many_malicious_nodes_as_its_proof(rule, times, share):
     for nodes in range(1, 40):
         drawn = max(int(nodes * share), 1)
-        most = max((drawn - 3) // times, 0)  # without a malicious node the rule only selects
+        most = max((drawn - 3) // times, 0)  # with 0 malicious nodes no run is refused
         lines = [
             refused(rule(num_malicious_nodes=n, fraction_train=share, **ALL), nodes=nodes)
             for n in range(nodes + 1)

@@ -1,4 +1,7 @@
-"""Replies of a cut model with unrequested contents are left out, and the log names their sender."""
+"""If a node of a cut model sends what the server did not ask for, its reply is left out.
+
+The log names the node. A cut model is divided into segments on different nodes.
+"""
 
 import tracemalloc
 
@@ -22,7 +25,7 @@ LABELS = np.zeros((1, 64), np.int64)
 
 
 def adding(name, data, also=False):
-    """Return a change that puts a payload into a reply; `also`: even under a new name."""
+    """Return a function that replaces a reply's payload `name`; with `also` it may add it."""
 
     def spoil(reply):
         record = dict(reply.content["arrays"])
@@ -55,9 +58,9 @@ NO_LABELS = {
 
 
 def in_turn(node, changes, name):
-    """Return an app: each of `changes` modifies one reply of `node` that holds `name`.
+    """Return an app in which each of `changes` modifies one reply of `node` that holds `name`.
 
-    The first two replies with this name stay unchanged. A change of None leaves its reply alone.
+    The first two of these replies stay unchanged. A change of None leaves a reply unchanged.
     """
     left = [None, None, *changes]
 
@@ -109,7 +112,7 @@ NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", 
 @BOTH
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
-    """A payload that declares a huge size takes no such memory at the server."""
+    """If a payload declares a huge size, the server does not allocate memory of this size."""
     sizes = [1 << 26, 1 << 40] * len(NAMES)
     both = zip(NAMES * 2, map(declaring, sizes), strict=True)
     changes = [adding(*each, also=True) for each in both]

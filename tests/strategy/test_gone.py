@@ -15,7 +15,7 @@ METHODS = {
     "topk": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
     "f2i": {"quantizer": "int8"},
 }
-BOUND = 25  # twice the four nodes, five spare, and twice as many model versions as nodes
+BOUND = 25  # above twice the four nodes, plus five spare ids, plus two model versions for each node
 
 
 def sizes(state, name="state"):

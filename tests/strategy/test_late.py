@@ -1,4 +1,4 @@
-"""Late replies are fetched; those that can no longer arrive are forgotten."""
+"""The server fetches late replies, and forgets the replies that can no longer arrive."""
 
 from types import SimpleNamespace
 

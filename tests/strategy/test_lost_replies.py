@@ -1,4 +1,4 @@
-"""Replies are lost, late or repeated; every gradient still counts exactly once."""
+"""Every gradient counts exactly once, even if replies are lost, late or repeated."""
 
 import copy
 
@@ -37,7 +37,7 @@ CODECS = {
 
 @pytest.fixture
 def applied(monkeypatch):
-    """Return (sum of applied updates by node, the updates seen)."""
+    """Return the sum of each node's applied updates, and (node, sequence) of each of them."""
     total, seen, came = {}, [], {}
     decode, applied = AckTracker.decode, AckTracker.applied
 
@@ -62,7 +62,7 @@ def applied(monkeypatch):
 
 
 def still_kept(federation, seen, node):
-    """Return a node's unsent part: its memory, and its last update if that was not applied."""
+    """Return what a node still has to send: its residual, plus its last update if not applied."""
     codec, state = federation.codec, federation.state(node)
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
     if (node, state.sequence) not in seen:
@@ -104,7 +104,7 @@ def test_sent_plus_kept_equals_given_however_late(name, applied):
 
 
 def test_sent_updates_are_what_moves_the_model(applied):
-    """SGD with rate 1 and one node: the model's change plus the residual equals all gradients."""
+    """For one node at rate 1, the model's change plus the residual is the sum of all gradients."""
     federation = Federation(Trainer(**CODECS["topk"]), Network(latency_ms=100.0, loss=0.4), nodes=1)
     strategy = federation.run(ROUNDS, timeout=1.0, lr=1.0)
     moved = (federation.models[0] - federation.models[-1])[:TRAINED]
@@ -158,7 +158,7 @@ def test_nodes_catch_up_after_losses(name):
     compression = CODECS.get(name, {})
     federation = Federation(Trainer(optimizer=MOMENTUM, **compression), LOSSY, seed=2)
     federation.run(ROUNDS, timeout=1.0, verify_every=1)
-    assert len(federation.trainer.models) == len(federation.seen)  # every node could follow
+    assert len(federation.trainer.models) == len(federation.seen)  # no node lacked the model
     for (_, server_round), model in federation.trainer.models.items():
         assert model.tobytes() == federation.models[server_round - 1].tobytes()
     missed = {key: arrays for key, arrays in federation.seen.items() if len(arrays) > 2}

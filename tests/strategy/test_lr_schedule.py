@@ -1,4 +1,4 @@
-"""Learning rates equal those of torch's schedulers."""
+"""Learning rates equal the rates of torch's schedulers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which nodes an asynchronous server sends messages to, and which it lets rest."""
+"""An asynchronous server chooses the nodes that get messages and the nodes that rest."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_nodes_messages_are_numbered(turns):
 
 
 def test_a_node_that_keeps_failing_rests_longer_and_longer(turns):
-    """After each failure a node rests until every node has sent 0, 1, 3, 7, ... updates."""
+    """After its 1st, 2nd, 3rd, ... failure a node rests for 0, 1, 3, 7, ... updates per node."""
     rests = []
     for _ in range(10):
         turns.useless(1)

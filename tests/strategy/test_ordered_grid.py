@@ -1,4 +1,4 @@
-"""The number of nodes, and how long a server waits for more."""
+"""The number of a grid's nodes, and how long a server waits for more nodes."""
 
 import math
 

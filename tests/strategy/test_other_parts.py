@@ -1,4 +1,7 @@
-"""A reply with a tensor in the wrong part of its payload is left out; other replies count."""
+"""A reply is left out if a tensor is in the wrong part of its payload; other replies count.
+
+A payload has two parts: one vector of all float32 tensors, and other tensors in their own type.
+"""
 
 import json
 from pathlib import Path
@@ -21,7 +24,7 @@ PUSHES = ["strategy.pushes=9", "strategy.record_every=9", "eval_every=9"]
 
 
 def first_beside(payload):
-    """Return a payload of the same methods, with its first tensor beside the vector."""
+    """Return a payload of the same methods whose first tensor is not in the float32 vector."""
     update, said = decode_update(payload), describe(payload)
     codec = make_codec(quantizer=said.quantizer, coder=said.coder)
     name, shape = update.layout.names[0], update.layout.shapes[0]

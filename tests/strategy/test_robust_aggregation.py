@@ -32,7 +32,7 @@ def updates(seed, nodes, density):
 def test_the_median_is_numpys(seed, nodes, density, absent):
     found, table = updates(seed, nodes, density)
     robust = RobustMean(SIZE, "median", absent=absent)
-    for _ in range(2):  # the second pass starts anew
+    for _ in range(2):  # the second pass keeps nothing of the first
         for indices, values in found:
             robust.add(indices, values, 3.0)
         indices, values = robust.take()

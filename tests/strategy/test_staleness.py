@@ -1,4 +1,7 @@
-"""Staleness without a stored history equals that of a full history; the factors made from it."""
+"""Staleness counted without a stored history equals staleness counted from a full history.
+
+Stale updates are multiplied by factors that depend on their staleness.
+"""
 
 import numpy as np
 import pytest
@@ -23,11 +26,9 @@ def every(indices):
 @settings(deadline=None, max_examples=200)
 @given(events=EVENTS)
 def test_the_staleness_of_a_parameter_equals_a_full_historys(events):
-    """Each event: one node's update from its last model, then the new model to that node."""
+    """In each event the server applies one node's update, then sends this node the new model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            staleness, "STEP_COST", 1
-        )  # eight entries, or steps, make a copy: many of both
+        patch.setattr(staleness, "STEP_COST", 1)  # so that few entries or steps already make a copy
         follow(events)
 
 
@@ -54,7 +55,7 @@ def test_nodes_with_the_same_model_share_one_record():
     assert policy.seen() is first
     policy.applied(np.array([3], dtype=np.uint32))
     assert policy.seen() is not first
-    assert not first.copy.any()  # a view of its own moment
+    assert not first.copy.any()  # the earlier record has not changed
     assert first.steps == 0
 
 

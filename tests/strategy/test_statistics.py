@@ -1,4 +1,4 @@
-"""Running statistics are a convex mix for every staleness and every optimiser."""
+"""Running statistics are a convex mix of old and reported ones at any staleness and optimiser."""
 
 from functools import partial
 
@@ -115,7 +115,7 @@ def test_a_robust_mix_is_the_median_or_the_trimmed_mean(kind, middle, share):
     draw = np.random.default_rng(0)
     there, reported = np.ones(20, np.float32), draw.uniform(1, 3, (7, 8)).astype(np.float32)
     mix = StatisticsMix(BN, kind=kind, trim=0.2)
-    for _ in range(2):  # the second pass starts anew
+    for _ in range(2):  # the second pass keeps nothing of the first
         for weight, each in enumerate(reported, 1):
             mix.add(each, share, weight)
         _, values = mix.joined(None, np.zeros(12, np.float32), there)

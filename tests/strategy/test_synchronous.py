@@ -1,4 +1,4 @@
-"""Rounds of sparse averaging: the mean of the usable updates, and the same step at every node."""
+"""In sparse averaging the server takes the mean of usable updates; all nodes take the same step."""
 
 import math
 
@@ -186,7 +186,7 @@ def test_nodes_that_join_late_are_waited_for():
     first = min(map(clock.joined, range(1, NODES + 1)))
     assert first > 1
     assert first < federation.grid.virtual_seconds < first + 1
-    assert strategy.traffic.client_updates == 5  # from one node alone
+    assert strategy.traffic.client_updates == 5  # all from one node
 
 
 def test_when_all_have_crashed_the_run_ends(caplog):

@@ -1,13 +1,13 @@
-"""Measures the memory of a server whose 10,000 nodes leave and return, on the virtual clock.
+"""Measures the memory of a server on the virtual clock while its 10,000 nodes leave and return.
 
-    python -m tests.system.churn             # JSON on stdout; an hour and a half
+    python -m tests.system.churn             # prints JSON; takes an hour and a half
     python -m tests.system.churn --rounds 300 --cases esgd
 
-`esgd`, `adacomp`: after one reply of ten the node is away for a while and loses its state, so a
-tenth of the nodes is away at any time. `esgd, new ids`: in every round 50 nodes return under new
-ids, 100,000 ids in all; a server sees this from SuperNodes without keys. A round is 200 updates
-(AdaComp: 20 updates); each node has 20 of scikit-learn's digits. The figures are megabytes of the
-whole process, nodes and server, after the given number of rounds.
+In the cases `esgd` and `adacomp`, a node goes away after one reply of ten and loses its state, so a
+tenth of the nodes is away at any time. In the case `esgd, new ids`, 50 nodes get new ids in every
+round, 100,000 ids in all, as SuperNodes without keys do. A round is 200 updates (AdaComp: 20
+updates); each node has 20 of scikit-learn's digits. `megabytes` is the memory of the process, which
+holds the nodes and the server, after the given number of rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 from tests.strategy.renewed import Renewed
 
-NODES, UPDATES, PUSHES = 10_000, 200, 20  # in a round
+NODES, UPDATES, PUSHES = 10_000, 200, 20  # updates in a round: eSGD, AdaComp
 DATA = ["dataset=digits", "partition=sampled", "partition.samples=20", f"nodes={NODES}"]
 AWAY = ["network.seconds_per_step=1", "network.crash=0.1", "network.rejoin_seconds=56"]
 SHARE = UPDATES / NODES
@@ -48,7 +48,7 @@ def megabytes() -> float:
 
 
 class Watched(Run):
-    """A run that records its memory."""
+    """A run that records the memory of its process."""
 
     found: dict[int, float]
     unit: int
@@ -63,7 +63,10 @@ class Watched(Run):
 
 
 def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, Any]:
-    """Run once; `unit`: server steps in a round; `renewed`: share of nodes renewed at a pull."""
+    """Run once; a round is `unit` steps of the server.
+
+    `renewed` is the share of the nodes that get new ids each time the server pulls replies.
+    """
     composed = compose_config([*DATA, *words])
     config = to_config(composed)
     found, ids = dict[int, float](), [NODES]
@@ -87,7 +90,7 @@ def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, An
 
 
 def main() -> None:
-    """Print the measurements as JSON."""
+    """Run the cases, and print the measured memory as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--cases", default="esgd;esgd, new ids;adacomp")

@@ -1,4 +1,4 @@
-"""A server, nodes behind proxies, and runs, all of them processes that can be given faults."""
+"""Real processes for tests of faults: a server, nodes behind proxies, and runs of run.py."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from deploy.keys import main as keys
 from simulation.job import PLACE
 
 NAMES = ("a", "b", "c", "d")
-FIRST = 12  # rounds
+FIRST = 12  # rows of the history until a run counts as begun
 PATIENCE = 240.0  # seconds to wait for any expected event
 
 
 class Proxy:
     """A proxy between a node and the server.
 
-    `mode`: "open"; "cut" (no connection is accepted, open ones are closed); "still" (no data
-    passes, nothing is closed); "deaf" (the server's answers are lost).
+    `mode` is "open", "cut" (the proxy accepts no connection and closes open connections), "still"
+    (no data passes, no connection is closed) or "deaf" (the server's answers are lost).
     """
 
     def __init__(self, port: int) -> None:
@@ -39,7 +39,7 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def set(self, mode: str) -> None:
-        """Change the mode; connections that lost data in the mode before are closed."""
+        """Change the mode; after "deaf" close all connections, because they have lost data."""
         before, self.mode = self.mode, mode
         if mode == "cut" or before == "deaf":
             for each in list(self._open):
@@ -83,7 +83,7 @@ class Proxy:
 
 
 class Field:
-    """All processes of a trial and their folder; as a context it ends the processes."""
+    """All processes of a trial and their folder; its `with` block ends the processes."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.count = folder, nodes
@@ -114,7 +114,7 @@ class Field:
             each.close()
 
     def _give_disk(self, folder: Path) -> None:
-        """Mount a small disk for a node, which can be filled; only root can do this."""
+        """Make a node's folder; as root, mount a small disk there, which a fault can fill."""
         folder.mkdir()
         if os.geteuid() == 0:
             size = ["-o", "size=64m"]
@@ -131,7 +131,7 @@ class Field:
     def start(
         self, words: Sequence[str], log: str, python: str = sys.executable, **env: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a new group; `FIRST`: a folder at the front of its module path."""
+        """Start a process in a new group; `FIRST` is the folder to put first in its module path."""
         path = os.pathsep.join(filter(None, [env.pop("FIRST", ""), str(ROOT)]))
         values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
         values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
@@ -171,7 +171,7 @@ class Field:
         python: str = sys.executable,
         **env: str,
     ) -> None:
-        """Start a node; `program`: the program that gets a node's options."""
+        """Start a node; `program` is started with the node's command-line options."""
         name = NAMES[index]
         words = [*program, "--superlink", f"127.0.0.1:{self.proxies[index].port}"]
         words += [
@@ -194,7 +194,7 @@ class Field:
         return (self.folder / f"{NAMES[index]}.log").read_text()
 
     def serverapp(self) -> int:
-        """Return the process id of the ServerApp, 0 if it does not run."""
+        """Return the process id of the ServerApp, or 0 if no ServerApp runs."""
         for each in descendants(self.server.pid):
             with suppress(OSError):
                 words = Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")
@@ -218,12 +218,12 @@ class TheRun:
         self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
 
     def resume(self, *words: str) -> None:
-        """Resume the run by `resume=`; `words`: further overrides."""
+        """Resume the run with `resume=` and further overrides."""
         self.begin([f"resume={self.folder}", *words])
 
     @property
     def rounds(self) -> int:
-        """The number of rows in the run's history at the server."""
+        """The number of rows in the history that the server has of this run."""
         with suppress(OSError, ValueError):
             if not self._name:
                 self._name = json.loads((self.folder / PLACE).read_text())["output"]
@@ -251,7 +251,7 @@ class TheRun:
 
 
 def eventually(found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Return the first true value of `found()`. Raises `TimeoutError` after `seconds`."""
+    """Call `found` until its value is true; return it. Raises `TimeoutError` after `seconds`."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if value := found():

@@ -1,4 +1,4 @@
-"""The faults that are done to real processes during a run, each kind by its name."""
+"""The faults that tests do to real processes during a run; each method is one kind of fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "re
 HOOKS += ["rename-after", "commit-after", "push-after"]  # see tests/deploy/killed.py
 SHIFTED = str(Path(__file__).parent / "shifted")
 KILLED = str(ROOT / "tests/deploy/killed.py")
-OLDER = "flwr==1.36.0"  # lacks what a node imports first
+OLDER = "flwr==1.36.0"  # a node's first import fails with this release
 GONE = "objects are gone"  # a node logs this for a message that it may have replied to long ago
 
 
@@ -34,7 +34,7 @@ def copy_digits(folder: Path) -> None:
 
 
 class Faults:
-    """The faults; each method returns once its fault is over."""
+    """Faults that must not change a run's result; each method returns once its fault is over."""
 
     def __init__(self, field: Field, draw: random.Random) -> None:
         self.field, self.draw = field, draw
@@ -70,7 +70,7 @@ class Faults:
         self.goes_on()
 
     def hooked(self) -> None:
-        """Kill a node exactly at one point of its work."""
+        """Kill a node exactly at one of the points `HOOKS` of its work."""
         index, point = self._node(), self.draw.choice(HOOKS)
         trigger = self.field.folder / "trigger"
         self.field.nodes[index].kill()
@@ -120,7 +120,7 @@ class Faults:
         self.goes_on()
 
     def command(self) -> None:
-        """Kill run.py; the run goes on at the server, and `resume=` follows it again."""
+        """Kill run.py; the server continues the run, and run.py follows it again with `resume=`."""
         self.run.process.kill()
         self.resumed()
         self.goes_on()
@@ -151,7 +151,7 @@ class Faults:
         self.goes_on()
 
     def version(self) -> None:
-        """Start a node with an older Flower: it names the needed version, and then gets it."""
+        """Start a node with an older Flower: it must name the needed release. Restart the node."""
         index = self._node()
         self.field.nodes[index].kill()
         self.field.nodes[index].wait()
@@ -165,7 +165,7 @@ class Faults:
         self.goes_on()
 
     def _older(self) -> Path:
-        """Return a folder with an older Flower."""
+        """Return a folder with an older Flower; install it if the folder does not exist."""
         folder = self.field.folder / "older"
         if not folder.exists():
             tool = [shutil.which("uv") or "uv", "pip"]

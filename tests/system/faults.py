@@ -1,15 +1,15 @@
 """Faults in runs with a real server, real nodes and a real ServerApp.
 
-    python -m tests.system.faults        # JSON on stdout; half an hour, as root (for a full disk)
+    python -m tests.system.faults        # prints JSON; half an hour, as root (for a full disk)
     python -m tests.system.faults --kinds killed,serverapp --count 10 --nodes 2 --algorithm adacomp
 
-The runs train on digits, with TLS and keys. A fault begins when the one before is over and one more
-round is done. A run that ended is resumed by `resume=`. Synchronous runs are compared with the same
-run on the local engine: the model's bytes, the uplink bytes and the updates used. The nodes'
-residuals are compared with a run on real nodes without faults. After the faults in `SICK` the
-result may differ; then the failures must be those that nodes logged as refused. `open` lists every
-fault that did not end as required. Seconds are from a fault to the next round; a killed node is
-restarted at once.
+The runs train on digits, with TLS and keys. A fault begins when the fault before is over and
+further rounds are done. If a fault ends a run, the run is resumed with `resume=`. A synchronous run
+must have the model's bytes, the uplink bytes and the number of updates of the same run on the local
+engine, and the nodes' residuals of a run on real nodes without faults. The faults in `SICK` may
+change the result; then the run's failures must be the messages that nodes logged as failed. `open`
+lists every run that did not end as required. `seconds` has the median and the maximum time from a
+fault until further rounds are done; a killed node is restarted at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
 ASYNCHRONOUS = ("adacomp", "asgd")
 SICK = ("lost", "old", "data")
 MODEL = "model.safetensors"
-MOST_WRONG = 3  # runs; after this many wrong ones the trial stops
+MOST_WRONG = 3  # after this many wrong runs the trial stops
 USUAL = {"killed": 60, "hooked": 40, "cut": 30, "still": 16, "deaf": 24, "serverapp": 6}
 USUAL |= {"superlink": 6, "command": 6, "clock": 8, "disk": 6, "minute": 1, "version": 4}
 USUAL |= {"lost": 4, "old": 4, "data": 4}
 
 
 class Undisturbed:
-    """The results of a run without faults: on the local engine, and the residuals of real nodes."""
+    """Results without faults: the run's on the local engine, and the residuals of real nodes."""
 
     def __init__(self, field: Field, words: list[str]) -> None:
         self.folder = field.folder / "undisturbed"
@@ -74,8 +74,8 @@ class Undisturbed:
 def kept(field: Field) -> list[dict[str, bytes]]:
     """Return the arrays that each node stores for its last run, such as residuals.
 
-    All nodes got the same data. If the models and the residuals are equal, sent plus kept equals
-    given.
+    If two runs have equal models and equal residuals, no part of an update was lost or applied
+    twice.
     """
     found = list[dict[str, bytes]]()
     for index in range(field.count):
@@ -89,7 +89,7 @@ def kept(field: Field) -> list[dict[str, bytes]]:
 
 
 class Trial:
-    """Runs on one field until all faults are done."""
+    """Makes runs with the processes of one `Field` until all faults are done."""
 
     def __init__(self, field: Field, args: argparse.Namespace) -> None:
         self.field, self.todo, self.words = field, drawn(args), words_of(args)
@@ -202,7 +202,7 @@ def main() -> None:
     args = parser.parse_args()
     if unknown := set(args.kinds.split(",")) - set(USUAL):
         parser.error(f"no kind {', '.join(sorted(unknown))}; there are: {', '.join(USUAL)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the processes it started end with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all started processes end
     if args.keep is not None:
         args.keep.mkdir(parents=True)
         print(json.dumps(tried(args, args.keep), indent=1))

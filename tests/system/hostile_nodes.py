@@ -1,11 +1,12 @@
-"""One malicious node of ten: every attack of `tests/hostile.py` on every strategy.
+"""Measures every attack of `tests/hostile.py` on every strategy, with one malicious node of ten.
 
-    python -m tests.system.hostile_nodes                       # JSON on stdout; about an hour
+    python -m tests.system.hostile_nodes                       # prints JSON; takes about an hour
     python -m tests.system.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
 
 For each strategy it prints the accuracy without an attack, and the attacks that end the run, leave
-values that are not finite, or cost more than two points. The runs train an MLP on scikit-learn's
-digits, or `model=four_layers`, whose BatchNorm statistics can be forged ("NAME batchnorm").
+values that are not finite, or cost more than two points of accuracy. The runs train an MLP on
+scikit-learn's digits. The strategies "NAME batchnorm" train `model=four_layers`, whose BatchNorm
+statistics can be forged.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
 
 
 def rounds(name: str, count: int, *words: str) -> list[str]:
-    """Return the overrides of a run of so many rounds, evaluated at its end."""
+    """Return the overrides of a run of `count` rounds, which is evaluated at its end."""
     return [f"algorithm={name}", f"rounds={count}", f"eval_every={count}", *words]
 
 
 def pushes(name: str, count: int) -> list[str]:
-    """Return the overrides of an asynchronous run of so many updates."""
+    """Return the overrides of an asynchronous run of `count` updates."""
     names = ("strategy.pushes", "strategy.record_every", "eval_every")
     return [f"algorithm={name}", *(f"{each}={count}" for each in names)]
 
@@ -73,7 +74,7 @@ STRATEGIES = {
         for name in ("synthetic_gradients", "split_backprop")
     },
 }
-BATCHNORM = {  # the same with a model that has running statistics
+BATCHNORM = {  # strategies with a model that has running statistics
     f"{name} batchnorm": [*(STRATEGIES[name]), "model=four_layers"]
     for name in ("fedavg", "fedadam", "fedmedian", "krum", "esgd", "sgd", "adacomp", "fedasync")
 }
@@ -86,7 +87,7 @@ STRATEGIES |= BATCHNORM
 
 
 def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, Any]:
-    """Run once; return the accuracy, whether the weights are finite, and why the run ended."""
+    """Run once; return the accuracy, why the run ended, whether it diverged, and its failures."""
     composed = compose_config([f"nodes={NODES}", *words])
     with tempfile.TemporaryDirectory() as folder:
         app = honest if attack is None else app_with(attack, bad)
@@ -100,7 +101,7 @@ def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, 
 
 
 def main() -> None:
-    """Print the exceptions of the matrix as JSON."""
+    """Run every attack on every strategy, and print the attacks that did harm as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--attacks", default=";".join(ATTACKS | STATISTICS))

@@ -1,12 +1,12 @@
-"""Counts 10,000 lost replies and crashes of nodes on the virtual network.
+"""Checks that a server counts 10,000 lost replies and crashes of nodes on the virtual network.
 
-    python -m tests.system.virtual_faults            # JSON on stdout; two or three minutes
+    python -m tests.system.virtual_faults            # prints JSON; takes two or three minutes
     python -m tests.system.virtual_faults --rounds 20 --cases esgd
 
 The runs train on digits. One reply of five is lost. After one reply of ten its node crashes, loses
 its memory, and returns after 5 s. `faults` is the number of losses and crashes that the clock has
-drawn. Every message must be used or be counted as a failure; `uncounted` is the number of the
-others (an asynchronous run ends with at most one message under way for each node).
+drawn. Every message must be used or be counted as a failure; `uncounted` is the number of all other
+messages. An asynchronous run may end with one uncounted message under way for each node.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Counting(GridWrapper):
 
 
 class Drawn:
-    """Counts the losses and crashes that a clock draws, while it is used as a context."""
+    """Counts the losses and crashes that a clock draws within its `with` block."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -5,7 +5,7 @@ import task.datasets.mnist as mnist_module
 
 @pytest.fixture(scope="session")
 def published():
-    """Return torchvision's data sets; the import is here, because it takes seconds."""
+    """Return the module `torchvision.datasets`; it is imported here, because this takes seconds."""
     from torchvision import datasets
 
     return datasets
@@ -13,6 +13,6 @@ def published():
 
 @pytest.fixture
 def empty_place(tmp_path, monkeypatch):
-    """A folder without data sets, and none from Debian."""
+    """Work in a folder without data sets, and hide the data sets of Debian packages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mnist_module, "DEBIAN", tmp_path / "debian")

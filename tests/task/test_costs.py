@@ -67,7 +67,7 @@ def test_costs_are_shares_that_add_up_to_1():
     assert all(cost.module > 0 for cost in costs[:-1])
     assert costs[-1].module == 0
     alone = costs_of(make, parts_of(make, (), (1, 8, 8)), 10, 0)
-    # A matrix needs two products in the backward pass; the first layer needs no input gradient.
+    # A dense layer needs two products in the backward pass, the first layer no input gradient.
     assert 1.5 < alone[0].backward / alone[0].forward <= 2
 
 

@@ -1,4 +1,4 @@
-"""Every data set by name: read as published, missing, damaged, downloaded and resized."""
+"""Every data set is read as published; tests cover missing, damaged and downloaded files."""
 
 import gzip
 import hashlib

@@ -149,7 +149,7 @@ def test_load_refuses_another_shape(shape):
 
 
 class Odd(nn.Module):
-    """Shared weights, a frozen layer, a shared buffer, a local buffer and an integer buffer."""
+    """A model with shared weights, a frozen layer, and shared, local and integer buffers."""
 
     def __init__(self):
         super().__init__()

@@ -32,7 +32,7 @@ def test_class_folders_become_a_fixed_80_20_split(tmp_path):
     assert (data.classes, data.mean, data.std) == (2, (0.5,) * 3, (0.25,) * 3)
     again = load_data("imagefolder", root=str(tmp_path))
     assert torch.equal(data.test.images, again.test.images)
-    # Each photo has another colour, so none is in both parts and none is lost.
+    # Each photo has its own colour: no photo is in both parts, and no photo is lost.
     colours = torch.cat([data.train.images, data.test.images])[:, :, 0, 0].tolist()
     assert len({tuple(colour) for colour in colours}) == 20
 
@@ -43,7 +43,7 @@ def test_train_and_test_folders_are_used_unchanged(tmp_path):
     data = load_data("imagefolder", root=str(tmp_path), size=8)
     assert data.train.images.shape == (6, 3, 8, 8)
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert data.test.labels.tolist() == [1, 1]  # an id is the class's, although cat has no photo
+    assert data.test.labels.tolist() == [1, 1]  # dog keeps its id 1, although cat has no photo
     assert data.train.images[4, :, 3, 3].tolist() == [10, 50, 7]
 
 

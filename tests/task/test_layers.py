@@ -1,4 +1,4 @@
-"""What counts as a layer, where a model can be cut, and that the segments equal the model."""
+"""What counts as a layer, and where a model can be cut; the segments together equal the model."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Files of MNIST and Fashion-MNIST are read as torchvision reads them; broken ones are named."""
+"""Files of MNIST and Fashion-MNIST are read as by torchvision; errors name broken files."""
 
 import gzip
 

@@ -10,7 +10,7 @@ from task.models import build_model, model_names
 from task.registry import Registry
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-# Parameters for 3x32x32 images and 10 classes, as in the docstrings.
+# Numbers of parameters for 3x32x32 images and 10 classes, as in the docstrings.
 PARAMETERS = {
     "resnet18": 11_173_962,
     "resnet50": 23_520_842,
@@ -30,7 +30,7 @@ SMALLEST = {
     "cnn": 6,
     "alexnet": 15,
     "googlenet": 2,
-}  # pixels
+}  # the smallest width of an image, in pixels
 
 
 def count(module):
@@ -43,7 +43,7 @@ def test_every_model_has_its_yaml_and_the_other_way_round():
         assert path.read_text().startswith("# ")
         keys = set(OmegaConf.load(path))
         assert OmegaConf.load(path).name == path.stem
-        # And the training options that suit the model.
+        # A file may also set the training options that suit its model.
         assert keys <= {"name", "lr", "momentum", "batch_size"}
 
 
@@ -73,7 +73,7 @@ def test_published_parameter_counts(name, size, parameters):
     assert count(build_model(name, channels=1, size=size, classes=10)) == parameters
 
 
-# VGGs for large images have 128 million parameters, so there is one case.
+# VGGs for large images have 128 million parameters, so only one case is tested.
 SIZES = [
     (name, channels, size)
     for name in sorted(set(model_names()) - {"alexnet", "wideresnet"})
@@ -112,7 +112,7 @@ def test_large_images_get_torchvisions_own_network(name):
         "mobilenet": models.mobilenet_v2,
         "vgg11": models.vgg11_bn,
     }[name]
-    with torch.device("meta"):  # without values: drawing 128 million of them takes seconds
+    with torch.device("meta"):  # without values: drawing 128 million values takes seconds
         module = build_model(name, channels=3, size=64, classes=10)
         plain = make(weights=None, num_classes=10)
     assert str(module) == str(plain)

@@ -1,4 +1,4 @@
-"""The server's optimisers take torch's steps, and the same steps for sparse gradients."""
+"""The server's optimisers take the same steps as torch's optimisers, also if sparse."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def sets(seed):
 
 
 def run(rule, steps):
-    """Take steps (at, gradient); return the model and the optimiser's arrays."""
+    """Take a step for each (indices, gradient); return the model and the optimiser's arrays."""
     x, state = np.linspace(-1, 1, SIZE, dtype=np.float32), rule.state(SIZE)
     for number, (at, gradient) in enumerate(steps, 1):
         rule.step(x, state, at, gradient, rate(number), number)

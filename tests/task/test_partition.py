@@ -60,7 +60,7 @@ def test_disjoint_and_complete(kind, data):
     assert set(counts.values()) == {1}
     assert min(counts) >= 0
     assert max(counts) < total
-    # Shards have one size, so a rest that fills no shard stays unused.
+    # All shards have the same size; samples that do not fill a shard stay unused.
     left_out = total % (2 * nodes) if kind == "shards" else 0
     assert len(counts) == total - left_out
     assert all(part.dtype == torch.int64 for part in parts)
@@ -145,7 +145,7 @@ def test_a_partition_is_the_same_in_another_process():
 
 
 def test_flowers_plots_can_still_be_used():
-    """Flower's plots load at their first use, under their own name."""
+    """Flower's module for plots is loaded at its first use, under its own name."""
     from flwr_datasets import visualization
 
     plot = visualization.plot_label_distributions

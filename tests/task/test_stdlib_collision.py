@@ -1,6 +1,6 @@
 """The name `compression` is also in Python 3.14's standard library; both packages must work.
 
-On older Pythons a folder stands for the standard library's package.
+On older Pythons the tests use a folder in place of the standard library's package.
 """
 
 import pkgutil
@@ -24,7 +24,7 @@ os.__file__ = os.path.join(LIBRARY, "os.py")
 def run(tmp_path):
     """Return a function that runs a script with a fake standard library of Python 3.14.
 
-    `path`: the folder that comes first in the search path.
+    `path` is the folder that comes first in the search path.
     """
     folder = tmp_path / "library" / "compression"
     (folder / "_common").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The benchmark of other apps: where it inserts the link's lines, its own count of bytes."""
+"""The benchmark of other Flower apps inserts lines that compress messages, and counts bytes."""
 
 import ast
 

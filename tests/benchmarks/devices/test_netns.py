@@ -1,4 +1,4 @@
-"""Network namespaces of the benchmark with slow links: bytes are counted, and all are removed."""
+"""The benchmark with slow links makes network namespaces, counts their bytes and removes them."""
 
 import subprocess
 import sys

@@ -1,4 +1,7 @@
-"""A cut model trains like the uncut model, bit for bit, for every cut."""
+"""A cut model trains like the uncut model, bit for bit, for every cut.
+
+A cut model is divided into segments; each segment is on another node and trains as a `Stage`.
+"""
 
 import copy
 from functools import partial
@@ -22,7 +25,7 @@ SPLIT = ("algorithm=split_backprop", "batch_size=64")  # a power of two: means a
 
 
 def dropping(*_):
-    """Return a model of seven modules: three draw random numbers, one counts in integers."""
+    """Return a model in which three modules use dropout and one counts batches in an integer."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Dropout(0.1),
@@ -71,7 +74,7 @@ def batches_of(config, count):
 
 
 def backpropagate(stages, x, y, number, lr, micros=1):
-    """Take one step of all stages, with gradients passed from stage to stage."""
+    """Take one step with all stages; each stage passes its gradients to the stage before it."""
     for micro in range(micros):
         key = f"{number}.{micro}"
         part, labels = x.tensor_split(micros)[micro], y.tensor_split(micros)[micro]
@@ -129,7 +132,7 @@ def test_dropout_batchnorm_and_counters_are_those_of_the_uncut_model(model, cuts
 
 
 class Perfect(nn.Module):
-    """A prediction module that gives the true gradient, computed by the modules after it."""
+    """A prediction module that returns the true gradient, computed with the segments after it."""
 
     def __init__(self, after):
         super().__init__()
@@ -173,7 +176,7 @@ def test_micro_batches_add_up_to_the_mini_batch():
 
 
 def test_a_process_without_the_forward_pass_can_do_the_backward_pass():
-    """BatchNorm counts the mini-batch once, and dropout drops the same units."""
+    """It repeats the forward pass: BatchNorm counts a batch once; dropout drops the same units."""
     config = configured(*SPLIT)
     whole, cut = stages_of(config, (1, 3)), stages_of(config, (1, 3))
     for number, (x, y) in enumerate(batches_of(config, 3)):
@@ -218,7 +221,7 @@ def test_a_module_learns_its_target():
     stage = stages_of(config, (1,))[0]
     (x, y), *_ = batches_of(config, 1)
     h = stage.train(stage.segment.to_wire(x), y, 0, 1e-3).output
-    # Depends on the label.
+    # The target depends on the label.
     target = torch.randn(10, 128, generator=torch.Generator().manual_seed(0))[y]
     errors = [stage.learn(h, y, target, 1e-2) for _ in range(60)]
     assert errors[0] == pytest.approx(1)  # the module predicts zero at first

@@ -1,4 +1,7 @@
-"""Tables of a benchmark's output, which is stored with its command and looked up by keys."""
+"""A table of results may show a benchmark's output, which is stored with the command line.
+
+Keys in the table's definition choose the values.
+"""
 
 import json
 

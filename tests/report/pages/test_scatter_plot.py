@@ -1,4 +1,4 @@
-"""A table as a picture of points: every point is visible."""
+"""A table is drawn as a picture of points, and every point is visible."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Curves of kept runs: which rows are drawn, and when the picture is drawn again."""
+"""Curves of stored runs: which rows of a table are drawn, and when the picture is drawn again."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""An unusable reply or input of a cut model loses one mini-batch; the log names the sender."""
+"""If a node of a cut model sends something unusable, only one mini-batch is lost.
+
+The log names the node. A cut model is divided into segments on different nodes.
+"""
 
 import json
 from itertools import pairwise
@@ -18,7 +21,7 @@ PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
 
 
 def spoiling(change, node=1, times=(3, 4)):
-    """Return an app; `change` modifies the replies of one node that have these numbers."""
+    """Return an app in which `change` modifies the replies number `times` of one node."""
     count = {}
 
     def app(message, context):
@@ -93,14 +96,14 @@ def test_only_the_first_node_may_send_labels(tmp_path, caplog):
 
     forged = run(tmp_path / "1", *QUICK, app=spoiling(forge))
     lost = run(tmp_path / "2", *QUICK, app=spoiling(missing))
-    same(forged[2], lost[2])  # the mini-batch is lost in both runs, and nothing else
+    same(forged[2], lost[2])  # both runs lose this mini-batch, and nothing else
     assert "segment 1: the reply holds 'labels', which was not asked for" in caplog.text
 
 
 @pytest.mark.parametrize("size", [1e25, 1e18, 1e12])
 @pytest.mark.parametrize("what", ["gradients", "output"])
 def test_a_segment_can_be_copied_after_huge_values(tmp_path, size, what):
-    """Huge values must not make a segment's moments infinite: it could not be copied then."""
+    """Huge values must not make the optimizer's moments infinite, or no copy could be made."""
 
     def blow(data):
         update = decode_update(data)
@@ -114,7 +117,7 @@ def test_a_segment_can_be_copied_after_huge_values(tmp_path, size, what):
 
 
 def test_with_gpipe_all_segments_skip_a_lost_mini_batch(tmp_path):
-    """With GPipe every segment skips a lost mini-batch: none adds its gradients or takes a step."""
+    """With GPipe no segment adds up gradients of a lost mini-batch, or takes a step for it."""
     seen = []
 
     def app(message, context):
@@ -144,7 +147,7 @@ def test_a_node_that_always_fails_ends_the_run_with_its_reason(tmp_path):
 
 @pytest.mark.parametrize("shape", [(64, 7), (63, 128), (64, 2, 64)])
 def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
-    """A node reports wrong activations in one error, keeps its segment, and trains on."""
+    """A node refuses activations of a wrong shape with one error; its segment stays unchanged."""
     said = []
     wrong = pack([np.ones(shape, np.float32)], PLAIN)
     count = 0
@@ -180,7 +183,7 @@ def test_a_diverging_run_reports_it(tmp_path):
 
 @pytest.mark.parametrize(("words", "fourth"), [(QUICK, 4), (SPLIT, 7)])
 def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, fourth):
-    """A record shows the model at its mini-batch, although later segments lost that mini-batch."""
+    """A record shows the model at its mini-batch, even if later segments lost this mini-batch."""
     app = spoiling(missing, node=0, times=(fourth,))
     result, rows, _ = run(tmp_path, *words, "rounds=12", "strategy.segment_every=0", app=app)
     assert result["failures"] == 1
@@ -210,7 +213,7 @@ def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, four
     ],
 )
 def test_no_node_starts_from_a_bad_copy(tmp_path, caplog, change, said):
-    """A bad copy of a segment is refused; a replacing node starts from the last good copy."""
+    """The server refuses a bad copy of a segment; a node that needs one gets the last good copy."""
 
     def bad(data):
         vectors, beside = taken_apart(data)
@@ -236,7 +239,7 @@ def test_no_node_starts_from_a_bad_copy(tmp_path, caplog, change, said):
 
 
 def taken_apart(copy):
-    """Return a copy's vectors by name, and the tensors beside the vectors by name."""
+    """Return a copy's float32 vectors by name, and its tensors of other types by name."""
     update = decode_update(copy)
     bounds = pairwise(update.layout.offsets.tolist())
     named = zip(update.layout.names, bounds, strict=True)

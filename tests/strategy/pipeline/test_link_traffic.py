@@ -1,4 +1,4 @@
-"""Bytes between a cut model's nodes, and the seconds that its segments worked."""
+"""A cut model's segments report the seconds that they worked; impossible values do not count."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Nodes of a cut model that crash, return, reply late, or never return."""
+"""Nodes of a cut model crash, return, reply late, or never return; the run continues.
+
+A cut model is divided into segments on different nodes.
+"""
 
 import json
 
@@ -24,7 +27,7 @@ def test_crashed_nodes_come_back_and_get_their_segment_again(tmp_path, caplog):
 
 
 def test_a_restarted_module_keeps_prediction_errors_small(tmp_path):
-    """A restarted module predicts zero; its first gradients must not inflate the reported error."""
+    """A restarted prediction module predicts zero; this must not inflate the reported error."""
     words = ("network.crash=0.05", "network.rejoin_seconds=1", "timeout=2", "rounds=24")
     _, rows, _ = run(tmp_path, *QUICK, *words, "strategy.segment_every=0")
     errors = [row["prediction_error"] for row in rows if row.get("prediction_error")]
@@ -56,7 +59,7 @@ def test_without_another_node_the_run_ends_and_saves_its_model(tmp_path):
 
 
 def test_a_late_node_keeps_its_segment(tmp_path):
-    """A lost reply costs one or two steps, not all steps since the last copy."""
+    """After a lost reply a node loses one or two steps, and not all steps since the last copy."""
     handed = []
 
     def app(message, context):

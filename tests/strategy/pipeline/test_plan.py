@@ -1,4 +1,4 @@
-"""Impossible cuts and options raise an error of one line each."""
+"""Each impossible cut or option raises an error with a one-line message."""
 
 import pytest
 

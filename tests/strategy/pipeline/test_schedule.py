@@ -13,9 +13,9 @@ segments, batches = st.integers(1, 5), st.integers(1, 12)
 
 
 def run(flow, count, choose, check=lambda log, under_way: None):
-    """Reply to tasks in an order drawn by `choose`, in sequence for each segment; return the log.
+    """Reply to tasks and return the log, a list of ("sent" or "answered", task).
 
-    The log is a list of ("sent" or "answered", task).
+    `choose` draws the segment that replies next; each segment replies to its tasks in order.
     """
     queues, log = [deque() for _ in range(count)], []
     while not flow.finished:

@@ -1,4 +1,8 @@
-"""The server asks for each copy of a segment once; all copies are of the same mini-batch."""
+"""For a record of a cut model the server asks each segment once for a copy.
+
+All copies for a record are of the same mini-batch. A cut model is divided into segments on
+different nodes.
+"""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Runs of cut models: independent of the worker count, counted to the byte, with any method."""
+"""Runs of cut models do not depend on the number of workers, and count every byte.
+
+A cut model is divided into segments on different nodes.
+"""
 
 import functools
 import math
@@ -27,7 +30,7 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """Return a function that makes a run: result, bytes by node, tensor names by node."""
+    """Return a function that runs once; it returns the result, bytes by node, and names by node."""
 
     @functools.cache
     def call(*words):
@@ -82,7 +85,7 @@ def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path, once):
 
 
 def afresh(message, context):
-    """Answer as a Flower process does: only the node's state remains after each message."""
+    """Reply as in a new process: only the node's state remains from message to message."""
     segment_module.hosts.clear()
     context.state = pickle.loads(pickle.dumps(plain(context.state)))
     reply = client.app.app(message, context)
@@ -91,7 +94,7 @@ def afresh(message, context):
 
 
 def plain(state):
-    """Return a state as Flower stores it: read-only bytes only."""
+    """Return a state as Flower stores it, with all arrays as read-only bytes."""
     copies = {
         name: ArrayRecord({key: Array(array.numpy()) for key, array in record.items()})
         if isinstance(record, ArrayRecord)
@@ -134,7 +137,7 @@ def test_every_byte_is_counted_by_node_and_by_kind(watched, words):
 
 
 def test_which_nodes_receive_labels_and_images(watched):
-    """Conditioned modules receive images and labels; otherwise only the last gets labels."""
+    """Conditioned prediction modules need labels; otherwise only the last node gets labels."""
     _, _, held = watched(*QUICK)
     assert [("labels" in held[node], "input" in held[node]) for node in range(4)] == [
         (False, False),

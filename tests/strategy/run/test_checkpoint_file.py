@@ -1,4 +1,4 @@
-"""The checkpoint file: its format, and when it is written."""
+"""The checkpoint file has a checked format, and is written at intervals."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A server stops after a third of its run; a new server with the saved state ends the same run.
+"""If a server stops after a third of a run, a new server with the saved state ends the same run.
 
 The nodes and the messages under way outlive the server, as on a SuperLink.
 """
@@ -71,7 +71,7 @@ class Stopped(Exception):
 
 
 def server(connection, words, state, until):
-    """Run a server over the grid behind a pipe; stop once record number `until` was made."""
+    """Run a server whose grid is at the pipe's other end; stop it after record number `until`."""
     config = configured(*words)
     data = data_of(config)
     scheme = scheme_for(config, data)
@@ -96,7 +96,7 @@ def server(connection, words, state, until):
 
 
 def in_a_process(grid, *arguments):
-    """Run a server in a separate process; return what it recorded, and its state."""
+    """Run a server in a separate process; return its records and its saved state."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     process = context.Process(target=server, args=(there, *arguments))
@@ -110,7 +110,7 @@ def in_a_process(grid, *arguments):
 
 def nodes(words):
     config = configured(*words)
-    scheme_for(config, data_of(config))  # imports what the servers' processes share
+    scheme_for(config, data_of(config))  # imports modules before the servers are forked
     spec = NodeHostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
     return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
 

@@ -32,7 +32,7 @@ def test_the_first_signal_waits_for_a_safe_moment(heard, number):
         stop.go()
         assert (stop.asked, heard) == (None, [number])
     signal.raise_signal(number)
-    assert heard == [number, number]  # the outer handler is back
+    assert heard == [number, number]  # the outer handler is installed again
 
 
 def test_the_second_one_does_not_wait(heard):

@@ -9,7 +9,7 @@ from tests.compression.flower.fleet import Fleet
 
 
 def taking_part(listings, most):
-    """Return which nodes take part after each listing; nodes are ordered 9, 3, 7, 5."""
+    """Return the nodes that take part after each listing; they registered in order 9, 3, 7, 5."""
     grid = MembershipGrid(Fleet(listings), 1, most)
     return [list(grid.get_node_ids()) for _ in listings]
 
@@ -58,7 +58,7 @@ def test_a_resumed_run_keeps_its_nodes():
 
 @pytest.fixture
 def hurry(monkeypatch):
-    """Let every look at the clock advance 1.5 seconds, so that repeated calls count as waiting."""
+    """Advance the clock by 1.5 seconds at each reading, so that repeated calls count as waiting."""
     seconds = iter(range(1000))
     monkeypatch.setattr(membership.time, "monotonic", lambda: 1.5 * next(seconds))
 

@@ -1,4 +1,4 @@
-"""A value that is stored in a state is loaded with its own type."""
+"""A value that is saved in a server's state is loaded with the same type."""
 
 from dataclasses import dataclass
 
@@ -53,7 +53,7 @@ def test_arrays_keep_their_type_and_shape_and_may_be_written_to(dtype, shape):
 
 
 def test_a_numpy_scalar_stays_a_numpy_scalar():
-    """A NumPy float64 is loaded as one, because its sum with a float32 is a float64."""
+    """A NumPy float64 is not loaded as a Python float: its sum with a float32 is a float64."""
     found = again(np.float64(0.5))
     assert (type(found), found) == (np.float64, 0.5)
 

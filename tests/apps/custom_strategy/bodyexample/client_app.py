@@ -13,7 +13,7 @@ app = ClientApp()
 def begin(msg: Message, context: Context):
     """Return the model with this node's own head, and the data.
 
-    A node uses the server's head while it has none, and while all nodes train whole models.
+    A node without its own head uses the server's head, as do all nodes while whole models train.
     """
     own, sent = context.state, msg.content["arrays"].to_torch_state_dict()
     model, together = Net(), msg.content["config"]["together"]

@@ -23,7 +23,7 @@ class Net(nn.Module):
 
 
 def points(count, seed, turned):
-    """Return points labelled 1 above a plane and 0 below; `turned`: with the labels swapped."""
+    """Return points labelled 1 above a plane and 0 below; `turned` swaps the labels."""
     random = torch.Generator().manual_seed(seed)
     x = torch.randn(count, FEATURES, generator=random)
     y = (x[:, :8].sum(1) > 0).long()

@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 def images(count, seed):
-    """Return noisy images with a bright bar; the class is the bar's direction and half."""
+    """Return noisy images with a bright bar; the bar's direction and image half are the class."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=random)
     x = torch.randn(count, 1, SIZE, SIZE, generator=random)

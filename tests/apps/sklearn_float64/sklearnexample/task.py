@@ -11,7 +11,7 @@ FEATURES, CLASSES = 64, 10
 
 
 def load_data(partition, partitions):
-    """Return every `partitions`-th digit, a fifth of them as the test set."""
+    """Return every `partitions`-th digit; a fifth of these digits is the test set."""
     digits = load_digits()
     x, y = digits.data[partition::partitions] / 16, digits.target[partition::partitions]
     cut = len(x) - len(x) // 5
