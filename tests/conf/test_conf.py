@@ -26,7 +26,7 @@ CHOICES_OF = {
     if group not in ("hydra", "experiment")
 }
 CHOICES = [(group, choice) for group, choices in CHOICES_OF.items() for choice in choices]
-# Choices of these groups combine with any other; those with one index are composed together.
+# These groups combine freely; choices with the same index are composed together.
 FREE = ("compression", "dataset", "model", "network", "optimizer", "partition", "schedule")
 
 
