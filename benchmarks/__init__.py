@@ -1,1 +1,1 @@
-"""Benchmarks of speed and size. Each compares with a baseline or a target and prints JSON."""
+"""Benchmarks of speed and size. Each one compares with a baseline or a target, and prints JSON."""

@@ -37,7 +37,7 @@ MODELS = {"lenet5": (1, 28), "resnet18": (3, 32), "resnet50": (3, 32)}  # channe
 HARD: dict[str, dict[str, int]] = {
     "powersgd": {"rank": 64}, "int4": {"block": 16}, "qsgd": {"bucket": 16}
 }  # fmt: skip
-MEMORY, SECONDS = 2.0, 3.0  # targets: at most this many times an honest payload's
+MEMORY, SECONDS = 2.0, 3.0  # targets: at most this many times those of an honest payload
 TURNS = 5
 
 

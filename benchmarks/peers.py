@@ -1,4 +1,4 @@
-"""The baselines of the engine's benchmark, on the same work: a plain PyTorch loop, and pfl.
+"""The baselines of the engine's benchmark, with the same work: a plain PyTorch loop, and pfl.
 
     python -m benchmarks.peers        # the baselines alone, as JSON
 
@@ -36,7 +36,7 @@ class Work:
     samples: int = 50
     batch: int = 10
     lr: float = 0.05
-    shuffle: bool = True  # of the plain loop's samples; pfl does not shuffle
+    shuffle: bool = True  # whether the plain loop shuffles its samples; pfl does not
     seed: int = 0
 
     @classmethod

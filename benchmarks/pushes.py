@@ -84,7 +84,7 @@ def serve(words: list[str]) -> None:
 
 
 def measure(algorithm: str, cycles: int) -> dict[str, Any]:
-    """Compare the gradients alone with the local engine, with one worker and with two."""
+    """Compare the times of the gradients alone and of the local engine, with 1 and 2 workers."""
     words = settings(algorithm)
     alone = [sys.executable, "-m", "benchmarks.pushes", "serve", *words]
     with ExitStack() as stack:

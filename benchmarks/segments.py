@@ -1,4 +1,4 @@
-"""Compares training of a model cut over two nodes with backpropagation in one process.
+"""Compares training of a model divided among two nodes with backpropagation in one process.
 
     python -m benchmarks.segments                 # JSON on stdout (about twelve minutes)
     python -m benchmarks.segments --words model=four_layers strategy.cuts=[1]
@@ -47,7 +47,7 @@ from task.process import configure_process
 
 BLOCK = 40  # mini-batches that are timed together
 ROUNDS = 2  # blocks that run one after the other
-ASKED = 1.15  # target: times the plain loop's steps per second
+ASKED = 1.15  # target: steps per second, as a multiple of the plain loop's
 WORK = ("model=eight_layers", "strategy.cuts=[2]", "strategy.hidden=32")
 
 

@@ -47,7 +47,7 @@ def compare(
     demanded: float | None = None,
     **more: bool,
 ) -> Check:
-    """Return one check: the times of `ours` and `others`, divided by the first of `others`.
+    """Return one check: the times of `ours` and `others`, divided by the time of the first other.
 
     The check is met if the ratio of `ours` is at most `demanded` and all values of `more` are true.
     """

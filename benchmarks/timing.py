@@ -27,7 +27,7 @@ Contestant = Callable[[int], list[float]]
 
 
 class Turns:
-    """The contestant's side: divides a training loop into blocks of rounds, and times the rounds.
+    """Divides a contestant's training loop into blocks of rounds, and times the rounds.
 
     The loop calls `lap()` before every round, and stops when `lap()` returns False. The loop of a
     framework calls it in the hook after every round. Between two blocks `lap` reports the times of
@@ -154,14 +154,15 @@ class AtOnce:
     """Contestants that run at the same time, to measure the limit of the machine.
 
     Each contestant runs separate rounds. The seconds of a round are the mean over the contestants,
-    divided by their number. This is the time of an engine that divides a round without any cost.
+    divided by the number of contestants. This is the time of an engine that divides a round without
+    any cost.
     """
 
     def __init__(self, *children: Contestant) -> None:
         self._children = children
 
     def __call__(self, rounds: int) -> list[float]:
-        """Run `rounds` rounds in every contestant; return the divided seconds of each."""
+        """Run `rounds` rounds in every contestant; return the seconds of each (see the class)."""
         with ThreadPoolExecutor(len(self._children)) as pool:
             all_seconds = list(pool.map(lambda child: child(rounds), self._children))
         return [sum(each) / len(each) ** 2 for each in zip(*all_seconds, strict=True)]

@@ -14,7 +14,7 @@ from task.models import build_model
 from task.steps import batches, prepare
 
 Vector = NDArray[np.float32]
-# Side of the images in pixels, learning rate, batch size, steps before the delta, its steps.
+# Side of the images in pixels, learning rate, batch size, steps before the delta, steps in it.
 MODELS = {
     "lenet5": (28, 0.05, 64, 100, 100),
     "cnn": (28, 0.02, 64, 100, 100),

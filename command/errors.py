@@ -35,7 +35,7 @@ class Diverged(Exception):
 
 
 class Failed(SystemExit):
-    """A failure that is printed already. `code`: the exit code; `line`: the printed line."""
+    """A run failed, and its error is printed. `code`: the exit code; `line`: the printed line."""
 
     def __init__(self, code: int, line: str) -> None:
         super().__init__(code)
@@ -107,7 +107,7 @@ def one_line(error: BaseException) -> str:
 
 
 def wrong_kind(key: str, reason: str) -> str:
-    """Return the message for a value of the wrong kind (list, mapping, value), or "".
+    """Return the message for a value of the wrong kind (list, mapping, value); "" for others.
 
     `key`: the key of the value; `reason`: Hydra's text.
     """
@@ -126,7 +126,7 @@ def wrong_kind(key: str, reason: str) -> str:
 
 
 def key_of_a_value(words: list[str]) -> str:
-    """Return the message for the first override of a key inside a value or a list, or ""."""
+    """Return the message for the first override of a key in a plain value; "" if there is none."""
     known = known_keys()
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")

@@ -46,7 +46,10 @@ console = Console(highlight=False)
 
 
 def job(composed: DictConfig) -> None:
-    """Run one configuration. In a sweep, write a failure into its folder: other jobs continue."""
+    """Run one configuration, and raise `Failed` if it fails.
+
+    In a sweep, write the failure into the job's folder instead, so that the other jobs continue.
+    """
     folder = Path(HydraConfig.get().runtime.output_dir)
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     forget_failure(folder)
@@ -205,7 +208,7 @@ def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
 def prepare(config: Config) -> None:
     """Load data and model once, so mistakes show before the run and forked workers share memory.
 
-    This imports torch, which takes seconds. So all checks without torch are made first.
+    This imports torch, which takes seconds. So the checks that do not need torch come first.
     """
     # Not for this project's strategies: they import torch.
     if str(config.strategy.get("_target_")).startswith("flwr."):

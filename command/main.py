@@ -55,7 +55,7 @@ def one_repository() -> Iterator[None]:
     """Let Hydra list its groups for `--help` with one copy of its repository instead of 120.
 
     Only this listing uses the shared copy. Composing a configuration changes its copy, so it makes
-    a new one.
+    a new copy.
     """
     list_options = ConfigLoaderImpl.get_group_options
 

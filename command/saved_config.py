@@ -103,7 +103,7 @@ def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
 
 
 def completed(composed: DictConfig) -> DictConfig:
-    """Return a configuration merged with its schema; apply new choices of groups to a saved one.
+    """Return a configuration merged with its schema; apply new choices of groups to a saved config.
 
     In a saved file Hydra knows no groups. So an override such as `network=adsl` has replaced the
     keys of `network` by the text `adsl`. This function loads the keys of that choice. Raises

@@ -1,1 +1,1 @@
-"""The pages a person reads, and the program that writes one of them from the code."""
+"""The documentation pages, and the program that writes one of them from the code."""

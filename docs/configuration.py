@@ -138,7 +138,7 @@ def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> 
 
 
 def _of_options(about: str) -> str:
-    """Return a class's docstring as it holds for the command line, where None is null."""
+    """Return a class's docstring for readers of the command line, where None is null."""
     without = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", about.strip())
     return re.sub(r"\bNone\b", "null", without)
 
@@ -217,7 +217,7 @@ def _presets(default: str) -> list[str]:
 
 
 def preset(name: str) -> dict[str, Any]:
-    """Return what a preset and its base presets set: groups' choices, then options."""
+    """Return what a preset and its base presets set: choices of groups, then options."""
     content = _load(HERE / "algorithm" / f"{name}.yaml")
     groups: dict[str, Any] = {}
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Markdown from the comments and docstrings of code."""
+"""Turns comments and docstrings of code into Markdown."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ KEY = (  # a.b, a.b=, a=, a=b, a_b, a/b; not Mbit/s
 
 
 def sentence(text: str) -> str:
-    """Text with a full stop; keys, names with an underscore, and paths as code."""
+    """Return a text with a full stop, and with backticks around keys, names such as a_b, paths."""
     coded = re.sub(KEY, r"`\1`", text)
     return coded if coded.endswith((".", ":")) else coded + "."
 
 
 def word(value: Any) -> str:
-    """Write a value as the command line takes it."""
+    """Return a value as the command line takes it."""
     if value is None or isinstance(value, bool):
         return str(value).lower() if value is not None else "null"
     return str(value)
 
 
 def summary(method: type) -> str:
-    """The first sentence of a docstring, its literals as Markdown's."""
+    """Return the first sentence of a docstring, with its literals in Markdown."""
     first = (inspect.getdoc(method) or "").split("\n\n")[0].replace("``", "`")
     return sentence(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
 
 
 def told(docstring: str) -> list[str]:
-    """A docstring: a clause that begins with the names of options becomes an item of a list."""
+    """Return a docstring in lines; a clause that begins with names of options is a list item."""
     lines: list[str] = []
     for paragraph in docstring.split("\n\n"):
         clauses = re.split(r"(?<=[.;]) (?=`\w+`(?:, `\w+`)*: )", " ".join(paragraph.split()))

@@ -1,7 +1,7 @@
-"""Draws a sweep: one curve for runs that differ in the seed only, with a band over the seeds.
+"""Draws a sweep: one curve for all runs that differ only in the seed, with a band over the seeds.
 
 `python -m report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out curves.png`
-With `--extremes` the band covers all values in the moving averages, of every seed.
+With `--extremes` the band covers all values of all seeds that a moving average includes.
 """
 
 from __future__ import annotations

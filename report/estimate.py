@@ -21,7 +21,7 @@ class Estimate:
 
     @property
     def noise(self) -> bool:
-        """Whether the interval contains 0; False without an interval."""
+        """Whether the interval contains 0; False if there is no interval."""
         return self.half is not None and abs(self.mean) <= self.half
 
 
@@ -34,7 +34,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
-    """Return the mean of `ours` - `theirs` over the seeds that are in both; None without any."""
+    """Return the mean of `ours` - `theirs` over the seeds in both; None if no seed is in both."""
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return estimate(differences) if differences else None
 

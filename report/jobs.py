@@ -1,4 +1,4 @@
-"""Reads the results of sweeps from their folders, and groups runs that differ only in the seed."""
+"""Reads the results of sweeps from their folders; groups runs that differ only in the seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from report.errors import ResultsError
 from report.summary import read_result
 from report.words import OVERRIDES, words_of
 
-GAVE_UP = "no update could be used"  # the beginning of `stopped` in such a run's result
+GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
 MISSING = "-"  # shown for a key that a group lacks and another group has
 # overrides that do not change what a run computes, and the seed
 WITHOUT_EFFECT = re.compile(

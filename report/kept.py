@@ -1,4 +1,4 @@
-"""Stores finished runs of an experiment in the repository, as numbers for the pages' tables.
+"""Stores the numbers of an experiment's finished runs in the repository, for the pages' tables.
 
 `python -m report.kept NAME FOLDER...` reads the runs from sweep folders and writes them to
 docs/results/kept/NAME.json
@@ -41,7 +41,7 @@ COURSE = (
     *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
     *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
 )
-ROWS = 101  # at most so many evaluations in `course`: the untrained model's and a hundred more
+ROWS = 101  # the most evaluations in `course`: that of the untrained model, and 100 more
 # files that no run reads: a change there does not affect its numbers
 WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
 
@@ -50,7 +50,7 @@ Number = float | None
 
 @dataclass(frozen=True)
 class KeptRun:
-    """One run: sorted overrides without experiment and seed, results, and learning curve.
+    """A stored run: sorted overrides without experiment and seed, results, and learning curve.
 
     `course`: a list for each measured key of `COURSE`, with an entry for each stored evaluation.
     `cpu`: the instruction set that torch uses, "" if the run did not record it.
@@ -161,9 +161,10 @@ def _finite(value: Any) -> Number:
 
 
 def merge(old: Iterable[KeptRun], new: Iterable[KeptRun]) -> list[KeptRun]:
-    """Return all runs, sorted by overrides and seed; a new run replaces an old one with equal ones.
+    """Return the old and the new runs, sorted by overrides and seed.
 
-    If both have the same numbers, the old run stays, because its commit gave these numbers first.
+    A new run replaces an old run with the same overrides and seed. If both have the same numbers,
+    the old run stays, because its commit gave these numbers first.
     """
     runs = {run.key: run for run in old}
     for run in new:

@@ -1,4 +1,4 @@
-"""Stores what a benchmark printed in the repository, as numbers for the pages' tables.
+"""Stores the output of a benchmark in the repository, for the pages' tables.
 
 `python -m report.measured NAME MODULE [WORDS...]` runs `python -m benchmarks.MODULE WORDS` and
 writes its JSON to docs/results/kept/benchmarks/NAME.json
@@ -24,7 +24,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True)
 class Measured:
-    """A benchmark's command, the commit of its code, and its JSON; all are empty before a run."""
+    """A benchmark's command, the commit of its code, and its JSON; all empty if it has not run."""
 
     command: str = ""
     commit: str = ""

@@ -56,7 +56,7 @@ class Output:
 def outputs(root: Path) -> list[Output]:
     """Return the files to write for the definitions and stored runs in `root`; the index is last.
 
-    Raises `ResultsError`, one line, for the first mistake.
+    Raises `ResultsError` with a one-line message for the first mistake.
     """
     pages = read_definitions(root)
     tables_of = [table for page in pages for table in page.tables]

@@ -1,4 +1,6 @@
-"""Shows which node holds which layers of a cut model: as a table, and as a picture (SVG).
+"""Shows which node holds which layers of a cut model, as a table and as a picture (SVG).
+
+The layers of a cut model are divided into segments, one on each node.
 
 `python -m report.segments RUN_FOLDER` draws the picture of a run, also if `flwr run` started it.
 """

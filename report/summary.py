@@ -44,7 +44,7 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
 
 
 def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
-    """Return the bytes sent in a direction ("uplink", "downlink"), and what Flower would send.
+    """Return the bytes sent in a direction ("uplink", "downlink"), and what Flower would have sent.
 
     In results of earlier versions both numbers count payloads only.
     """

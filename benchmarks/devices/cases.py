@@ -12,7 +12,7 @@ Case = TypeVar("Case")
 
 
 def chosen(cases: Mapping[str, Case], names: str) -> dict[str, Case]:
-    """Return the cases with these comma-separated names; raise `UsageError` for an unknown one."""
+    """Return the cases with these comma-separated names. Raises `UsageError` for other names."""
     wanted = [name for name in names.split(",") if name]
     for name in wanted:
         if name not in cases:

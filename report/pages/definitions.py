@@ -73,7 +73,8 @@ class TableDefinition:
     """A table: the experiment with its runs, the rows and columns, and how they are shown.
 
     `against`: the id of the row with which other rows are compared; "" for none. `across`: the
-    heads of columns that all show the only entry of `columns`, each for runs with other overrides.
+    heads of columns that show the same measure for runs with different overrides; `columns` then
+    has only this measure.
     With `search` the highest cell of a row is bold. `picture`: one of `PICTURES`, or "". `least`:
     the start of the picture's y axis. `smooth`: accuracies are means of this number of evaluations.
     `beside`: overrides of all runs besides the experiment's name. `reach`: an accuracy in %, for
@@ -98,7 +99,7 @@ class TableDefinition:
     beside: str = ""
 
     def given(self) -> dict[str, str]:
-        """Return the settings that columns may need, as text for heads; "" for a missing one."""
+        """Return the settings that columns may need, as text for heads; "" if not set."""
         other = self.row(self.against)
         return {
             "against": other.label if other else "",
@@ -129,7 +130,7 @@ def read_definitions(root: Path) -> list[PageDefinition]:
 
 
 def read_definition(root: Path, path: Path) -> PageDefinition:
-    """Return the page that a file defines. Raises `ResultsError`, one line with the file's name."""
+    """Return the page that a file defines. Raises `ResultsError`, which names the file."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         return _page(root, path.stem, content)

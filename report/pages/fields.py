@@ -1,4 +1,4 @@
-"""Reads the fields of a definition's YAML; raises `ResultsError`, one line, for invalid ones."""
+"""Reads the fields of a definition's YAML; raises `ResultsError` for invalid fields."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def fill(
 def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str, set[str]]) -> str:
     """Return the page. Raises `ResultsError` for a text with an unknown name.
 
-    `shown`: by experiment, the overrides of the runs in the tables of all pages.
+    `shown`: for each experiment, the overrides of its runs in the tables of all pages.
     """
     lines = [HEAD.format(name=page.name), "", f"# {page.title}", ""]
     for text in (page.claim, page.setting):

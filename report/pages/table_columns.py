@@ -89,7 +89,10 @@ def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Sh
 
 
 def _compared(row: RowContext, key: str = "accuracy") -> Estimate | None:
-    """Return the mean difference over equal seeds, in percentage points; None without any."""
+    """Return the mean difference over the seeds that both rows have, in percentage points.
+
+    Returns None if the rows have no seed in common.
+    """
     ours, theirs = (_values(runs, key, 100) for runs in (row.runs, row.against))
     return paired(ours, theirs)
 
@@ -104,7 +107,7 @@ def _points(row: RowContext, key: str = "accuracy") -> Rendered:
 
 
 def _difference(row: RowContext, key: str = "accuracy") -> Rendered:
-    """Show the difference in points, and mark one that is not significant."""
+    """Show the difference in points, and mark a difference that is not significant."""
     points, found = _points(row, key), _compared(row, key)
     if row.runs == row.against or found is None or not found.noise:
         return points
@@ -148,7 +151,10 @@ def _until(
     form: Callable[[float], str],
     find: Callable[[Sequence[Row], float], Row | None] = first_at,
 ) -> Show:
-    """Show a sum of counters at the row that `find` returns for the table's accuracy (`reach`)."""
+    """Show the sum of the counters `keys` when a run reaches the table's accuracy (`reach`).
+
+    `find` returns the row of the run's history at which it reaches an accuracy (0..1), or None.
+    """
 
     def show(row: RowContext) -> Rendered:
         found = [find(run.rows(), (row.reach or 0) / 100) for run in row.runs]
@@ -162,7 +168,7 @@ def _until(
 
 
 def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
-    """Show the ratio of two counters' growth after the table's round."""
+    """Show the growth of one counter over that of another, both after the round `after`."""
 
     def show(row: RowContext) -> Rendered:
         lived = [run for run in row.runs if not run.diverged]  # others may end before this round
