@@ -50,7 +50,7 @@ STEPS = """
 `coder`: the method that compresses the resulting bytes without loss.
 `feedback`: if true, a node adds to the next update what compression lost (error feedback); null:
 only the quantizers that need error feedback use it.
-`exact`: patterns of tensor names, such as "head.*"; these tensors are sent as float32.
+`exact`: patterns of tensor names, such as `["head.*"]`; these tensors are sent as float32.
 """
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}

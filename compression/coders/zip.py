@@ -13,7 +13,7 @@ from ..registry import register
 @register("coder")
 @dataclass(frozen=True)
 class Zip(Coder):
-    """Codes a stream as a zlib stream (RFC 1950) at level 6, with its bytes in their order."""
+    """Codes a stream as a zlib stream (RFC 1950) at level 6. The bytes are not reordered."""
 
     name: ClassVar[str] = "zip"
     id: ClassVar[int] = 1

@@ -10,7 +10,7 @@ from ..registry import register
 @register("sparsifier")
 @dataclass(frozen=True)
 class Dense(Sparsifier):
-    """Sends every coordinate; no entry is left out."""
+    """Sends every entry."""
 
     name: ClassVar[str] = "dense"
     id: ClassVar[int] = 0
