@@ -15,7 +15,10 @@ def codec_of(config: Config) -> Codec:
 
 
 def gradients_of(config: Config) -> Codec:
-    """Return the codec for the gradients of activations of a cut model; raise like `codec_of`."""
+    """Return the codec for the gradients of activations, if a model is divided among nodes.
+
+    Raises `ConfigError` like `codec_of`.
+    """
     return _codec("gradients", asdict(config.gradients))
 
 

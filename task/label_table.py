@@ -16,9 +16,10 @@ disable_progress_bars()
 class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
     """A `datasets.Dataset` that returns selections as numpy arrays of indices.
 
-    A selection of `Dataset` takes 2 ms to make and read. This is most of the time of a round in
-    which 50 nodes of 1,000 are new. Here a selection is one numpy indexing operation. Columns are
-    numpy arrays too; `Dataset` would convert them element by element.
+    A selection of `Dataset` takes 2 ms to make and read. In a round in which 50 of 1,000 nodes
+    train for the first time, selections would take most of the time. A selection of `LabelTable` is
+    one numpy indexing operation. Columns are numpy arrays too; `Dataset` would convert them element
+    by element.
 
     Args:
         index: int64 (N,), the position of each row in the caller's data.
