@@ -113,7 +113,10 @@ def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
 
 
 def partition_of(config: Config, data: Data) -> Partition:
-    """Return the partition of the training split among the nodes. Raises `ConfigError`."""
+    """Return the partition of the training split among the nodes.
+
+    Raises `ConfigError` for options that the partitioner refuses.
+    """
     partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train.labels, config.nodes, config.seed)
 

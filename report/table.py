@@ -83,7 +83,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _of_all(rows: Sequence[Numbers | None], key: str) -> float | None:
-    """Return the mean over rows; None without rows, or if a row lacks the value."""
+    """Return the mean over rows; None if there are no rows, or if a row lacks the value."""
     present = [row[key] for row in rows if row is not None]
     return fmean(present) if present and len(present) == len(rows) else None
 

@@ -38,7 +38,7 @@ class Scatter(Picture):
     """A panel of `Point`s for each direction; points below the y axis are drawn at its border."""
 
     def draw(self) -> Figure:
-        """Return the figure. Raises `ModuleNotFoundError`."""
+        """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""
         figure, found = panels(len(WAYS))
         for number, (axes, label) in enumerate(zip(found, WAYS.values(), strict=True)):
             self._draw_panel(axes, number)

@@ -30,7 +30,7 @@ class Traces(Picture):
     """A panel for each of `ACROSS`: `Trace`s as curves, with bands from lowest to highest seed."""
 
     def draw(self) -> Figure:
-        """Return the figure. Raises `ModuleNotFoundError`."""
+        """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""
         figure, found = panels(len(ACROSS))
         for number, (axes, key) in enumerate(zip(found, ACROSS, strict=True)):
             for row, trace in enumerate(self.rows):
