@@ -61,7 +61,7 @@ class Cases(BasicSweeper):
 
 
 def split_case(case: object) -> list[str]:
-    """Return a case's overrides, split as in a shell. Raises `ConfigError` if this is impossible."""
+    """Return a case's overrides, split as in a shell. Raises `ConfigError` if it cannot be."""
     if not isinstance(case, str):
         raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of words")
     try:

@@ -40,7 +40,7 @@ class Picture(ABC):
 
     @abstractmethod
     def draw(self) -> Figure:
-        """Return the figure; `rows` must not be empty. Raises as `save` does."""
+        """Return the figure of 1 row or more. Raises `ModuleNotFoundError` without matplotlib."""
 
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:
