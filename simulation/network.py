@@ -18,17 +18,12 @@ WAITING = ("none", "uniform", "exponential", "fixed")
 class DeviceClass:
     """A class of devices: its share of the nodes, and its speed.
 
-    A device of this class computes `speed` times as fast as the reference device.
-
-    Raises `ValueError` for numbers that are not above 0.
+    A device of this class computes `speed` times as fast as the reference device. Both numbers must
+    be above 0, which `Network` checks.
     """
 
     share: float = 1.0
     speed: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("share", "speed"):
-            _expect_above("network.classes", name, getattr(self, name))
 
 
 @dataclass
@@ -80,6 +75,9 @@ class Network:
         if self.waiting not in WAITING:
             choices = ", ".join(WAITING)
             raise ValueError(f"network.waiting must be one of {choices}, not {self.waiting}")
+        for name, each in self.classes.items():
+            _expect_above(f"network.classes.{name}", "share", each.share)
+            _expect_above(f"network.classes.{name}", "speed", each.speed)
         shares = [each.share for each in self.classes.values()]
         if shares and abs(sum(shares) - 1) > 1e-6:
             raise ValueError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")

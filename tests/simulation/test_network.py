@@ -56,5 +56,6 @@ def test_other_values_are_refused(options, words):
 
 @pytest.mark.parametrize("options", [{"share": 0}, {"speed": -1}, {"speed": math.nan}])
 def test_a_class_of_devices_needs_numbers_above_0(options):
-    with pytest.raises(ValueError, match=r"network\.classes\.(share|speed) must be a number above"):
-        DeviceClass(**options)
+    (name,) = options
+    with pytest.raises(ValueError, match=rf"network\.classes\.slow\.{name} must be a number above"):
+        Network(classes={"slow": DeviceClass(**options)})
