@@ -66,7 +66,7 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
 
 
 def _alike(value: Any) -> Hashable:
-    """Return a key that determines a value's serialised length; None if it costs too much."""
+    """Return a key that determines a value's serialised length; None if the key costs too much."""
     kind = type(value)
     if kind is float or kind is bool:
         return kind.__name__

@@ -31,7 +31,7 @@ FREE = (
     "pushes",
     "record_every",
     "evaluate_metrics",
-    "after_turn",
+    "on_state_complete",
     "plan",
     "rates",
 )

@@ -87,9 +87,9 @@ class GuestGrid(Grid):
         """The next virtual second at which a node joins or rejoins; infinity if none will."""
         return self._grid.next_change
 
-    def follow(self, plain_bytes: int, note: str = "") -> None:
+    def follow(self, plain_bytes: int, header: str = "") -> None:
         """See `LocalGrid.follow`."""
-        self._grid.follow(plain_bytes, note)
+        self._grid.follow(plain_bytes, header)
 
     @property
     def comparison(self) -> dict[str, float | None]:

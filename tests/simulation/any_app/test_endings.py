@@ -32,7 +32,7 @@ def cli(monkeypatch, capfd, at_home):
         (["--nodes", "many"], "--nodes: invalid int value: 'many'"),
         (["--workers", "-1"], "--workers must be at least 0"),
         (["--seed", "-1"], "--seed must be at least 0"),
-        (["--network", "isdn"], "there is no isdn; there are: adsl"),
+        (["--network", "isdn"], "there is no network isdn; there are: adsl"),
         (["--run-config", "rate=1"], "there is no rate in"),
         (["--wrokers", "1"], "--wrokers 1"),
     ],

@@ -95,7 +95,7 @@ def test_nodes_share_contents_or_model_updates_where_possible():
     notes = [read(content, DownlinkHeader) for content in contents]
     assert [header.applied for header in notes] == [None, None, None, 9, None, None]
     assert [header.base for header in notes] == [3, 3, 4, 3, None, None]
-    assert talk.versions.way.made == [3, 4, None]
+    assert talk.versions.sync.made == [3, 4, None]
 
 
 def test_every_message_is_counted():
@@ -104,7 +104,7 @@ def test_every_message_is_counted():
     assert talk.traffic.downlink_bytes == 2 * 100
     assert talk.traffic.downlink_bytes_float32 == 2 * PLAIN_BYTES
     talk.versions.confirm(1, 5)
-    talk.versions.way.version = 8
+    talk.versions.sync.version = 8
     asked(talk, 1, 2)
     assert talk.traffic.downlink_bytes == 2 * 100 + 3 + 100
     assert talk.traffic.downlink_bytes_float32 == 4 * PLAIN_BYTES
