@@ -28,9 +28,10 @@ class LocalError(RuntimeError):
 def discreet(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Hide from the server the text of errors that may name this node's folders, files or classes.
 
-    Flower sends the text of an exception in the error reply. Errors about the server's own
-    configuration and payloads are sent. Any other error is replaced by a `LocalError` without that
-    text. Every error is sent if the run was configured on this machine's own command line.
+    Flower sends the text of an exception to the server, in the error reply. This function lets
+    Flower send the text of errors about the server's own configuration and payloads. It replaces
+    any other error by a `LocalError`, which names only the error's type. If the run was configured
+    on this machine's own command line, it replaces no error.
     """
     try:
         return call_next(message, context)
@@ -46,40 +47,40 @@ app = ClientApp(mods=[discreet])
 
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
-    """Return a message's model, float32 (n,), its settings, and the tensors sent in other types."""
+    """Return a message's model, float32 (n,), its settings, and the tensors of other dtypes."""
     config = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
     return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
-    """Return the reply. The mod fills in the seconds, which include the mod's own work."""
+    """Return the reply; its metric `seconds` is 0 until `CompressionMod` sets the node's time."""
     measured = filled(MetricRecord, {**metrics, SECONDS: 0.0})
     content = filled(RecordDict, {"arrays": arrays, "metrics": measured})
     return Message(content, reply_to=message)
 
 
 def _known(context: Context) -> tuple[Config, str | None, Node]:
-    """Return the run's checked configuration, the node's data folder or None, and its identity."""
+    """Return the run's checked configuration, the node's data folder or None, and the `Node`."""
     node = node_of(context)
     return load_config(context.run_config, node.count, context.node_config), node.folder, node
 
 
 def _trainer(context: Context) -> tuple[Trainer, Node]:
-    """Return the run's trainer, which is built once per process, and the node's identity."""
+    """Return the run's trainer, which is built once per process, and the `Node`."""
     config, folder, node = _known(context)
     return trainer_for(config, folder), node
 
 
 def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Apply the configured `CompressionMod`."""
+    """Decode the message and encode the reply with the run's `CompressionMod` (a Flower mod)."""
     trainer, _ = _trainer(context)
     return trainer.uplink(message, context, call_next)
 
 
 @app.train(mods=[uplink])
 def train(message: Message, context: Context) -> Message:
-    """Train the received model; reply with the new model, which the mod sends as a delta."""
+    """Train the received model; reply with the new model (`CompressionMod` sends a delta)."""
     trainer, node = _trainer(context)
     vector, metrics = trainer.train(node, *_read(message))
     return _reply(message, with_natives(flat_record(vector), trainer.flat.natives()), metrics)
@@ -102,7 +103,7 @@ def segment(message: Message, context: Context) -> Message:
 
 @app.evaluate(mods=[uplink])
 def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate the received model on the samples held back from training, or else on all."""
+    """Evaluate the received model on the node's held-back samples; on all if none are held back."""
     trainer, node = _trainer(context)
     arrays = cast(ArrayRecord, message.content["arrays"])
     metrics = trainer.evaluate(node, to_vector(arrays), natives_of(arrays))

@@ -22,15 +22,15 @@ PREPARED_BYTES = 256 << 20  # bytes of prepared samples that a process caches fo
 
 
 class Order(NamedTuple):
-    """The order of a node's samples in an epoch."""
+    """The order in which a node trains on its samples in one epoch."""
 
     epoch: int
     samples: Tensor  # int64 (s,): positions in the node's prepared samples, or in the training set
-    prepared: bool  # True: positions in the prepared samples
+    prepared: bool  # True: positions in the prepared samples; False: in the training set
 
 
 class SampleCache:
-    """A cache of prepared samples of up to `capacity` bytes.
+    """A cache that holds up to `capacity` bytes of prepared (normalised) samples.
 
     It removes the least recently used samples first.
     """
@@ -90,8 +90,8 @@ class Samples:
     def batch(self, node: Node, number: int) -> Batch:
         """Return the node's mini-batch `number`, from 0: images (B, C, H, W) and labels (B,).
 
-        It depends only on (seed, node, number). Each epoch has a new order. Samples that do not
-        fill a last mini-batch are left out.
+        The mini-batch depends only on (seed, node, number). Each epoch has a new order. All
+        mini-batches are full: the remaining samples of an epoch are left out.
         """
         order = self._orders.get(node.index)
         total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
@@ -106,10 +106,10 @@ class Samples:
         return images.index_select(0, chosen), labels.index_select(0, chosen)
 
     def _shuffled(self, node: Node, epoch: int) -> Order:
-        """Return the order of an epoch.
+        """Return a new random order of a node's training samples for an epoch.
 
-        The order holds positions in the prepared samples if the cache has room for these samples,
-        and else positions in the training set.
+        The order holds positions in the prepared samples if the cache has room for these samples.
+        Otherwise it holds positions in the training set.
         """
         part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))
@@ -121,8 +121,8 @@ class Samples:
     def of(self, node: Node, *, held_back: bool) -> Batch:
         """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,); read only.
 
-        The last share `dataset.holdout` of a node's samples, in the partition's shuffled order, is
-        held back from training.
+        `held_back`: True for the samples held back from training, False for the others. The node
+        holds back the last share `dataset.holdout` of its samples, in the partition's order.
         """
         key = (node.index, held_back)
         if (samples := self._prepared.get(key)) is None:

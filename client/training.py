@@ -36,8 +36,9 @@ Metrics = dict[str, MetricRecordValues]
 class Trainer:
     """Model, data and optimiser of one configuration, shared by all nodes of a process.
 
-    The arguments of each call hold all that differs between nodes. Between calls a trainer stores
-    only caches. So results do not depend on which process trains for which node, or in which order.
+    Everything that differs between nodes is an argument of the methods. Between calls a trainer
+    stores only caches. So results do not depend on which process trains for which node, or in which
+    order.
     """
 
     def __init__(self, config: Config, folder: str | None = None) -> None:
@@ -123,7 +124,7 @@ class Trainer:
 
         The gradient is float32 (n,), as `model`. For BatchNorm's statistics it holds their new
         values. The next call may overwrite the gradient. The mini-batch depends only on (seed,
-        node, number).
+        node, number). `natives`: as in `update`.
         """
         flat = self.flat
         flat.load(model, natives)
@@ -145,8 +146,8 @@ class Trainer:
     def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
         """Evaluate a model, float32 (n,), on the node's held-back samples.
 
-        If `dataset.holdout` is 0, evaluate it on all samples of the node. Return metrics, and the
-        number of samples.
+        If `dataset.holdout` is 0, evaluate it on all samples of the node. The number of samples is
+        one of the returned metrics. `natives`: as in `update`.
         """
         images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
@@ -175,7 +176,7 @@ class Trainer:
 
 
 def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:
-    """Return the configured `CompressionMod`.
+    """Return the configured `CompressionMod`, which encodes a node's updates.
 
     `initial`: the native tensors (those outside the float32 vector) at the start of the run.
     """

@@ -35,7 +35,7 @@ class Diverged(Exception):
 
 
 class Failed(SystemExit):
-    """A run failed, and its error is printed. `code`: the exit code; `line`: the printed line."""
+    """A run failed, and its error was printed. `code`: the exit code; `line`: the printed line."""
 
     def __init__(self, code: int, line: str) -> None:
         super().__init__(code)
@@ -44,10 +44,10 @@ class Failed(SystemExit):
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """In this context an error is printed in one line, and `Failed` is raised.
+    """Turn an error of the code in this context into one printed line, and raise `Failed`.
 
-    The exit code of `Failed` is 2 for a user's mistake, else 1. If the run is stopped, one line
-    with the notes of the exception is printed, and `SystemExit` is raised.
+    The exit code of `Failed` is 2 for a user's mistake, else 1. If the run is stopped, this context
+    prints one line with the notes of the exception, and raises `SystemExit`.
     """
     code, kind, failed = 0, "error", Exception()
     try:
@@ -83,7 +83,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message as one line; items of Hydra's lists are joined by commas."""
+    """Return an error's message as one line; if Hydra lists choices, they are joined by commas."""
     text = str(error)
     cause = str(error.__cause__)
     if isinstance(error, OverrideParseException):
@@ -107,9 +107,9 @@ def one_line(error: BaseException) -> str:
 
 
 def wrong_kind(key: str, reason: str) -> str:
-    """Return the message for a value of the wrong kind (list, mapping, value); "" for others.
+    """Return an error message if a list, a mapping or a single value is given for another of these.
 
-    `key`: the key of the value; `reason`: Hydra's text.
+    `key`: the key of the value; `reason`: Hydra's text. Returns "" if the error is another one.
     """
     known = key in known_keys()
     owner, _, name = key.rpartition(".")
@@ -126,7 +126,10 @@ def wrong_kind(key: str, reason: str) -> str:
 
 
 def key_of_a_value(words: list[str]) -> str:
-    """Return the message for the first override of a key in a plain value; "" if there is none."""
+    """Return the error message for an override such as `nodes.x=1`: `nodes` is a plain value.
+
+    `words`: the command line. Returns "" if it has no such override.
+    """
     known = known_keys()
     for word in words:
         key, equals, _ = word.lstrip("+").partition("=")
@@ -138,11 +141,11 @@ def key_of_a_value(words: list[str]) -> str:
 
 
 def unknown_key(key: str, reason: str) -> str:
-    """Return the message for a key that Hydra has refused. `reason`: Hydra's text."""
+    """Return the error message for a key that Hydra has refused. `reason`: Hydra's text."""
     if re.search(r"reference_type=Dict\[str, (?!Any)", reason):
         return new_name(key)
     inside = re.search(r"full_key: (\S+)", reason)
-    if inside and inside[1].startswith(f"{key}."):  # a key in a mapping on the command line
+    if inside and inside[1].startswith(f"{key}."):  # the override's value is a mapping
         key = inside[1]
     known = known_keys()
     groups = {path.name for path in CONF.iterdir() if path.is_dir()}
@@ -159,9 +162,10 @@ def unknown_key(key: str, reason: str) -> str:
 def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
     """Return the known key that is most similar to `key`; None if no key is similar.
 
-    For a key in a group it searches the keys of the run (`lr` for `optimizer.lr`), then the group's
-    keys, then the keys of the group's other choices. For a key without a group it searches keys of
-    this name in all groups (`optimizer.momentum` for `momentum`), then similar keys of the run.
+    For a key in a group it searches the keys outside of all groups (`lr` for `optimizer.lr`), then
+    the group's keys, then the keys of the group's other choices. For a key without a group it
+    searches keys of this name in all groups (`optimizer.momentum` for `momentum`), then similar
+    keys and names of groups.
     """
     group, _, name = key.rpartition(".")
     ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
@@ -184,7 +188,10 @@ def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
 
 
 def new_name(key: str) -> str:
-    """Return the message on how to add a new name. `key`: a key in a group with free names."""
+    """Return the error message that says how to add an entry with a new name to a mapping.
+
+    `key`: a key of, or inside, a mapping whose entries the user names, such as `network.classes`.
+    """
     known = known_keys()
     parts = key.split(".")
     prefixes = [".".join(parts[:i]) for i in range(len(parts), 0, -1)]
@@ -200,7 +207,7 @@ def known_keys() -> list[str]:
 
 
 def _owners(group: str, key: str) -> str:
-    """Return the choices of a group that have this key, or a subgroup with this name."""
+    """Return, as GROUP=CHOICE, up to three choices of a group that have a key or subgroup `key`."""
     found = []
     for file in sorted((CONF / group).glob("*.yaml")) if key else []:
         content = cast(DictConfig, OmegaConf.load(file))

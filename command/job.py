@@ -41,7 +41,7 @@ from strategy.run.checkpoint_file import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
-RATES = ("eta", "server_learning_rate", "server_lr")  # names of the server's learning rate
+RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
 console = Console(highlight=False)
 
 
@@ -107,7 +107,7 @@ def run(composed: DictConfig, folder: Path) -> None:
 
 
 def how_to_go_on(folder: Path, *, sweep: bool) -> str:
-    """Return the message for a stopped run: how to resume it."""
+    """Return the message that says how to resume a stopped run."""
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         said = f"`python run.py {shlex.quote(f'resume={folder}')}` goes on"
     else:
@@ -117,7 +117,10 @@ def how_to_go_on(folder: Path, *, sweep: bool) -> str:
 
 @contextmanager
 def result_aside(folder: Path) -> Iterator[None]:
-    """Remove an earlier result in this context; restore it if a resumed run writes no result."""
+    """Remove the folder's earlier result in this context.
+
+    At its end, restore the result if the job resumes a run and has written no new result.
+    """
     file = folder / "result.json"
     before = file.read_bytes() if resumes() and file.exists() else None
     file.unlink(missing_ok=True)
@@ -137,7 +140,7 @@ def has_diverged(folder: Path) -> bool:
 
 
 def alone() -> bool:
-    """Return whether no other job of a sweep prints on the screen at the same time."""
+    """Return whether this job alone prints on the screen: no sweep runs other jobs beside it."""
     hydra = HydraConfig.get()
     return hydra.mode is not RunMode.MULTIRUN or hydra.launcher["_target_"] == BASIC
 
@@ -158,7 +161,7 @@ def refuse_sweep() -> None:
 
 
 def what_to_try(config: Config) -> str:
-    """Return one line: the settings that may keep this run from diverging."""
+    """Return one line that names the settings to change so that this run may not diverge."""
     tries = [f"a lower lr= (it is {config.lr:g})"]
     strategy = config.strategy
     gradients = strategy.get("update") == "gradient"  # then the learning rate is `lr`
@@ -193,10 +196,10 @@ def as_the_server_reads(config: Config) -> Config:
 
 
 def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
-    """Return the engine's function, after a check of the job and the engine's options.
+    """Return the function with which the configured engine runs a job, after a check of the job.
 
-    The check is `refuse(job, **options)` in the engine's module. It raises an error for settings
-    that the engine cannot honour.
+    The check calls `refuse(job, **options)` in the engine's module, which raises an error for
+    settings that the engine does not support.
     """
     engine = check_target("engine", config.engine)
     module = import_module(engine.make.__module__)
@@ -210,7 +213,7 @@ def prepare(config: Config) -> None:
 
     This imports torch, which takes seconds. So the checks that do not need torch come first.
     """
-    # Not for this project's strategies: they import torch.
+    # `build` imports the strategy's module; EdgeWire's strategies would import torch.
     if str(config.strategy.get("_target_")).startswith("flwr."):
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)

@@ -25,7 +25,7 @@ main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config
 
 
 def cli() -> None:
-    """Run the command line; exit with the run's code, or the highest code of a sweep's jobs."""
+    """Run the command line; exit with the run's exit code, or a sweep's highest exit code."""
     SweepEnd.code = 0
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help():
@@ -38,7 +38,7 @@ def cli() -> None:
 
 @contextmanager
 def unchecked_help() -> Iterator[None]:
-    """Let Hydra 1.3 make its parser with a help text that is no string.
+    """Let Hydra 1.3 make its parser with a help text that is not a string.
 
     Python 3.14 checks each help text and would refuse this one.
     """
@@ -52,10 +52,10 @@ def unchecked_help() -> Iterator[None]:
 
 @contextmanager
 def one_repository() -> Iterator[None]:
-    """Let Hydra list its groups for `--help` with one copy of its repository instead of 120.
+    """Let Hydra list its groups for `--help` with one copy of its config repository, not with 120.
 
-    Only this listing uses the shared copy. Composing a configuration changes its copy, so it makes
-    a new copy.
+    Only this listing uses the shared copy. When Hydra composes a configuration, it changes its copy
+    of the repository, so it makes a new copy then.
     """
     list_options = ConfigLoaderImpl.get_group_options
 

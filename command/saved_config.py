@@ -40,7 +40,7 @@ def resumes() -> bool:
 def resuming(words: list[str]) -> list[str]:
     """Return Hydra's command line for the command line `words`, which contains `resume=RUN`.
 
-    Raises `ConfigError` for other overrides than `BESIDE`, and for a run that cannot be resumed.
+    Raises `ConfigError` for overrides that are not in `BESIDE`, and if the run cannot be resumed.
     """
     found = [word.partition("=")[2] for word in words if word.startswith(f"{RESUME}=")]
     others = [word for word in words if not word.startswith(f"{RESUME}=")]

@@ -21,7 +21,7 @@ from simulation.processes import orderly_exit
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs jobs one after another
 FAILED = "failed.json"
 SKEW = 5.0  # seconds: the most that two machines' clocks may differ
-_elsewhere = ExitStack()  # contexts of a sweep with jobs in other processes
+_elsewhere = ExitStack()  # contexts that this process enters if other processes run the jobs
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:

@@ -60,7 +60,7 @@ def _own_data(config: Config, folder: str | None) -> Data:
         return _data(d.name, d.root, d.download, d.size, classes, d.validate)
     if d.name != "imagefolder":
         raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
-    # Without the list, two nodes with other folders would silently number classes differently.
+    # Without the list, two nodes with different class folders would number the classes differently.
     if not d.classes:
         raise ConfigError(
             "a device's own folder needs the names of all the run's classes, as in "

@@ -74,7 +74,7 @@ def check_targets(config: Config) -> None:
 
 
 def _check_fields(node: Any, prefix: str) -> None:
-    """Check types and bounds of a dataclass's values, and those of dataclasses in it."""
+    """Check types and bounds of all values in a dataclass, also in dataclasses inside of it."""
     kinds = get_type_hints(type(node))
     for entry in fields(node):
         value, key = getattr(node, entry.name), prefix + entry.name
@@ -130,7 +130,7 @@ class Target:
     groups: tuple[inspect.Parameter, ...] = ()
 
     def made(self, *args: Any, **options: Any) -> Any:
-        """Return a new object from the checked arguments and those given here.
+        """Return a new object of the class, made with the checked arguments and the caller's.
 
         Raises `ConfigError` for an argument that both the configuration and the caller give.
         """
@@ -225,11 +225,11 @@ def _expect_values(key: str, value: Any) -> None:
 def parameters_of(
     target: Any,
 ) -> tuple[dict[str, inspect.Parameter], bool, tuple[inspect.Parameter, ...]]:
-    """Return a target's named parameters, and whether it has `**options` for any other name.
+    """Return a class's or function's named parameters, and whether it also has `**options`.
 
-    A class with `**options` may pass them to its base classes, so this includes their parameters.
-    The fields of an `OptionGroup` replace the parameter that takes the group. The last value has
-    the replaced parameters.
+    A class with `**options` may pass them to its base classes. So the parameters of the base
+    classes are included. The fields of an `OptionGroup` replace the parameter that takes the group.
+    The third return value holds these replaced parameters.
     """
     found = dict[str, inspect.Parameter]()
     for each in inspect.getmro(target)[:-1] if inspect.isclass(target) else (target,):
@@ -250,7 +250,7 @@ def _is_group(annotation: Any) -> bool:
 
 
 def _fields_of(group: inspect.Parameter) -> Mapping[str, inspect.Parameter]:
-    """Return the fields of a parameter's `OptionGroup`, as parameters."""
+    """Return the fields of the `OptionGroup` that a parameter takes, as parameters by name."""
     return _signature(group.annotation).parameters
 
 

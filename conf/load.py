@@ -53,7 +53,7 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
 def _counting(composed: DictConfig) -> DictConfig:
     """Return the configuration with `rounds` set to `strategy.pushes`, if the strategy has it.
 
-    This must precede the resolution of values that refer to `rounds`, such as `schedule.T_max`.
+    Call this before values that refer to `rounds`, such as `schedule.T_max`, are resolved.
     """
     pushes = OmegaConf.select(composed, "strategy.pushes")
     if not isinstance(pushes, int) or pushes < 1:  # absent, or an error that `conf.check` names
@@ -116,7 +116,10 @@ def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
 
 @contextmanager
 def _readable(key: str) -> Iterator[None]:
-    """Turn any error in the block, which reads the text of `key`, into a one-line `ConfigError`."""
+    """Turn any error of the context's code into a one-line `ConfigError` about the value of `key`.
+
+    The code parses this value.
+    """
     try:
         yield
     except ConfigError:

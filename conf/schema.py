@@ -32,7 +32,7 @@ def at_least(minimum: float, default: Any) -> Any:
 
 
 def from_to_below(minimum: float, bound: float, default: Any) -> Any:
-    """Declare a field as `at_least` does, with a bound that values must stay below."""
+    """Declare a field with a default, a minimum, and a bound that values must stay below."""
     return field(default=default, metadata={"at_least": minimum, "below": bound})
 
 
@@ -76,7 +76,7 @@ class ModelConfig:
 
 
 def _compression_config() -> type:
-    """Return a dataclass with the three stages and the options of all methods, which are None."""
+    """Return a dataclass: the three stages of compression, and all methods' options (None)."""
     stages: list[tuple[str, Any, Any]] = [
         ("sparsifier", str, "dense"),
         ("quantizer", str, "float32"),

@@ -17,9 +17,9 @@ def submitted_words(words: list[str]) -> list[str]:
     """Check a submitted run's overrides; return them unchanged.
 
     Raises `ConfigError`, or Hydra's own errors, for an override that is neither a choice of a group
-    in conf/ nor a value of a key. It uses Hydra's own parser, so that quoting and escaping hide
-    nothing. It must run before Hydra composes, which opens files by these names and calls some
-    resolvers.
+    in conf/ nor a value of a key. The function uses Hydra's own parser, so that quoting and
+    escaping hide nothing. Call it before Hydra composes, because composing opens files by these
+    names and calls some resolvers.
     """
     for word in OverridesParser.create().parse_overrides(words):
         _expect_ours(word)

@@ -46,19 +46,19 @@ class NodeGrants:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGrants:
-        """Return the grants of this process's environment and of a node's `--node-config`."""
+        """Return the grants given by environment variables and by a node's `--node-config`."""
         words = f"{node_config.get('allow', '')} {os.environ.get(ALLOW, '')}"
         data = str(node_config.get("data", "")) or os.environ.get(DATA)
         return cls(tuple(re.findall(r"[^\s,]+", words)), data or None, os.environ.get(OUTPUT))
 
     def allows(self, name: str) -> bool:
-        """Return whether a class is allowed by its name, or by that of its package or module."""
+        """Return whether `allow` has the class `name`, or a package or module that holds it."""
         public = PUBLIC_NAME.fullmatch(name) is not None
         return public and any(f"{name}.".startswith(f"{each}.") for each in self.allow)
 
 
 def mark_as_local(values: Mapping[str, Any]) -> None:
-    """Mark a `run_config` as this machine's own, here and for processes that this one starts."""
+    """Mark a `run_config` as this machine's own, in this process and in those that it starts."""
     before = os.environ.get(OWN_WORDS, "").split()
     newest = [*(each for each in before if each != _mark(values)), _mark(values)]
     os.environ[OWN_WORDS] = " ".join(newest[-REMEMBERED:])
@@ -110,10 +110,11 @@ def _texts(node: Any) -> Iterator[str]:
 
 
 def confine(config: Config, machine: NodeGrants) -> None:
-    """Check a submitted configuration against this machine's grants, before any import.
+    """Check a submitted configuration against what this machine grants, before any import.
 
-    Sets its data folder to one below the machine's data folder. Raises `ConfigError` for a path
-    outside of this folder, and for classes that this machine does not allow.
+    The function sets the configuration's data folder to one below the machine's data folder. It
+    raises `ConfigError` for a path outside of this folder, and for classes that this machine does
+    not allow.
     """
     for group in GROUPS:
         for key, name in _targets(group, getattr(config, group)):
@@ -151,7 +152,7 @@ def _targets(key: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def output_of(values: Mapping[str, Any]) -> str:
-    """Return the folder for the results of a `run_config`, "" for none.
+    """Return the folder for the result files of the run with this `run_config`; "" for none.
 
     A submitted run's folder is below the folder that this machine grants. Raises `ConfigError` for
     any other folder.

@@ -54,7 +54,7 @@ class Cases(BasicSweeper):
         for case in self.cases:
             fixed = {word.key_or_group for word in case}
             free = [word for word in params if word.key_or_group not in fixed]
-            # Of several overrides of a key BasicSweeper keeps the last, at the first one's place.
+            # If several overrides set the same key, BasicSweeper keeps the last one.
             jobs += BasicSweeper.split_arguments([*case, *free, *line], None)[0]
         once = [list(job) for job in dict.fromkeys(map(tuple, jobs))]
         return list(self.split_overrides_to_chunks(once, max_batch_size))

@@ -1,8 +1,9 @@
 """Which classes a group's `_target_` may name, and the import of the named class.
 
-Any run may name a class if a YAML file of the group does, or if it is in the group's library module
-(`KINDS`). The name must be that of a class of the group's kind, in the package that defines it. It
-must not be a function, another package's class that a module imports, or an attribute of a class.
+Any run may name a class that a YAML file of the group names, or that the group's library module
+(`KINDS`) has. The name must be that of a class of the group's kind, in the package that defines it.
+It must not be a function, another package's class that a module imports, or an attribute of a
+class.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ GROUPS = tuple(KINDS)
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Return whether any run may name a class: a YAML file or the group's library has it."""
+    """Return whether any run may name a class: a YAML file names it, or the library has it."""
     module, _, last = name.rpartition(".")
     listed = module == KINDS[group][0] and re.fullmatch(r"[A-Za-z]\w*", last) is not None
     inner = (path for path in (HERE / group).iterdir() if path.is_dir())

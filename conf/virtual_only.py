@@ -16,10 +16,11 @@ def expect_real_time(config: Config) -> None:
 
 
 def only_virtual(network: Network) -> str:
-    """Return a text: options that differ from network=ideal, and what to give; "" for none.
+    """Return a text for an error message: which network options differ from `network=ideal`.
 
-    It leaves out options without an effect: `waiting_seconds` with `waiting=none`, and
-    `rejoin_seconds` without `crash`.
+    The text also says what to give instead. It is "" if no option differs. Options without an
+    effect are left out: `waiting_seconds` with `waiting=none`, and `rejoin_seconds` without
+    `crash`.
     """
     ideal = network_named("ideal")
     without = {"waiting_seconds"} if network.waiting == "none" else set[str]()
@@ -36,7 +37,7 @@ def only_virtual(network: Network) -> str:
 
 
 def _word(value: object) -> str:
-    """Return a value as the command line takes it."""
+    """Return a value as the user would write it on the command line."""
     if isinstance(value, dict):
         return "{" + ",".join(value) + "}"
     if value is None:

@@ -1,1 +1,1 @@
-"""Code for both the server and the nodes: bundles of a message, and the lineage of a run."""
+"""Code for both the server and the nodes: bundles of messages, and the lineage of resumed runs."""

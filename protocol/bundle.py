@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # the most parts of one message; bytes of a name
+MOST_PARTS, LONGEST_NAME = 1 << 16, 256  # the most parts of one message; most bytes of a name
 OF_MANY = 1 << 22  # the most parts of a bundle with all nodes' messages
 _HEAD = struct.Struct("<IQ")
 
 
 def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the bundle of parts, each (name, content), in the given order."""
+    """Return a bundle with the given parts, (name, content), in the given order."""
     pieces: list[bytes] = []
     for name, content in parts:
         encoded = name.encode()
@@ -24,7 +24,7 @@ def frames(parts: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
-    """Return the parts of a bundle that `frames` made, each (name, content).
+    """Return the parts, (name, content), of a bundle that `frames` made.
 
     Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for a malformed
     bundle.

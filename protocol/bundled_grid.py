@@ -39,8 +39,8 @@ from compression.flower.timeouts import FOREVER, gathered
 from protocol.bundle import OF_MANY, frames, parts_of
 from protocol.errors import STOPPED, RunEnded
 
-LONGEST_WAIT = 20.0  # seconds that the server holds one pull
-MARGIN = 30.0  # seconds that a request's time-out is longer than its wait
+LONGEST_WAIT = 20.0  # the most seconds that the server holds one pull request while no reply exists
+MARGIN = 30.0  # seconds by which a request's time-out exceeds the time that the server may hold it
 LIMIT = 4 << 30  # the most bytes of a pull's response
 
 
@@ -161,7 +161,10 @@ class BundledGrid(PolledGrid):
         ]
 
     def _message(self, said: Any, tree: Any, contents: dict[str, bytes]) -> Message:
-        """Return a message from its objects; return an error message if an object is missing."""
+        """Make a message from its objects; return an error message if an object is missing.
+
+        `said`: the message's metadata; `tree`: the ids of its objects; `contents`: their bytes.
+        """
         if not all(each.object_id in contents for each in iterate_object_tree(tree)):
             return self._unavailable(said.reply_to_message_id)
         found = inflate_object_from_contents(

@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
 
 
 class RunLineage(NamedTuple):
-    """A run, and the runs that it resumes.
+    """The lineage of a run: the run, and the earlier runs that it resumes.
 
     `key`: the id of the first run; `run_id`: the id of the current run; `checkpoints`: each run's
     last checkpoint, the newest last.
@@ -47,26 +47,26 @@ class RunLineage(NamedTuple):
         return self.checkpoints[-1] if self.checkpoints else None
 
     def of(self, run_id: int) -> Checkpoint | None:
-        """Return a run's last checkpoint, where the next run started; None: not known."""
+        """Return the last checkpoint of a run, from which the next run started; None: unknown."""
         return next((each for each in self.checkpoints if each.run_id == run_id), None)
 
     def at_checkpoint(self, done: int) -> RunLineage:
-        """Return the lineage after a new checkpoint of the current run, with progress `done`."""
+        """Return the lineage with a new checkpoint of the current run, whose progress is `done`."""
         before = [each for each in self.checkpoints if each.run_id != self.run_id]
         return self._replace(checkpoints=(*before[1 - MOST :], Checkpoint(self.run_id, done)))
 
 
 class StateChoice(Enum):
-    """Which state a node uses for a message.
+    """Which of its stored states a node uses for a message.
 
-    STAY: the current state; BACK: the state at the newest checkpoint; ANEW: an empty state.
+    STAY: the current state. BACK: the node's state at the newest checkpoint. ANEW: an empty state.
     """
 
     STAY, BACK, ANEW = range(3)
 
 
 def choice_of(lineage: RunLineage, run_id: int, past: Checkpoint | None) -> StateChoice:
-    """Return which state a node uses for a message with this lineage.
+    """Return which state a node uses for a message of the run with this lineage.
 
     `run_id`: the run of the node's current state; 0: the node has no state. `past`:
     the newest checkpoint at which the node has stored its state; None: no checkpoint.
@@ -82,7 +82,7 @@ def choice_of(lineage: RunLineage, run_id: int, past: Checkpoint | None) -> Stat
 
 
 def with_lineage(group: str, lineage: RunLineage) -> str:
-    """Return a message's group id with the lineage at its end."""
+    """Append a run's lineage (the runs that it resumes, and their checkpoints) to a group id."""
     key = "" if lineage.key == lineage.run_id else lineage.key
     words = [
         f"/{'' if run_id == lineage.run_id else run_id}:{done}"
@@ -92,7 +92,7 @@ def with_lineage(group: str, lineage: RunLineage) -> str:
 
 
 def lineage_of(group: str, run_id: int) -> RunLineage | None:
-    """Return the lineage in a message's group id; None if the group id has none.
+    """Read the run's lineage (`RunLineage`) from a message's group id; None if it has none.
 
     `run_id`: the run id of the message.
     """
@@ -105,11 +105,11 @@ def lineage_of(group: str, run_id: int) -> RunLineage | None:
 
 
 def reply_group_id(group: str) -> str:
-    """Return the group id of a node's reply to a message with this group id."""
+    """Return the group id of a node's reply to a message with the group id `group`."""
     found = _SAID.fullmatch(group)
     return group if found is None else f"{found[1]}{_KEEPS}"
 
 
 def stores_states(group: str) -> bool:
-    """Return whether a reply's group id says that its node stores its states by the lineage."""
+    """Return whether a reply's group id says that its node stores its states for a resumed run."""
     return group.endswith(_KEEPS)

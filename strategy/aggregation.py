@@ -22,10 +22,10 @@ _SORTED = 32
 
 @dataclass
 class MeanState:
-    """State of `SparseMean`.
+    """The state of `SparseMean`: the updates that it has added up.
 
-    `sum`: the weighted sum so far, float32 (n,). `sets`: the indices of each added update. `dense`:
-    whether an added update was dense. `weight`: the sum of the weights.
+    `sum`: their weighted sum, float32 (n,). `sets`: the indices of each sparse update. `dense`:
+    whether one of them was dense. `weight`: the sum of their weights.
     """
 
     sum: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -49,9 +49,10 @@ class SparseMean:
 
     @quiet
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
-        """Add `weight` times an update.
+        """Add a node's update to the weighted sum.
 
-        `values`: float32 (k,) at the increasing `indices`, or (n,) if `indices` is None.
+        `values`: float32 (k,) at the increasing `indices`, or (n,) if `indices` is None. `weight`:
+        the node's weight in the mean.
         """
         self._state.weight += weight
         values = values if weight == 1.0 else values * np.float32(weight)
@@ -64,7 +65,11 @@ class SparseMean:
 
     @quiet
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return the union of the added indices (None: all) and the mean there; reset the sum."""
+        """Return the mean of the added updates, and begin a new mean.
+
+        The result is (indices, values): the union of the updates' indices (None: all n entries),
+        and the mean at these indices.
+        """
         state = self._state
         weight = np.float32(state.weight)
         union = None if state.dense else self._union()
@@ -96,10 +101,11 @@ Shares = NDArray[np.float32] | np.float32 | float
 
 @dataclass
 class MixState:
-    """State of `StatisticsMix`, for s statistics.
+    """The state of `StatisticsMix`: sums over the reports of nodes, for s statistics.
 
-    `sum`: the sum of weight * share * report, (s,). `shares`: the sum of weight * share, (s,).
-    `weight`: the sum of the weights. `low`, `high`: the smallest and the largest report, (s,).
+    A report is the statistics that a node sends; `StatisticsMix` explains its share. `sum`: the sum
+    of weight * share * report, (s,). `shares`: the sum of weight * share, (s,). `weight`: the sum
+    of the weights. `low`, `high`: the smallest and the largest report, (s,).
     """
 
     sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -109,7 +115,7 @@ class MixState:
     high: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def begin(self, size: int) -> None:
-        """Reset the sums, for `size` statistics."""
+        """Set all sums to 0, for reports of `size` statistics."""
         self.sum, self.shares, self.weight = np.zeros(size), np.zeros(size), 0.0
         self.low = np.full(size, np.inf, dtype=np.float32)
         self.high = np.full(size, -np.inf, dtype=np.float32)
@@ -151,13 +157,15 @@ class StatisticsMix:
             self._state.begin(self.size)
 
     def of(self, model: Vector) -> Vector:
-        """Return a view of a model's statistics, (s,)."""
+        """Return a view of the running statistics in a model's vector, (s,)."""
         return model[self.trained :]
 
     def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
-        """Return an update's trained indices (None: all), their values, and its statistics.
+        """Divide an update into the part for trained parameters, and the running statistics.
 
-        Raises `PayloadError` if the update lacks statistics, or if a variance is below 0.
+        Returns the indices of the trained parameters (None: all), the values at these indices, and
+        the statistics. Raises `PayloadError` if the update lacks statistics, or if a variance is
+        below 0.
         """
         indices, values = update.indices, update.values
         if not self.size:
@@ -170,7 +178,7 @@ class StatisticsMix:
         return None if indices is None else indices[:cut], values[:cut], statistics
 
     def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
-        """Add a node's report (s,), its share a_i (a number or (s,)) and its weight."""
+        """Add a node's reported statistics (s,), their share a_i (a number or (s,)) and weight."""
         if not self.size:
             return
         part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)
@@ -187,9 +195,11 @@ class StatisticsMix:
     def joined(
         self, indices: Indices | None, values: Vector, there: Vector
     ) -> tuple[Indices | None, Vector]:
-        """Return a step's indices and values with the new statistics appended; reset the sums.
+        """Append the new running statistics to the indices and values of the server's step.
 
-        `there`: the current model, float32 (n,); its last entries are the statistics.
+        The new statistics are computed from the reports added since the last call; then these
+        reports are deleted. `there`: the current model, float32 (n,); its last entries are the
+        statistics.
         """
         if not self.size:
             return indices, values

@@ -1,4 +1,4 @@
-"""The ServerApp, which reads a run's configuration, trains a model and writes the records."""
+"""The ServerApp, which reads a run's configuration, trains a model and writes the result files."""
 
 from __future__ import annotations
 

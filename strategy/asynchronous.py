@@ -60,7 +60,7 @@ from task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
-SOME = Layout(("weight",), ((2, 2),), ("float32",))  # to ask whether a codec has a memory
+SOME = Layout(("weight",), ((2, 2),), ("float32",))  # any layout, to ask if a codec has a residual
 
 
 @dataclass
@@ -98,9 +98,10 @@ class PushesState(ServerState):
 class Mixing(OptionGroup):
     """FedAsync (Xie et al. 2019, Algorithm 1): the server averages its model with a node's model.
 
-    `mix`: True for x = (1 - a) x + a (the node's model), where a = server_lr * the staleness
-    factor. `proximal_mu`: the paper's rho. Each node adds rho / 2 |x - x_sent|^2 to its loss, where
-    x_sent is the model that the node received. Raises `ValueError` for a `proximal_mu` below 0.
+    `mix`: True for x = (1 - a) x + a y, where x is the server's model, y is the node's model, and a
+    is `server_lr` times the staleness factor. `proximal_mu`: the paper's rho. Each node adds
+    rho / 2 |y - x_sent|^2 to its loss, where x_sent is the model that the node received. Raises
+    `ValueError` for a `proximal_mu` below 0.
     """
 
     mix: bool = False
@@ -256,7 +257,7 @@ class Sent(NamedTuple):
     version: int  # the version of the model in the message
     seen: Seen | None  # the staleness policy's data about the time of sending
     model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
-    statistics: NDArray[np.float32]  # the server model's BatchNorm statistics then
+    statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
 
 class Pushes:
@@ -321,13 +322,17 @@ class Pushes:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model: a flat vector, and tensors in their own dtype; `advance` changes it."""
+        """The newest model: a flat vector, and tensors in their own dtype.
+
+        The next call of `advance` changes the vector in place.
+        """
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, record: Callable[[int], None]) -> bool:
-        """Process the next replies, and send each node a new message; call `record` when due.
+        """Process the next replies, and send a new message to each node that has replied.
 
-        Returns False if there is no node, and no node will appear.
+        `record(done)` is called after every `record_every` pushes (replies). Returns False if no
+        node is available and none will appear.
         """
         state, strategy = self._state, self._strategy
         self._greet()
@@ -341,7 +346,7 @@ class Pushes:
             return False
         for reply in replies:
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
-            if state.late.messages:  # only `Stragglers` uses these numbers
+            if state.late.messages:  # only then does `Stragglers` need the message's number
                 self._late.answered(sent.node, sent.number)
             state.done += 1
             self._receive(sent, reply)
@@ -390,10 +395,10 @@ class Pushes:
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
     def _useless(self, node: int, reason: str) -> None:
-        """Count a message to a node that has no usable reply.
+        """Count a message to which the node has sent no usable reply.
 
-        Raises `PayloadError` if every node has had `MAX_CONSECUTIVE_FAILURES` consecutive messages
-        without a usable reply.
+        Raises `PayloadError` if each node has sent no usable reply to `MAX_CONSECUTIVE_FAILURES`
+        consecutive messages.
         """
         self._strategy.fail(node, reason)
         if self._scheduler.useless(node):
@@ -429,14 +434,14 @@ class Pushes:
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
     def _offer(self, downlink: DeltaSync) -> None:
-        """Set the newest model as the one that `downlink` sends next."""
+        """Tell `downlink` that the next message must bring a node to the newest model."""
         if downlink.crowded(len(self._scheduler)):
             downlink.tidy(self._session.versions.held)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), named=False)
 
     def _received(self, model_update: ModelUpdate) -> Vector:
-        """Return the model, float32 (n,), that a node has after it has decoded a model update."""
+        """Return the model, float32 (n,), that a node has after it has decoded `model_update`."""
         if model_update.received is not None:
             return model_update.received.vector
         return decode_update(model_update.arrays[MODEL].data, self.layout).dense()
@@ -456,7 +461,7 @@ class Pushes:
 
     @quiet
     def _apply(self, sent: Sent, update: Update, natives: Arrays) -> None:
-        """Take a step with an update, or add the update to the buffer.
+        """Take a step with a node's update, or add the update to the buffer.
 
         Raises `PayloadError` if a value of the model would exceed float32; then the model does not
         change.
@@ -512,7 +517,11 @@ class Pushes:
             raise PayloadError("its update is beyond float32")
 
     def _towards(self, model: Vector, indices: Indices | None, values: Vector) -> Vector:
-        """Return the server's model minus the node's model, without BatchNorm's statistics."""
+        """Return the server's model minus a node's new model, without BatchNorm's statistics.
+
+        `model`: the model that the node received. The node's new model is `model` minus its update,
+        which has `values` at `indices` (None: at all entries).
+        """
         size = self._statistics.trained
         trained = model[:size].copy()
         trained[slice(None) if indices is None else indices] -= values

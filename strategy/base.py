@@ -83,7 +83,7 @@ class ParameterServer(Strategy):
     sends_models = True  # the messages in both directions hold whole models or updates
     State: ClassVar[type[ServerState]]
     state: ServerState
-    record_every = 1  # units from one evaluation to the next
+    record_every = 1  # units (rounds, updates, mini-batches) from one evaluation to the next
     no_steps = "drop it"  # advice in an error: what to do with optimizer= if nodes take no steps
 
     def __init__(self, update: str, server_lr: float, codecs: Codecs = NO_CODECS) -> None:
@@ -109,7 +109,7 @@ class ParameterServer(Strategy):
 
     @property
     def train_metrics(self) -> dict[str, float] | None:
-        """The nodes' last metrics; None before the first reply."""
+        """The means of the nodes' newest training metrics; None before the first reply."""
         return self.state.train_metrics
 
     @property
@@ -138,9 +138,9 @@ class ParameterServer(Strategy):
         self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
 
     def _options(self) -> dict[str, str]:
-        """Return the options that must be the same when a state is loaded.
+        """Return the strategy's options that must be the same when a state is saved and loaded.
 
-        The length of the run is not among them.
+        The length of the run may differ.
         """
         found = {}
         options = dict(vars(self))
@@ -155,7 +155,7 @@ class ParameterServer(Strategy):
         return found
 
     def _begin(self) -> bool:
-        """Begin a run, with an empty state unless one was loaded; return whether one was loaded."""
+        """Begin a run with an empty state or with a loaded one; return whether one was loaded."""
         FLOWER.info("Starting %s strategy:", type(self).__name__)
         self.summary()
         goes_on, self._goes_on = self._goes_on, False
@@ -220,7 +220,10 @@ class ParameterServer(Strategy):
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count an unusable reply; if the node's reason is new, log it after the text `when`."""
+        """Count a node's unusable reply; log the reason, unless it is that of its last failure.
+
+        `when`: a text at the beginning of the log line, such as "round 3: ".
+        """
         self.traffic.failures += 1
         reason = in_one_line(reason)
         if self.state.reasons.get(node) != reason:  # a node may fail for the same reason each time

@@ -15,7 +15,7 @@ LEAST = 4  # up to this number of late messages, the server does not look for th
 
 @dataclass
 class StragglersState:
-    """The state of `Stragglers`.
+    """The state of `Stragglers`, which stores messages that had no reply when their round ended.
 
     `messages`: by message id, the node and the round of the message. `answered`: by node, the round
     of the last message that it replied to. `most`: above this number of messages, `Stragglers`
@@ -82,7 +82,7 @@ class RoundCollectorState:
 
     `round`: the number of rounds so far. `missed`: by node, the number of its consecutive rounds
     without a reply. `again`: by node, the first round in which the server may ask it again. `late`:
-    the late messages.
+    the messages that had no reply when their round ended.
     """
 
     round: int = 0
@@ -151,7 +151,10 @@ class RoundCollector:
             self._state.again.pop(node, None)
 
     def _remember(self, waiting: dict[str, int], answered: set[int]) -> None:
-        """Update the backoff and the late messages; `waiting`: the messages without a reply."""
+        """After a round, update the nodes' backoff and the late messages.
+
+        `waiting`: the messages without a reply.
+        """
         for node in answered:
             self._late.answered(node, self._state.round)
             self._state.missed.pop(node, None)

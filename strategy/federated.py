@@ -43,7 +43,7 @@ LEVEL = 10.0  # a loss is limited to between the round's median / LEVEL and the 
 
 
 def level(replies: list[Message]) -> list[Message]:
-    """Limit the losses in replies to median / `LEVEL` .. median * `LEVEL`, and return the replies.
+    """Limit each loss to between median / `LEVEL` and median * `LEVEL`; return the replies.
 
     Reason: q-FedAvg weights nodes by their losses, and the smallest loss limits its step. A single
     node that reports a loss of 0 would stop the training.
@@ -65,8 +65,8 @@ def level(replies: list[Message]) -> list[Message]:
 class FederatedState:
     """The state of a run with one of Flower's strategies, as a checkpoint holds it.
 
-    `round`: the last round. `arrays`: the model after this round. `kept`: the attributes of the
-    strategy and of each strategy that it wraps.
+    `round`: the last finished round. `arrays`: the model after this round. `kept`: for the strategy
+    and each strategy that it wraps, its attributes by name.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
@@ -148,7 +148,10 @@ class Federated(StatisticsAveraging):
         self._state.link.session.go_back(back)
 
     def _options(self) -> dict[str, str]:
-        """Return the classes of all wrapped strategies, which must be equal to load a state."""
+        """Return the classes of the strategy and of those that it wraps.
+
+        A state can be loaded only if it was saved with the same classes.
+        """
         return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
 
     def start(
@@ -263,7 +266,10 @@ def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
 
 
 def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
-    """Raise `TypeError` for an attribute that cannot be serialized; `name`: the strategy's name."""
+    """Raise `TypeError` if one of a strategy's attributes `kept` cannot be serialized.
+
+    `name`: the strategy's name, for the message.
+    """
     for attribute, value in kept.items():
         try:
             to_plain(value.value, lambda array: 0)

@@ -51,7 +51,8 @@ def _expect_limits(strategy: Strategy, config: Config) -> None:
 def expect_trained(nodes: int, share: float, least: int) -> int:
     """Return how many of `nodes` nodes train in a round of FedAvg.
 
-    Raises `ConfigError` if no node would train, or if a number is out of range.
+    `share`, `least`: the strategy's `fraction_train` and `min_train_nodes`. Raises `ConfigError` if
+    no node would train, or if a number is out of range.
     """
     _expect_share("fraction_train", share)
     _expect_least("min_train_nodes", least, nodes)
@@ -72,7 +73,10 @@ def _expect_sampled(strategy: FedAvg, nodes: int) -> None:
 
 
 def _expect_tolerated(strategy: FedAvg, malicious: int, times: int, nodes: int) -> None:
-    """Raise `ConfigError` for more malicious nodes than the proof of the strategy allows."""
+    """Raise `ConfigError` for more malicious nodes than the proof of the strategy allows.
+
+    The proof needs `times` f + 3 nodes in a round, where f is the number `malicious`.
+    """
     _expect_count("num_malicious_nodes", malicious, 0, nodes)
     drawn = expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
     needed = times * malicious + MORE

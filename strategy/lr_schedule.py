@@ -95,7 +95,10 @@ class Rates:
         self._known = [self._schedule.lr]
 
     def share(self, known: list[float]) -> None:
-        """Store the rates in the list `known`, which may hold the rates of a resumed run."""
+        """From now on store the rates in the list `known`, so that a checkpoint can hold them.
+
+        If `known` has rates of an earlier part of a resumed run, continue after these rates.
+        """
         while len(self._known) < len(known):
             self.of(len(self._known), known[len(self._known)])
         known[:] = self._known
@@ -104,8 +107,8 @@ class Rates:
     def of(self, number: int, newest: float) -> float:
         """Return the learning rate of mini-batch `number`, counted from 0.
 
-        `newest`: the rate after the last evaluation, for schedules that depend on losses. The first
-        call for a mini-batch determines its rate.
+        `newest`: the rate after the last evaluation, which is used if the schedule depends on
+        losses. The first call for a mini-batch determines its rate.
         """
         while len(self._known) <= number:
             if self._schedule.heeds_losses:

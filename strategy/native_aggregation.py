@@ -17,11 +17,13 @@ from compression.screening import Screening
 
 @dataclass
 class NativeState:
-    """State of `NativeMix`; it holds only tensors that differ from their initial values.
+    """The state of `NativeMix`; it holds only tensors that differ from their initial values.
 
-    `now`: the current tensors by name. `reports`: for each report of a node since the last `take`,
-    its tensors by name. `shares`, `weights`: for each report, its share and weight. `screen`: the
-    norms of the nodes' changes.
+    A report is the native tensors in a node's reply. `now`: the server's current tensors by name.
+    `reports`: the reports since the last `take`, with their tensors by name. `shares`: for each
+    report, the factor with which the server applies the node's update (a_i in `NativeMix`).
+    `weights`: for each report, the node's weight in the mean. `screen`: the distances of earlier
+    reports from the server's tensors.
     """
 
     now: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -53,29 +55,33 @@ class NativeMix:
 
     @property
     def arrays(self) -> Arrays:
-        """The current tensors by name; treat them as read-only."""
+        """The server's current native tensors by name; treat them as read-only."""
         return {**self.initial.arrays, **self._state.now}
 
     def observe(self, reports: Iterable[Arrays]) -> None:
-        """Compute the usual norm from a round's reports, while too few reports have been used."""
+        """Compute from a round's reports how far reports usually are from the current tensors.
+
+        `reports`: the native tensors that each node has sent. Once enough reports have been used,
+        this method does nothing, because the usual distance is known.
+        """
         if self.initial.arrays and not self._screen.knows:
             now = self.arrays
             self._screen.observe(distance(report, now) for report in reports)
 
     def expect_usual(self, node: int, report: Arrays) -> None:
-        """Raise `PayloadError` for a report whose distance from the current tensors is unusual."""
+        """Raise `PayloadError` if a node's tensors are unusually far from the current tensors."""
         if self.initial.arrays:
             self._screen.clip_factor(node, distance(report, self.arrays), None)
 
     def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0) -> None:
-        """Add a node's report with its share, and its weight in the mean."""
+        """Add the native tensors of a node, with their share (a_i) and their weight in the mean."""
         if self.initial.arrays:
             self._state.reports.append(differing(report, self.initial.arrays))
             self._state.shares.append(min(share, 1.0))
             self._state.weights.append(weight)
 
     def take(self) -> None:
-        """Compute the new tensors from the added reports, and delete the reports."""
+        """Compute the server's new tensors from the added reports, and delete the reports."""
         state = self._state
         if not state.reports:
             return
@@ -102,5 +108,8 @@ class NativeMix:
 
 
 def mean_of(factor: NDArray[np.float32] | np.float32) -> float:
-    """Return the mean of an update's factors, which may differ by parameter; 1 for no factors."""
+    """Return the mean of the factors with which an update is applied; 1 for no factors.
+
+    `factor`: one number, or one number for each parameter.
+    """
     return float(np.mean(factor)) if np.size(factor) else 1.0

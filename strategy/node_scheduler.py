@@ -74,7 +74,10 @@ class BackoffScheduler:
         self._state.failing.discard(node)
 
     def useless(self, node: int) -> bool:
-        """Record a failure of a node; return whether all known nodes are in `failing`."""
+        """Record a failure of a node; return whether all known nodes fail repeatedly.
+
+        A node fails repeatedly after `MAX_CONSECUTIVE_FAILURES` consecutive failures.
+        """
         state = self._state
         state.failed[node] += 1
         if state.failed[node] == MAX_CONSECUTIVE_FAILURES:

@@ -29,7 +29,8 @@ def count_nodes(grid: Grid) -> int:
 class OrderedGrid(GridWrapper):
     """A wrapper of any grid that lists the nodes in the same order in simulation and deployment.
 
-    Strategies sample positions in this list. So the same seed always draws the same partitions.
+    Strategies sample positions in this list. So the same seed always selects the nodes with the
+    same partitions of the data.
     """
 
     @property

@@ -29,14 +29,18 @@ class RobustMean:
         self._added: list[tuple[Indices | None, Vector]] = []
 
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
-        """Add an update; `weight` is ignored.
+        """Add a node's update; `weight` is ignored, because all nodes have the same weight.
 
         `values`: float32 (k,) at the strictly increasing `indices`, or (n,) if `indices` is None.
         """
         self._added.append((indices, values))
 
     def take(self) -> tuple[Indices | None, Vector]:
-        """Return the union of the added indices (None: all) and the result; delete all updates."""
+        """Return the robust mean of the added updates, and delete the updates.
+
+        The result is (indices, values): the union of the updates' indices (None: all entries), and
+        the median or trimmed mean at these indices.
+        """
         added, self._added = self._added, []
         sets = [indices for indices, _ in added if indices is not None]
         union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None

@@ -22,7 +22,11 @@ STEP_COST = 512  # the overhead of one logged step is as long as adding STEP_COS
 
 
 class Seen(NamedTuple):
-    """The counts at some time: a copy, plus the first `steps` entries of the log."""
+    """How many steps had changed each parameter at some time: a copy of the counts, and a log.
+
+    The counts are those in `copy`, plus one for each index in the first `steps` entries of `log`.
+    An entry of the log holds the indices that a step has changed; None: all.
+    """
 
     copy: NDArray[np.uint32]
     log: list[NDArray[np.uint32] | None]  # shared with later `Seen`, so it may have more entries
@@ -31,10 +35,10 @@ class Seen(NamedTuple):
 
 @dataclass
 class Counted:
-    """The state of `PerParameter`; empty for other policies.
+    """The state of the staleness policy `PerParameter`; empty for other policies.
 
-    `counts`: the number of steps that changed each entry, uint32 (n,). `seen`: the current `Seen`.
-    `logged`: the cost of the log since the last copy, in entries.
+    `counts`: the number of steps that changed each parameter, uint32 (n,). `seen`: these counts as
+    a `Seen`. `logged`: how long it takes to add the log to its copy, in entries.
     """
 
     counts: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
@@ -50,10 +54,10 @@ class Staleness(ABC):
     """
 
     def start(self, size: int, state: Counted) -> None:  # noqa: B027 (most keep nothing)
-        """Begin with a model of `size` entries, or resume with the saved counts."""
+        """Begin with a model of `size` entries, or resume with the counts in `state`."""
 
     def seen(self) -> Seen | None:
-        """Return the data about the present that `factor` needs later; None if it needs none."""
+        """Return what `factor` must know later about this moment; None if it needs nothing."""
         return None
 
     @abstractmethod
@@ -67,7 +71,7 @@ class Staleness(ABC):
         """
 
     def applied(self, indices: Indices | None) -> None:  # noqa: B027
-        """Record a step that changed these entries; None: every entry."""
+        """Record that a step has changed the entries at `indices`; None: every entry."""
 
 
 class Ignored(Staleness):
@@ -118,7 +122,7 @@ class PerParameter(Staleness):
     """
 
     def start(self, size: int, state: Counted) -> None:
-        """Begin with counts of 0, or resume with the saved counts."""
+        """Begin with counts of 0, or resume with the counts in `state`."""
         self._state = state
         self._touched: Counts = np.zeros(size, dtype=np.uint32)  # all 0 except inside `staleness`
         if not len(state.counts):
@@ -129,11 +133,11 @@ class PerParameter(Staleness):
         self._state.seen, self._state.logged = Seen(self._state.counts.copy(), [], 0), 0
 
     def seen(self) -> Seen:
-        """Return the current counts."""
+        """Return the current counts, as a copy and a log."""
         return self._state.seen
 
     def staleness(self, seen: Seen, indices: Indices | None) -> Counts:
-        """Return how many steps have changed each entry since `seen`, uint32 (k,)."""
+        """Return how many steps have changed each entry since the time of `seen`, uint32 (k,)."""
         at = slice(None) if indices is None else indices
         # C - C' at the entries, where C' = copy + the logged steps before the model was sent.
         stale: Counts = self._state.counts[at] - seen.copy[at]

@@ -238,7 +238,10 @@ MOST = 2**63  # a node's weight must be below this number
 
 
 class ScreenedUpdate(NamedTuple):
-    """A node's decoded update: trained entries, statistics, metrics, weight, L2 norm, natives."""
+    """A node's decoded update: trained entries, BatchNorm's statistics, and all else of a reply.
+
+    `length`: the L2 norm of the trained entries. `natives`: tensors sent in their own dtype.
+    """
 
     indices: Indices | None
     values: Vector
@@ -296,11 +299,17 @@ class Rounds:
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The newest model: a flat vector, and tensors in their own dtype; `advance` changes it."""
+        """The newest model: a flat vector, and tensors in their own dtype.
+
+        The next call of `advance` changes the vector in place.
+        """
         return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, lr: float, timeout: float) -> bool:
-        """Run one round at the rate `lr`; return False if no node is available."""
+        """Run one round at the learning rate `lr`; return False if no node is available.
+
+        `timeout`: the most seconds of the round.
+        """
         number = self._state.round + 1
         asked, needed = self._drawn(number)
         if not asked:
@@ -312,9 +321,10 @@ class Rounds:
         return True
 
     def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
-        """Return the messages that bring each node to the newest version.
+        """Return the messages that bring each node to the newest version of the model.
 
-        Nodes that have the same version share one message content.
+        Nodes that have the same version get the same content. `needed`: after how many replies the
+        round ends.
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
@@ -346,7 +356,7 @@ class Rounds:
     def _aggregate(
         self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
     ) -> None:
-        """Decode the replies, average the usable updates in the order of the nodes, and step.
+        """Decode a round's replies, average the usable updates, and take the server's step.
 
         Raises `PayloadError` after `MAX_CONSECUTIVE_FAILURES` consecutive rounds that had replies,
         but no usable reply.
@@ -439,7 +449,10 @@ class Rounds:
         }
 
     def _step(self, rate: float) -> None:
-        """Take the optimiser's step with the mean of the added updates; the nodes repeat it."""
+        """Take the optimiser's step with the mean of the added updates.
+
+        With a downlink codec, the nodes later repeat this step.
+        """
         indices, values = self._mean.take()
         if self._downlink is None and not is_finite(values):  # a downlink codec checks this itself
             raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")

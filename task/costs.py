@@ -21,17 +21,17 @@ REPEATS = 3
 
 
 class Cost(NamedTuple):
-    """A segment's operations, relative to one backpropagation step of the whole model."""
+    """A segment's arithmetic operations; 1 is a backpropagation step of the whole model."""
 
     forward: float
     backward: float
-    module: float  # one prediction of the synthetic-gradient module, and one step of it
+    module: float  # one prediction and one training step of the synthetic-gradient module
 
 
 def costs_of(
     make: Callable[[], nn.Module], parts: Sequence[Part], classes: int, hidden: int
 ) -> list[Cost]:
-    """Return the costs of segments; torch counts operations on the meta device, without memory.
+    """Return the `Cost` of each segment, counted by torch on the meta device, without memory.
 
     `hidden`: the number of hidden units of the synthetic-gradient modules; 0: no modules. Unlike
     seconds, the result is the same on every machine.
@@ -88,11 +88,11 @@ class LayerCosts(NamedTuple):
 def measure(
     make: Callable[[], nn.Module], images: Tensor, classes: int, hidden: int
 ) -> list[LayerCosts]:
-    """Measure each layer on this machine with a mini-batch of prepared images, (B, C, H, W).
+    """Measure each layer's seconds and bytes on this machine, with a mini-batch of images.
 
-    Bytes are those of parameters, gradients, an optimiser's moments, and the tensors that a forward
-    pass saves for the backward pass. A node needs these bytes in addition to Python and its
-    libraries. `hidden`: as in `costs_of`.
+    `images`: prepared, (B, C, H, W). Bytes are those of parameters, gradients, an optimiser's
+    moments, and the tensors that a forward pass saves for the backward pass. A node needs these
+    bytes in addition to Python and its libraries. `hidden`: as in `costs_of`.
     """
     model = make()
     layers = layers_of(model)
@@ -135,7 +135,7 @@ def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of `REPEATS` runs, after one run to warm up."""
+    """Call `run` once to warm up, then `REPEATS` times; return the seconds of the fastest call."""
     run()
     taken = []
     for _ in range(REPEATS):
@@ -159,7 +159,10 @@ def balanced(
         raise TaskError(f"{count} layers cannot be cut into {segments} segments")
 
     def stage(segment: int, first: int, last: int) -> float:
-        """Return the seconds that a segment takes; infinity if it exceeds its node's memory."""
+        """Return the seconds of a segment with the layers `first` to `last` - 1.
+
+        Infinity if the segment exceeds its node's memory.
+        """
         row, cut = layers[first:last], last < count
         nbytes = sum(each.nbytes for each in row) + (row[-1].module_nbytes if cut else 0)
         if limits is not None and nbytes > limits[segment]:
@@ -169,7 +172,10 @@ def balanced(
     # Dynamic programming over (segment, its first layer): each pair is solved once.
     @cache
     def best(segment: int, first: int) -> tuple[float, tuple[int, ...]]:
-        """Return the seconds of the slowest segment from layer `first` on, and the cuts."""
+        """Return the best cuts after layer `first`, with which `segment` begins.
+
+        The result is (the seconds of the slowest of these segments, the cuts).
+        """
         if segment + 1 == segments:
             return stage(segment, first, count), ()
         found = []

@@ -23,7 +23,7 @@ class Tensors(NamedTuple):
     """A module's tensors by name; a tensor that layers share is listed once."""
 
     trained: list[tuple[str, nn.Parameter]]
-    statistics: list[tuple[str, Tensor]]  # BatchNorm's, float32
+    statistics: list[tuple[str, Tensor]]  # BatchNorm's running statistics, float32
     native: list[tuple[str, Tensor]]  # all other tensors of the state dict
     local: list[tuple[str, Tensor]]  # buffers outside of the state dict, and unused counters
 
@@ -34,7 +34,7 @@ class Tensors(NamedTuple):
 
 
 def tensors_of(module: nn.Module) -> Tensors:
-    """Return a module's tensors by kind. Frozen parameters and most buffers are `native`."""
+    """Return a module's tensors, in the groups of `Tensors`; most buffers are `native`."""
     every = list(module.named_parameters())
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
@@ -170,7 +170,10 @@ Places = list[tuple[nn.Module, str]]  # where a buffer is stored: modules, and i
 def _places(
     module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
 ) -> list[tuple[Tensor, Places]]:
-    """Return each tensor with the places that hold it, because a module may replace a buffer."""
+    """Return each tensor with its places: the modules that hold it as a buffer, and its keys there.
+
+    With the places `_now` finds a new tensor with which a module has replaced a buffer.
+    """
     found: dict[int, Places] = {}
     for owner in module.modules():
         for key, buffer in owner._buffers.items():
@@ -266,9 +269,10 @@ class FlatModel:
                 parameter.grad = view
 
     def drop_grad(self) -> None:
-        """Drop the gradients: the next backward pass makes new ones, which `collect_grad` copies.
+        """Delete the parameters' gradients; the next backward pass makes new ones.
 
-        This saves two passes over all gradients. `zero_grad` needs them to zero and to add.
+        `collect_grad` copies the new gradients into the flat gradient. This is faster than
+        `zero_grad`, which needs two more passes over all gradients: to set zeros, and to add.
         """
         for parameter, _ in self._grads:
             parameter.grad = None
@@ -298,7 +302,7 @@ class FlatModel:
     def load(
         self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
     ) -> None:
-        """Copy `state`, float32 (n,), into the model in place; set the others as `reset` does."""
+        """Copy `state`, float32 (n,), into the model in place; `reset` sets all other tensors."""
         if tuple(state.shape) != tuple(self.state.shape):
             raise ValueError(
                 f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
@@ -310,7 +314,10 @@ class FlatModel:
         self.reset(natives)
 
     def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
-        """Set each tensor outside of `state` to the array of its name, or to its first value."""
+        """Set the tensors that are not in the flat vector `state`.
+
+        `natives`: new values of native tensors, by name. All others get their initial values.
+        """
         if not self._buffers and not self._beside:
             return
         for owner, held in self._buffers:
@@ -323,7 +330,7 @@ class FlatModel:
                     put_array(tensor, natives[name])
 
     def collect_state(self) -> None:
-        """Copy statistics into `state` if a forward pass has replaced the buffers."""
+        """Copy BatchNorm's statistics into `state` if a forward pass has replaced the buffers."""
         for tensor, places in self._statistics:
             for owner, key in places:
                 if (now := owner._buffers[key]) is not tensor:

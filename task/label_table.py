@@ -44,14 +44,17 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
         return LabelTable(*(column[order] for column in self._columns.values()))
 
     def select(self, indices: Any, **_: Any) -> NDArray[np.int64]:
-        """Return the "index" column at the rows `indices`, int64 (k,)."""
+        """Return the positions in the caller's data ("index") of the rows `indices`, int64 (k,)."""
         rows = np.fromiter(indices, np.int64) if isinstance(indices, range) else indices
         return self._columns["index"][np.asarray(rows, np.int64)]
 
     def shard(
         self, num_shards: int, index: int, contiguous: bool = True, **_: Any
     ) -> NDArray[np.int64]:
-        """Return the "index" column of a shard; the first shards may have 1 row more."""
+        """Return the positions in the caller's data ("index") of the rows of a shard.
+
+        The table is divided into `num_shards` shards; the first shards may have 1 row more.
+        """
         column = self._columns["index"]
         if not contiguous:
             return column[index::num_shards]

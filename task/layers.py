@@ -28,10 +28,10 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """Return the layers of an `nn.Sequential`, including those of nested ones.
+    """Return the layers of an `nn.Sequential`, also those inside of nested `nn.Sequential`s.
 
-    Modules without weights before the first layer belong to it. Raises `TaskError` for any other
-    model, and for layers that share parameters.
+    Modules without weights before the first layer belong to that layer. Raises `TaskError` for a
+    model of another type, and for layers that share parameters.
     """
     if not _is_row(model):
         raise TaskError(
@@ -90,8 +90,8 @@ def _name(head: nn.Module | None) -> str:
 class Segment(nn.Module):
     """Consecutive layers of a model.
 
-    `first`: the number of its first layer in the model. `channels_last`: images have the memory
-    layout with channels last, as in a `ChannelsLast` model.
+    `first`: the number of the segment's first layer in the model. `channels_last`: True if images
+    have the memory layout with channels last, as in a `ChannelsLast` model.
     """
 
     def __init__(self, layers: Sequence[Layer], first: int, channels_last: bool) -> None:
@@ -113,17 +113,20 @@ class Segment(nn.Module):
         return x
 
     def to_wire(self, output: Tensor) -> Tensor:
-        """Return an output or its gradient in wire layout: contiguous (B, ...) or (B, H, W, C)."""
+        """Return an output, or its gradient, with the axes in which it is sent (wire layout).
+
+        The result is contiguous: (B, ...), or (B, H, W, C) for images with channels last.
+        """
         if self.channels_last and output.dim() == 4:
             output = output.permute(0, 2, 3, 1)
         return output.detach().contiguous()
 
     def from_wire(self, tensor: Tensor) -> Tensor:
-        """Undo `to_wire`; returns a view."""
+        """Return a tensor from a message with the axes that the layers expect, as a view."""
         return tensor.permute(0, 3, 1, 2) if self.channels_last and tensor.dim() == 4 else tensor
 
     def beside(self) -> dict[str, Tensor]:
-        """Return the tensors outside of `FlatModel.state` by name: counters, constants."""
+        """Return, by name, the tensors that no flat vector holds: counters, constants."""
         return tensors_of(self).beside
 
 
@@ -160,7 +163,7 @@ def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segme
 
 
 def check_cuts(cuts: Sequence[int], layers: int) -> tuple[int, ...]:
-    """Return the cuts, the numbers of the layers with which a new segment begins, as a tuple.
+    """Check cuts (numbers of the layers with which a new segment begins); return them as a tuple.
 
     Raises `TaskError` for cuts that do not increase or lie outside of 1 to `layers` - 1.
     """
@@ -175,7 +178,7 @@ def check_cuts(cuts: Sequence[int], layers: int) -> tuple[int, ...]:
 
 
 class Part(NamedTuple):
-    """The server's description of a segment: layers `first` to `last` - 1, names and shapes."""
+    """The server's description of a segment: layers `first` to `last` - 1, and their tensors."""
 
     first: int
     last: int

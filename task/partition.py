@@ -19,7 +19,7 @@ from torch import Tensor
 import task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
 from task.errors import TaskError
 
-# Keys that separate this module's random streams from others with the same seed.
+# Keys that separate this module's random streams from other streams with the same seed.
 _SHUFFLE, _DRAW = 1, 2
 LARGER_ALPHA = "larger partition.alpha"  # a small alpha gives some nodes few samples
 
@@ -94,7 +94,7 @@ class Partition:
     def indices(self, node: int) -> Tensor:
         """Return the sample indices of `node` (0..nodes-1), int64 (n,).
 
-        They are the same in every process, and do not depend on the order of calls.
+        The indices are the same in every process, and do not depend on the order of calls.
         """
         if not 0 <= node < self._nodes:
             raise TaskError(
@@ -127,7 +127,7 @@ class Partition:
         return hasattr(self._partitioner, "_alpha")
 
     def _prepare(self) -> Callable[[int], Any]:
-        """Return the function from a node to its indices, with the data set shuffled."""
+        """Shuffle the data set; return a function that takes a node and returns its indices."""
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
         cut: Callable[[int], Any]

@@ -37,7 +37,7 @@ def configure_process() -> None:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Create torch's optimisers in the block without importing torch's compiler, which takes 2 s.
+    """In this context, make torch's optimisers without an import of torch's compiler (2 seconds).
 
     torch wraps `add_param_group` in a call that excludes it from compilation. A process that does
     not compile does not need the wrapper.

@@ -20,8 +20,8 @@ def prepare(
     """Normalise images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
 
     `mean` and `std` have one value per channel, for images scaled to 0..1. If both are empty, each
-    image is normalised by the mean and standard deviation of its own n = C H W entries. That
-    deviation is at least 1 / sqrt(n), so that a uniform image becomes zero
+    image is normalised by the mean and standard deviation of its own n = C H W entries. The
+    standard deviation then counts as at least 1 / sqrt(n), so that a uniform image becomes zero
     (tf.image.per_image_standardization, AdaComp's input). Images move to `device` as bytes, and one
     pass converts, scales and shifts a channel.
 

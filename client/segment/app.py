@@ -67,7 +67,7 @@ from task.process import configure_process
 
 
 class Segments:
-    """Trains the segments of all nodes in this process: takes their messages, and replies."""
+    """Trains the segments of the nodes that run in this process, and makes their replies."""
 
     def __init__(self, config: Config, folder: str | None) -> None:
         configure_process()
@@ -80,10 +80,10 @@ class Segments:
         self._stages: dict[int, Stage] = {}  # by node
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Do the task of a message; return the reply.
+        """Train a node's segment as a message asks; return the reply.
 
         Raises `PayloadError` for a wrong shape, for values that are not finite, and if the node
-        does not hold the message's segment. The step that failed does not change the segment.
+        does not hold the message's segment. A training step that fails does not change the segment.
         """
         start = time.perf_counter()
         config = cast(ConfigRecord, message.content["config"])
@@ -140,7 +140,7 @@ def segments_for(config: Config, folder: str | None) -> Segments:
 
 
 class SegmentStep:
-    """The work of one message on a segment."""
+    """The training that one message asks of a segment; `sent`, `metrics`: for the reply."""
 
     def __init__(
         self,
@@ -156,9 +156,10 @@ class SegmentStep:
         self.metrics: dict[str, Any] = {}
 
     def take(self) -> None:
-        """Do the message's task; train the synthetic-gradient module on received gradients first.
+        """Do the message's task: training with synthetic gradients, or a forward or backward pass.
 
-        The input is decoded before both, so an error in the input leaves the segment unchanged.
+        With synthetic gradients, the module that predicts them is trained on the received gradients
+        first. The input is decoded before that, so an error in it leaves the segment unchanged.
         """
         if self._work.phase == "backward":
             self._backward()
@@ -174,7 +175,7 @@ class SegmentStep:
             self.sent["copy"] = pack_copy(vectors, self._stage.beside())
 
     def _learn(self) -> None:
-        """Train the module on received gradients of sent outputs; count refused payloads."""
+        """Train the synthetic-gradient module on received gradients; count refused payloads."""
         errors: list[float] = []
         refused = 0
         for name, payload in self._arrays.items():
@@ -183,7 +184,7 @@ class SegmentStep:
             first = int(name.removeprefix(GRADIENTS))
             sent = self._kept.taken(first)
             self._kept.forget(first)
-            if sent is None:  # the outputs are at the node that had this segment before
+            if sent is None:  # another node, which had this segment before, sent the outputs
                 continue
             try:
                 errors += self._lesson(first, payload, *sent)
@@ -195,9 +196,10 @@ class SegmentStep:
             self.metrics[REFUSED] = refused
 
     def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
-        """Train the module on the gradients in one payload; return the module's relative errors.
+        """Train the synthetic-gradient module on one payload; return its relative errors.
 
-        `first`: the number of the first mini-batch; `outputs`, `labels`: what this node has sent.
+        `payload`: the gradients of `outputs`. `first`: the number of the first mini-batch.
+        `outputs`, `labels`: the outputs and labels that this node has sent, one row per mini-batch.
         """
         shape = (outputs.shape[1], *self._stage.part.output)
         targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
@@ -210,7 +212,7 @@ class SegmentStep:
         return errors
 
     def _train(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
-        """Take a step with each mini-batch of the message."""
+        """Take a training step with each mini-batch; `inputs`: the segment's input in each."""
         work, place = self._work, self._stage.place
         sees = place.ends or bool(self._host.config.strategy["conditioned"])
         outputs: list[Any] = []
@@ -280,13 +282,13 @@ class SegmentStep:
             self._send("gradients", [back.cpu().numpy()])
 
     def _step_if_last(self) -> None:
-        """Take the step after the last micro-batch of a mini-batch."""
+        """Take the optimiser's step if this is the last micro-batch of its mini-batch."""
         work = self._work
         if work.micro == work.micros - 1:
             self._stage.finish(work.lr[0])
 
     def _again(self) -> Tensor:
-        """Return the input of a forward pass that another process has done."""
+        """Return the segment's input of a micro-batch, to repeat another process's forward pass."""
         if self._stage.place.begins:
             return self._images()[0][0]
         kept = self._kept.taken(self._work.batch, self._work.micro)
@@ -314,7 +316,10 @@ class SegmentStep:
         return inputs, list(torch.from_numpy(labels).to(self._host.samples.device))
 
     def _images(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the first segment's mini-batches or micro-batch in wire layout, and labels."""
+        """Return the images and labels of the message's mini-batches, or of its micro-batch.
+
+        They are the input of the first segment. The images have the axes of tensors that are sent.
+        """
         work, inputs, labels = self._work, [], []
         for number in range(work.batch, work.batch + work.batches):
             x, y = self._host.samples.batch(Node(0, 1), number)

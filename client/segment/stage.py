@@ -1,4 +1,7 @@
-"""Trains one segment of a model: the segment, its optimiser, its synthetic-gradient module."""
+"""Trains one segment of a cut model, and the module that predicts the gradients of its output.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,15 @@ from task.rng import IsolatedRng, stream_seed
 
 Vector = NDArray[np.float32]
 LARGEST = 1e18  # bound of a gradient's entries, so that their squares are finite in float32
-_LAYER, _MODULE = 0x1A7E, 0x30D  # separate random streams of layers and modules
+_LAYER, _MODULE = 0x1A7E, 0x30D  # keys of the random streams of layers and of modules
 
 
 class Place(NamedTuple):
-    """The number of a segment, from 0, in a model whose segments begin at layer 0 and `cuts`."""
+    """The place of a segment in a model that is cut into segments.
+
+    `segment`: the number of the segment, from 0. `cuts`: the numbers of the layers with which the
+    segments after the first begin.
+    """
 
     segment: int
     cuts: tuple[int, ...]
@@ -57,19 +64,19 @@ class Place(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The results of a mini-batch; tensors are float32 (B, ...) in wire layout.
+    """The results of a segment's step with a mini-batch; tensors are float32, in wire layout.
 
     Wire layout is the order of axes in which a tensor is sent: (B, ...), and for images (B, C, H,
     W) or (B, H, W, C).
     """
 
-    output: Tensor | None  # None in the last segment
+    output: Tensor | None  # the segment's output; None in the last segment
     back: Tensor | None  # the gradient of the input; None in the first segment
     loss: float | None  # the mini-batch's mean loss; None except in the last segment
 
 
 class TrainedModule:
-    """A module, its parameters as one vector, and an optimiser that needs finite gradients."""
+    """A module with its optimiser; `flat` holds the module's parameters as one vector."""
 
     def __init__(self, module: nn.Module, config: Config) -> None:
         self.flat = FlatModel(module, config.device)
@@ -77,7 +84,7 @@ class TrainedModule:
         self._step = inspect.unwrap(type(self.optimizer).step)
 
     def step(self, lr: float, samples: int) -> None:
-        """Take a step along the mean gradient: the stored gradient, a sum, divided by `samples`.
+        """Take an optimiser's step with the stored gradient, a sum, divided by `samples`.
 
         Raises `PayloadError` if the gradient or its square is not finite. Adam stores the squares.
         """
@@ -90,9 +97,9 @@ class TrainedModule:
         self._step(self.optimizer)
 
     def arrays(self, name: str, whole: bool) -> dict[str, Vector]:
-        """Return the state as vectors by name. On a CPU they share the memory of the state.
+        """Return the module's state as vectors by name. On a CPU they share the module's memory.
 
-        `name`: the name of the module's vector; `whole`: include the optimiser's state.
+        `name`: the name of the parameters' vector; `whole`: include the optimiser's state.
         """
         found = {name: self.flat.state}
         if whole:
@@ -101,7 +108,7 @@ class TrainedModule:
         return {key: t.detach().cpu().numpy().reshape(-1) for key, t in found.items()}
 
     def load(self, name: str, arrays: dict[str, Vector]) -> None:
-        """Set the state to what `arrays` returned."""
+        """Set the module's state to vectors that the method `arrays` returned."""
         self.flat.load(arrays[name])
         self.optimizer.state.clear()
         state = {}
@@ -160,7 +167,7 @@ class Stage:
         return found
 
     def beside(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors that are not in the state vector (counters, constants), by name."""
+        """Return the segment's tensors that no vector holds (counters, constants), by name."""
         return {name: to_array(t) for name, t in self.segment.beside().items()}
 
     @property
@@ -171,14 +178,17 @@ class Stage:
         return SnapshotForm(size, trained, module, types_of(self.beside()), self._config.batch_size)
 
     def begin(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Begin with a snapshot from the server; initialise the module if the snapshot lacks it."""
+        """Begin with a segment's snapshot from the server; `arrays`, `beside`: as in `load`.
+
+        If the snapshot lacks the synthetic-gradient module, the module is initialised.
+        """
         if self.module is not None and MODULE not in arrays:
             self._make_module()
         self._graphs.clear()
         self.load(arrays, beside)
 
     def load(self, arrays: dict[str, Vector], beside: dict[str, NDArray[Any]]) -> None:
-        """Set the state from the results of the methods `arrays` and `beside`."""
+        """Set the segment's state to what the methods `arrays` and `beside` have returned."""
         self.main.load(STATE, arrays)
         if self.module is not None and MODULE in arrays:
             self.module.load(MODULE, arrays)
@@ -193,8 +203,9 @@ class Stage:
     def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> StepResult:
         """Take one step with a mini-batch.
 
-        `x`: float32 (B, ...) in wire layout; `number`: the mini-batch's number in the run. Raises
-        `PayloadError` if any value is not finite. The stage does not change then.
+        `x`: the segment's input, float32 (B, ...) in wire layout. `number`: the mini-batch's number
+        in the run. Raises `PayloadError` if any value is not finite; then the segment stays
+        unchanged.
         """
         with self._statistics_kept():
             self.main.flat.drop_grad()
@@ -215,11 +226,12 @@ class Stage:
         return passed
 
     def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float | None:
-        """Take a step of the module M on ||M(h, y) - target||^2; return the relative error.
+        """Train the synthetic-gradient module M by one step; return its relative error.
 
-        The relative error is ||M(h, y) - target||^2 / ||target||^2. `h`, `target`: float32
-        (B, ...). Returns None if the target is zero. The next segment sends zeros before its own
-        module has learned anything.
+        The step reduces ||M(h, y) - target||^2. `h`: the segment's output; `target`: the gradient
+        of `h`; both float32 (B, ...). y: the labels. The relative error is
+        ||M(h, y) - target||^2 / ||target||^2; None if the target is zero. The next segment sends
+        zeros before its own module has learned anything.
         """
         assert self.module is not None
         self.module.flat.drop_grad()
@@ -244,9 +256,10 @@ class Stage:
         """Do a backward pass; return the gradient of the input in wire layout.
 
         `key`: the name of the forward pass. `given`: the gradient of the output in wire layout.
-        `again`: returns the input; it is called if another process has done the forward pass. The
-        forward pass is then repeated, and does not change BatchNorm's statistics. `first`: this is
-        the first micro-batch of a mini-batch, so the stored gradient is set to zero.
+        `again`: a function that returns the input. If another process has done the forward pass,
+        this method calls `again` and repeats the forward pass, without a change of BatchNorm's
+        statistics. `first`: True for the first micro-batch of a mini-batch; then the stored
+        gradient is set to zero first.
         """
         if key not in self._graphs:
             with self._statistics_kept(failed_only=False):
@@ -267,9 +280,9 @@ class Stage:
             return StepResult(None, self._back(x), loss.item() / len(h))
 
     def finish(self, lr: float) -> None:
-        """Take a step along the mean gradient of all micro-batches of the mini-batch.
+        """Take a step with the mean gradient of all micro-batches of the mini-batch.
 
-        Raises `PayloadError` if the gradient is not finite. The parameters do not change then.
+        Raises `PayloadError` if the gradient is not finite; then the parameters stay unchanged.
         """
         samples, self._samples = self._samples, 0
         self.main.step(lr, samples)
@@ -315,7 +328,7 @@ class Stage:
 
     @contextmanager
     def _statistics_kept(self, failed_only: bool = True) -> Iterator[None]:
-        """If this context fails, restore running statistics and other buffers at its end.
+        """Restore the segment's statistics and buffers at the end if the code in the context fails.
 
         With `failed_only=False`, restore them in any case.
         """

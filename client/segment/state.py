@@ -20,8 +20,8 @@ MEMORY = "memory-"  # prefix of the records with a codec's residual
 class SegmentState:
     """A node's segment, sent tensors whose gradients are awaited, and its codecs' residuals.
 
-    Arrays are shared with the `Context`, not copied. In the process that made the arrays, a `Stage`
-    trains in the same memory.
+    The arrays are those in Flower's `Context`, not copies. In the process that made the arrays, a
+    `Stage` trains the segment in the same memory.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -30,9 +30,9 @@ class SegmentState:
         self._memories: dict[str, Memory] = {}
 
     def begin(self, segment: int, life: int) -> None:
-        """Remove all state, and begin with a segment.
+        """Remove all state, and record the number of the segment that the node gets.
 
-        `life`: how many times the server has handed out this segment.
+        `life`: how many times the server has assigned this segment to a node.
         """
         for name in tuple(self._state):
             del self._state[name]
@@ -41,12 +41,12 @@ class SegmentState:
         self._state[PLACE] = ConfigRecord({"segment": segment, "life": life})
 
     def holds(self, segment: int, life: int) -> bool:
-        """Return whether the node holds this segment, with the same `life` as in `begin`."""
+        """Return whether the node holds this segment, and got it in the assignment `life`."""
         held = cast(ConfigRecord, self._state.get(PLACE, ConfigRecord()))
         return dict(held) == {"segment": segment, "life": life}
 
     def has(self, stage: Stage) -> bool:
-        """Return whether a stage trains in the same memory as this state's arrays."""
+        """Return whether `stage` trains the segment in the memory of this state's arrays."""
         mine, its = kept(self._state, SEGMENT), stage.arrays(whole=True)
         return set(mine) == set(its) and all(
             np.shares_memory(mine[name], its[name]) for name in its if name != SAMPLES
@@ -57,7 +57,7 @@ class SegmentState:
         return kept(self._state, SEGMENT), kept(self._state, BESIDE)
 
     def put(self, batch: int, tensors: NDArray[Any], labels: Any, micro: int = 0) -> None:
-        """Store tensors, (mini-batches, samples, ...), and their labels.
+        """Store tensors until gradients arrive, (mini-batches, samples, ...), with their labels.
 
         `batch`: the number of the first mini-batch; `micro`: the number of the micro-batch.
         """
@@ -77,13 +77,13 @@ class SegmentState:
             del self._sent[key]
 
     def memory(self, name: str) -> Memory:
-        """Return a codec's residual. The codec changes it in place."""
+        """Return a codec's residual, which the codec changes in place; `name`: what it encodes."""
         if name not in self._memories:
             self._memories[name] = kept(self._state, MEMORY + name)
         return self._memories[name]
 
     def save(self, stage: Stage) -> None:
-        """Write the state, and the state of `stage`, into the node's `Context.state`."""
+        """Write the state of `stage`, and all that is stored here, into the node's `Context`."""
         keep(self._state, SEGMENT, stage.arrays(whole=True))
         keep(self._state, BESIDE, stage.beside())
         keep(self._state, SENT, self._sent)

@@ -15,12 +15,12 @@ Place = tuple[int, int, int]  # segment, mini-batch, micro-batch
 
 @dataclass
 class StoreState:
-    """The state of an `ActivationStore`.
+    """The state of an `ActivationStore`: the payloads that segments still need.
 
-    `inputs`: payloads by receiving segment, mini-batch and micro-batch. `labels`: payloads by
-    mini-batch and micro-batch. `gradients`: by receiving segment, payloads by mini-batch and
-    micro-batch. `samples`: the number of samples by mini-batch and micro-batch. `usual`: the last
-    number of samples. `lost`: mini-batches of backpropagation that all segments must skip.
+    `inputs`: activations by receiving segment, mini-batch and micro-batch. `labels`: labels by
+    mini-batch and micro-batch. `gradients`: for each receiving segment, gradients by mini-batch and
+    micro-batch. `samples`: the number of samples by mini-batch and micro-batch. `usual`: the newest
+    of these numbers. `lost`: mini-batches of backpropagation that all segments must skip.
     """
 
     inputs: dict[Place, bytes] = field(default_factory=dict)
@@ -60,11 +60,11 @@ class ActivationStore:
         self._state.samples[task.batch, task.micro] = self._state.usual = samples
 
     def samples(self, task: Task) -> int:
-        """Return the number of samples in a task's mini-batches; if unknown, the last number."""
+        """Return the number of samples in a task's mini-batches; if unknown, the newest number."""
         return self._state.samples.get((task.batch, task.micro), self._state.usual)
 
     def take(self, task: Task) -> dict[str, bytes] | None:
-        """Return the payloads of a task's message by name; None if one of them is lost."""
+        """Return, by name, the payloads for the message of a task; None if one of them is lost."""
         segment, key = task.segment, (task.batch, task.micro)
         found = {}
         if task.batch in self._state.lost:
@@ -85,7 +85,7 @@ class ActivationStore:
         return found
 
     def done(self, task: Task) -> None:
-        """Delete the data of mini-batches up to a task's, which all segments have finished."""
+        """Delete the data of finished mini-batches: those of `task`, and all before them."""
         for kept in (self._state.labels, self._state.samples):
             for key in [key for key in kept if key[0] <= task.batch]:
                 del kept[key]

@@ -62,7 +62,7 @@ class Scheduling(Protocol):
     def schedule(
         self, segments: int, batches: int, state: PipelineScheduleState
     ) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: the numbers of tasks sent and answered so far."""
+        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
 
     def fail(self, node: int, reason: str, when: str = "") -> None:
         """Count a failure, and log the node and the reason."""
@@ -120,7 +120,7 @@ class Dispatcher:
         self._placement = Placement(grid, count, state.holders, state.failed)
 
     def goes_on(self) -> bool:
-        """Return whether any work is left; at the end of the run, request missing copies."""
+        """Return whether any work is left; at the end, request missing copies of the segments."""
         return not self._flow.finished or any(self._sent) or self._fetch_owed()
 
     def advance(self) -> None:
@@ -145,7 +145,7 @@ class Dispatcher:
     # messages
 
     def _prepared(self, task: Task) -> UnderWay:
-        """Take a task's input from the store; if the input is lost, mark the task as lost."""
+        """Take a task's payloads from the store; if one of them is lost, mark the task as lost."""
         arrays = self._store.take(task)
         if arrays is None:  # the task is not sent, so its reply cannot hold a copy
             sent = UnderWay(task, {}, "", LOST)
@@ -191,13 +191,13 @@ class Dispatcher:
         self.links.sent(task.segment, arrays, size, shapes, self._state.traffic)
 
     def _rates(self, task: Task) -> list[float]:
-        """Return the learning rate of each of a task's mini-batches."""
+        """Return a list with the learning rate of each mini-batch of a task."""
         newest = cast(float, self._config.get("lr", 0.1))
         numbers = range(task.batch, task.batch + max(task.batches, 1))
         return [self._strategy.rates.of(number, newest) for number in numbers]
 
     def _fetch_owed(self) -> bool:
-        """Request missing copies of segments at the end; return whether any copy is missing."""
+        """At the end, request missing copies of the segments; return whether any is missing."""
         owing = [i for i in range(len(self._sent)) if self.copies.owed(i, self._batches)]
         for segment in owing:
             task = Task(segment, "", self._batches, 0)
@@ -252,7 +252,7 @@ class Dispatcher:
                     self._store.done(sent.task)
 
     def _take(self, sent: UnderWay) -> bool:
-        """Process a reply or its failure; return False if the task must be sent again."""
+        """Process the reply to a task, or its failure; return False if it must be sent again."""
         task, reply = sent.task, sent.reply
         if reply is None:  # the task was never sent, because its input is lost
             self._store.lose(task.batch)
@@ -272,11 +272,11 @@ class Dispatcher:
         return True
 
     def _without(self, sent: UnderWay, reply: Opened, reason: str) -> bool:
-        """Handle a task that failed; return False if the task must be sent again.
+        """Handle a task without a usable reply; return False if the task must be sent again.
 
         The task is sent again if its node has left the run or has lost the segment. It is also sent
-        again if the node has failed so often that another node takes over. Otherwise the task's
-        mini-batch is lost.
+        again if the node has failed so often that another node takes over. Otherwise the other
+        segments skip the task's mini-batch.
         """
         segment, failed = sent.task.segment, reply.error is not None
         guilty = self._sender_of_damage(sent) if failed else None
@@ -300,7 +300,7 @@ class Dispatcher:
         return False
 
     def _sender_of_damage(self, sent: UnderWay) -> int | None:
-        """Return the segment that sent a payload of this task that cannot be decoded, or None.
+        """Return the segment that sent an undecodable payload of a failed task; None if none did.
 
         The server checks only the headers of the payloads that it forwards. After a failure it
         decodes the payloads here, to find out whether the sender or the receiver caused the
@@ -316,7 +316,7 @@ class Dispatcher:
         return None
 
     def _open(self, sent: UnderWay, reply: Opened) -> None:
-        """Check a reply and store its content; raises `PayloadError` if it is unusable."""
+        """Check a segment's reply and store its content; raises `PayloadError` for a bad reply."""
         task, plan = sent.task, self._plan
         found, metrics, traffic = reply.payloads, reply.metrics, self._state.traffic
         self.links.count_received(task.segment, reply, traffic)
@@ -358,7 +358,7 @@ class Dispatcher:
             )
 
     def _count_refusals(self, segment: int, refused: bool) -> None:
-        """Record whether a segment could use the gradients that it received."""
+        """Record whether a segment could use the gradients that the next segment has sent it."""
         if refused:
             self._count_failure(segment + 1, "gradients that the segment before could not use")
             self._report_bad_peer(segment + 1, segment)
@@ -366,7 +366,7 @@ class Dispatcher:
             self._state.accused.pop((segment + 1, segment), None)
 
     def _report_bad_peer(self, segment: int, by: int) -> None:
-        """Record that the neighbouring segment `by` could not use the payload of a segment.
+        """Record that the neighbouring segment `by` could not use a payload from `segment`.
 
         After `TRIES` consecutive reports another node takes over `segment`. After `TRIES` more
         reports another node takes over `by`, because the node that reports may be the faulty one.
@@ -377,7 +377,7 @@ class Dispatcher:
             self._hand_out(guilty, self._placement.replace(guilty, fails=True))
 
     def _fails_often(self, segment: int) -> bool:
-        """Return whether another node should take over, after `TRIES` consecutive failures."""
+        """Return whether another node should take over: after every `TRIES` failures in a row."""
         return self._state.consecutive_failures[segment] % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:

@@ -30,9 +30,10 @@ KINDS = {"input": "activations", "output": "activations", "labels": "labels", "c
 
 
 class Opened(NamedTuple):
-    """The content of a reply: payloads by name, metrics, the number of its message, its bytes.
+    """The content of a segment's reply: payloads by name, metrics and size.
 
-    For an error reply, `error` is the reason, and `code` is Flower's error code.
+    `number`: the number of the message that the reply answers. For an error reply, `error` is the
+    reason, and `code` is Flower's error code.
     """
 
     payloads: dict[str, bytes]
@@ -76,7 +77,7 @@ class Links:
     batches: list[float] = field(default_factory=list)
 
     def begin(self, segments: int) -> None:
-        """Set all counts to 0, unless a loaded state has counts."""
+        """Set all counts to 0, unless a loaded state has set them."""
         for row in (self.up, self.down, self.seconds, self.batches):
             row += [0] * (segments - len(row))
 
@@ -88,7 +89,11 @@ class Links:
         plain: Plain,
         traffic: Traffic,
     ) -> None:
-        """Count a message to a segment; `size`: the size of its content with these payloads."""
+        """Count a message to a segment.
+
+        `size`: the size of the message with these payloads. `plain`: shapes and dtypes of the
+        uncompressed tensors in a payload, by the payload's name.
+        """
         self.down[segment] += size[0]
         traffic.count_sent(size, plain_bytes(payloads, plain))
         self._count(payloads)
@@ -128,10 +133,11 @@ class Links:
 
 
 def plain_bytes(payloads: Mapping[str, bytes], plain: Plain) -> int:
-    """Return the bytes that payloads would have as Flower's Arrays without compression.
+    """Return the bytes that the payloads' tensors would need as Flower's Arrays, uncompressed.
 
-    The function does not check the payloads' headers. The server must have made the payloads, or
-    `Plan.check` must have accepted them.
+    `plain`: shapes and dtypes of a payload's tensors, by the payload's name. The function does not
+    check the payloads' headers. So the server must have made the payloads, or `Plan.check` must
+    have accepted them.
     """
     total = 0
     for name, payload in payloads.items():

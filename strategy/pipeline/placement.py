@@ -97,7 +97,7 @@ class Placement:
         return sorted(free, key=self._failed.__getitem__)
 
     def missing(self) -> str:
-        """Return a text that names the segments without a node."""
+        """Return a text for an error message that names the segments without a node."""
         waiting = [str(i) for i, node in enumerate(self._nodes) if node is None]
         return (
             f"segment {', '.join(waiting)} waits for a node" if waiting else "nothing is under way"

@@ -70,7 +70,10 @@ class Plan:
         return tuple(part.first for part in self.parts[1:])
 
     def steps(self, task: Task, micros: int) -> float:
-        """Return a task's cost, in backpropagation steps of the whole model."""
+        """Return a task's operations, relative to one backpropagation step of the whole model.
+
+        `micros`: the number of micro-batches in a mini-batch.
+        """
         cost = self.costs[task.segment]
         ends = task.segment + 1 == len(self.parts)
         forward, backward = task.phase in ("train", "forward"), task.phase != "forward" or ends
@@ -149,9 +152,9 @@ def plan_of(
 ) -> Plan:
     """Return the plan for the configured model.
 
-    `modules`: None without synthetic gradients. `cuts`: the cuts of a resumed run; None: as
-    `cutting` says. Raises `TaskError` if the plan is not possible with this model, number of nodes
-    or mini-batch size.
+    `modules`: None without synthetic gradients. `cuts`: the cuts of a resumed run; None: `cutting`
+    gives or chooses the cuts. Raises `TaskError` if the plan is not possible with this model,
+    number of nodes or mini-batch size.
     """
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")

@@ -74,7 +74,7 @@ class PipelineScheduleState:
     back: list[int] = field(default_factory=list)
 
     def begin(self, segments: int) -> None:
-        """Set all counts to 0, unless a loaded state has counts."""
+        """Set all counts to 0, unless a loaded state has set them."""
         for row in (self.sent, self.done, self.backward, self.back):
             row += [0] * (segments - len(row))
 

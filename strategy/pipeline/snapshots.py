@@ -24,7 +24,7 @@ from task.layers import Part
 
 @dataclass
 class SnapshotsState:
-    """The state of `Snapshots`; a point is a number of mini-batches after which a copy is needed.
+    """The state of `Snapshots`; a point is a number of mini-batches after which it needs copies.
 
     By segment: `asked`: the last point for which the server has requested a copy. `delivered`: the
     number of points for which it has a copy. `full`: the number of full copies requested. `last`:
@@ -40,7 +40,7 @@ class SnapshotsState:
     natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
 
     def begin(self, copies: list[bytes]) -> None:
-        """Begin with these full copies; no copy is requested yet."""
+        """Begin a run with `copies`, a full copy of each segment in its initial state."""
         self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
         self.last = copies
 
@@ -96,22 +96,25 @@ class Snapshots:
         return "weights" if due else ""
 
     def failed(self, segment: int) -> None:
-        """Record that a reply did not hold its copy, so that the next task asks for it again."""
+        """Record that a segment's copy did not arrive, so that the next task asks for it again."""
         self._state.asked[segment] = self._state.delivered[segment] * self._record_every
         self._state.full[segment] = 0
 
     def owed(self, segment: int, end: int) -> bool:
-        """Return whether a segment's copy of a point up to `end` is missing."""
+        """Return whether the server lacks a segment's copy that was due up to mini-batch `end`."""
         point = self._point(segment)
         return point is not None and point <= end
 
     def _point(self, segment: int) -> int | None:
-        """Return the first point without a copy of a segment; None after the last point."""
+        """Return after how many mini-batches a segment's next copy is due; None: no more copies."""
         before = self._state.delivered[segment] * self._record_every
         return None if before >= self._batches else min(before + self._record_every, self._batches)
 
     def take(self, task: Task, kind: str, payload: bytes) -> None:
-        """Store a segment's copy; raises `PayloadError` for any other payload."""
+        """Store the copy in a segment's reply; raises `PayloadError` for any other payload.
+
+        `kind`: "weights" or "all", as `wanted` has returned it for the task.
+        """
         part, form = self._parts[task.segment], self._plan.copies[task.segment]
         vectors, beside = unpack_copy(payload, form, whole=kind == "all")
         state = vectors[STATE]
@@ -124,9 +127,10 @@ class Snapshots:
             self._state.delivered[task.segment] += 1
 
     def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
-        """Return the next point, its model, float32 (n,), and its native tensors; delete the point.
+        """Join the oldest copies of all segments to a model; return it, and delete the copies.
 
-        Return None if a copy of the next point is missing.
+        The result is (number of mini-batches, model, native tensors by name); the model is float32
+        (n,). None if one of the segments' copies after this number of mini-batches is missing.
         """
         for point in sorted(self._state.weights):
             states = self._state.weights[point]
@@ -152,7 +156,10 @@ class Snapshots:
 
 
 def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
-    """Return, for each tensor of each part, its extents in the model's and in the part's vector."""
+    """Return the positions of each part's tensors in the model's vector and in the part's vector.
+
+    For each part: for each tensor, ((start, stop) in the model's, (start, stop) in the part's).
+    """
     bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
     found = []
     for part in parts:

@@ -34,9 +34,10 @@ class UnderWay:
 class PipelineState(ServerState):
     """The state of a run with a cut model, as a checkpoint holds it.
 
-    - By segment: `under_way`: its unanswered tasks. `assignments`: how often the server has given
-    it to a node. `fresh`: True if the next message must hold a copy of it. `consecutive_failures`:
-    the number of consecutive failures. `holders`: its node.
+    - By segment: `under_way`: the segment's unanswered tasks. `assignments`: how often the server
+      has given the segment to a node. `fresh`: True if the next message must hold a copy of the
+      segment. `consecutive_failures`: the number of consecutive failures. `holders`: the segment's
+      node.
     - `failed`: by node, how often a segment was taken from it.
     - `accused`: by (segment, neighbouring segment), the number of consecutive payloads of the
       segment that the neighbour could not use.

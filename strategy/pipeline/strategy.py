@@ -123,7 +123,7 @@ class PipelineStrategy(ParameterServer):
         return sent.back[0] // self.flow.micro_batches
 
     def abandon(self, back: Collection[int] = ()) -> None:
-        """Delete unanswered messages and the placement; new nodes begin with the last copies."""
+        """Delete unanswered messages, and assign nodes anew; they begin with the last copies."""
         for row in self.state.under_way:
             for sent in row:
                 sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
@@ -159,7 +159,7 @@ class PipelineStrategy(ParameterServer):
         )
 
     def details(self) -> dict[str, Any]:
-        """Return the counters that only this strategy adds to a row of the history."""
+        """Return the counters that only this strategy adds to each row of `history.jsonl`."""
         return self.state.links.as_dict()
 
     def outcome(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class PipelineStrategy(ParameterServer):
     def schedule(
         self, segments: int, batches: int, state: PipelineScheduleState
     ) -> PipelineSchedule:
-        """Return the schedule of a run; `state`: the numbers of tasks sent and answered so far."""
+        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
         kind = Synthetic if self._goes_forward(segments) else Backpropagation
         return kind(self.flow, segments, batches, state)
 

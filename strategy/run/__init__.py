@@ -1,1 +1,1 @@
-"""Everything in a run besides its strategy: records, checkpoints, nodes and shutdown."""
+"""Everything in a run besides its strategy: result files, checkpoints, nodes and shutdown."""

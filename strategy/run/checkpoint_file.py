@@ -47,10 +47,11 @@ class Checkpoints:
         return self.folder is not None and passed and time.perf_counter() >= self._next
 
     def keep(self, done: int, parts: Mapping[str, bytes], began: float) -> bool:
-        """Write a checkpoint at `done` units; return whether that succeeded.
+        """Write a checkpoint after `done` units; return whether that succeeded.
 
-        This method never raises, because a full disk must not end the run. `began`: the value of
-        `time.perf_counter()` when the work on the checkpoint began.
+        `parts`: the checkpoint's content, as named byte strings. `began`: the value of
+        `time.perf_counter()` when the work on the checkpoint began. This method never raises,
+        because a full disk must not end the run.
         """
         if self.folder is None:
             return False
@@ -68,7 +69,7 @@ class Checkpoints:
         self._done = done
 
     def miss(self, reason: str) -> None:
-        """Log why a checkpoint was not written, and wait `PAUSE` seconds before the next attempt.
+        """Log why a checkpoint was not written, and allow no other attempt for `PAUSE` seconds.
 
         The previous checkpoint stays.
         """
@@ -82,7 +83,11 @@ class Checkpoints:
 
 
 def write(folder: Path, parts: Mapping[str, bytes]) -> None:
-    """Replace the checkpoint in a folder atomically; if it raises `OSError`, the old one stays."""
+    """Write a checkpoint into a folder, and replace an older checkpoint there atomically.
+
+    `parts`: the checkpoint's content, as named byte strings. If the function raises `OSError`, the
+    older checkpoint stays.
+    """
     said = [[name, len(part), xxh3_64_hexdigest(part)] for name, part in parts.items()]
     head = json.dumps({MARK: FORMAT, "parts": said, "checksum": _checksum(said)})
     partial = folder / f"{FILE}.part"
@@ -116,7 +121,7 @@ def _sync(folder: Path) -> None:
 
 
 def forget(folder: str) -> None:
-    """Remove the checkpoint in a folder, which an earlier or a finished run has left."""
+    """Remove the checkpoint in a folder, because no run will resume from it any more."""
     if folder:
         with suppress(OSError):
             (Path(folder) / FILE).unlink(missing_ok=True)
@@ -140,7 +145,7 @@ def expect(folder: Path) -> None:
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """Return a checkpoint's parts by name.
+    """Read the checkpoint in a folder; return its parts, which are byte strings, by name.
 
     Raises `ConfigError` with a one-line message for a missing, damaged or incompatible checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Writes checkpoints of a run's strategy, records, grid and nodes, and resumes runs from them."""
+"""Writes checkpoints of a run's strategy, results, grid and nodes; resumes runs from them."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class RunState:
     """The state of a `Run`, as a checkpoint holds it.
 
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
-    rate's schedule has counted. `model`: the model of the last row of the history, float32 (n,).
-    `measured`: whether this model was evaluated. `natives`: the tensors of this model that are sent
-    in their own dtype.
+    rate's schedule has counted. `model`: the model of the last row in `history.jsonl`, float32
+    (n,). `measured`: whether this model was evaluated. `natives`: the tensors of this model that
+    are sent in their own dtype.
     """
 
     config: str
@@ -85,8 +85,8 @@ class RunState:
 class RunCheckpointer:
     """Writes a run's checkpoints, and resumes a run from one.
 
-    `lasting`: the run's grid, if its nodes end with this process. `nodes`: the run's grid, if its
-    nodes continue after this process.
+    `lasting`: the run's grid, if its nodes end with this process; else None. `nodes`: the run's
+    grid, if its nodes continue after this process has ended; else None.
     """
 
     def __init__(
@@ -110,7 +110,10 @@ class RunCheckpointer:
         return self._checkpoints.folder is not None
 
     def state_complete(self) -> None:
-        """Write a checkpoint if one is due, or if a stop is requested; then stop if requested."""
+        """Write a checkpoint if one is due or a stop is requested; then stop the run if requested.
+
+        The strategy calls this method whenever its state is complete.
+        """
         assert self._strategy is not None
         done = self._strategy.done
         due = self._stopping.wanted or self._checkpoints.due(done)
@@ -189,7 +192,7 @@ class RunCheckpointer:
 
 
 def _words(config: Config) -> str:
-    """Return a configuration as JSON, without the options in `FREE`."""
+    """Return a configuration as JSON, without the options that a resume may change (`FREE`)."""
     plain = {key: value for key, value in asdict(config).items() if key not in FREE}
     return json.dumps(plain, sort_keys=True, default=str)
 

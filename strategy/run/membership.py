@@ -1,4 +1,4 @@
-"""Selects a run's nodes, and tells nodes that outlive the server of the run's checkpoints."""
+"""Selects a run's nodes, and informs nodes of checkpoints so they can resume with the server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from conf import ConfigError
 from protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
 from strategy.flower_checks import LEAST
 
-# A strategy is waiting for nodes if it has asked for the nodes ASKS times, in SECONDS seconds, and
-# has not sent a message.
+# A strategy is waiting for nodes if it has asked for the nodes at least ASKS times, for at least
+# SECONDS seconds, and has not sent a message.
 ASKS, SECONDS = 10, 10.0
 log = getLogger("edgewire")
 
@@ -28,7 +28,7 @@ class RunLineageState:
 
     `key`: the id of the first of the runs that this one resumes. `checkpoints`: for each of these
     runs, its id and the units (rounds, updates or mini-batches) done at its last checkpoint.
-    `keeping`: the nodes that store their states for a resume. `first`: the first nodes of the run.
+    `keeping`: the nodes that store their states for a resume. `first`: the first nodes that joined.
     """
 
     key: int = 0
@@ -57,7 +57,7 @@ class MembershipGrid(GridWrapper):
         self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
 
     def state(self, done: int) -> RunLineageState:
-        """Return the state for a checkpoint at `done` units."""
+        """Return this grid's state for a checkpoint after `done` units (rounds, updates, ...)."""
         lineage = self._lineage.at_checkpoint(done)
         return RunLineageState(
             lineage.key,
@@ -67,13 +67,13 @@ class MembershipGrid(GridWrapper):
         )
 
     def load(self, state: RunLineageState) -> None:
-        """Resume with the state of a checkpoint."""
+        """Resume with this grid's state from a checkpoint."""
         checkpoints = tuple(Checkpoint(*each) for each in state.checkpoints)
         self._lineage = RunLineage(state.key, self._lineage.run_id, checkpoints)
         self.keeping, self._first = state.keeping, state.first
 
     def at_checkpoint(self, done: int) -> None:
-        """Record that a checkpoint at `done` units is on the disk."""
+        """Record that a checkpoint after `done` units is on the disk; later messages name it."""
         self._lineage = self._lineage.at_checkpoint(done)
 
     def get_node_ids(self) -> Sequence[int]:
@@ -99,10 +99,10 @@ class MembershipGrid(GridWrapper):
         return [node for node in found if node in part]
 
     def _expect_progress(self, there: int) -> None:
-        """Log that the strategy waits for nodes; the interval doubles each time.
+        """Log a warning if the strategy waits for nodes; each next warning takes twice as long.
 
-        Raises `ConfigError` if `most` nodes are online already, because no other node can take
-        part.
+        `there`: how many nodes take part. Raises `ConfigError` if `most` nodes take part already,
+        because no other node can take part then.
         """
         now = time.monotonic()
         if not self._asked:

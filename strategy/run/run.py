@@ -1,4 +1,4 @@
-"""One run on the server: it starts the strategy, evaluates the model and writes the records."""
+"""One run on the server: it starts the strategy, evaluates the model, writes the result files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ log = logging.getLogger("edgewire")
 
 
 class Run:
-    """Starts a run's strategy on the server, evaluates the model, and writes the records."""
+    """Starts a run's strategy on the server, evaluates the model, and writes the result files."""
 
     def __init__(self, config: Config, grid: OrderedGrid, records: RunLog) -> None:
         self.config = config
@@ -59,7 +59,10 @@ class Run:
             raise TaskError(f"model={config.model.name}: no parameter is to be trained")
 
     def prepare(self) -> None:
-        """Set the initial model, as one vector and native tensors; call the grid's `follow`."""
+        """Set the strategy's initial model: one vector, and native tensors in their own dtype.
+
+        Also let the grid estimate the time that the run would take without compression (`follow`).
+        """
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         self.natives = self.model.natives()
         self.strategy.initial = Initial(self.natives) if self.natives else None
@@ -70,7 +73,7 @@ class Run:
             log.warning("%s", self._untested())
 
     def _untested(self) -> str:
-        """Return a log line for a server without test data; it says where accuracy is measured."""
+        """Return a log line for a server without test data: where the accuracy is measured."""
         said = "no photos at the server to test on: accuracy is"
         if asks_nodes(self.strategy):
             return f"{said} of what the nodes hold back (dataset.holdout)"
@@ -93,10 +96,10 @@ class Run:
         )
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Evaluate the model after a round, write the round's row, and set the next learning rate.
+        """Evaluate the model after a round, log the round, and set the next learning rate.
 
-        `server_round`: the round; 0: before the first. `arrays`: the model as one flat vector, and
-        its native tensors. Returns the metrics.
+        The round becomes a row in `history.jsonl`. `server_round`: the round; 0: before the first.
+        `arrays`: the model as one flat vector, and its native tensors. Returns the metrics.
         """
         last = server_round == self.config.rounds
         metrics, self.newest = MetricRecord(), arrays
@@ -135,7 +138,7 @@ class Run:
         return found
 
     def show(self, arrays: ArrayRecord) -> None:
-        """Load a model into the module, for an evaluation or for `weights`."""
+        """Load a model into the PyTorch module, for an evaluation or for `weights`."""
         self.natives = natives_of(arrays)
         self.model.load(to_vector(arrays), self.natives)
 

@@ -35,9 +35,9 @@ BLOWN_UP = 1000  # above this many times the loss before training, a model has d
 class RunLogState:
     """The state of a `RunLog`, as a checkpoint holds it.
 
-    `last`: the last row. `measured`, `first`: the last and the first row with an evaluation.
-    `best`: the best accuracy. `worst`: the largest loss. `seconds`: the seconds since the start.
-    `size`: the bytes of the history.
+    `last`: the last row of `history.jsonl`. `measured`, `first`: the last and the first row with an
+    evaluation. `best`: the best accuracy. `worst`: the largest loss. `seconds`: the seconds since
+    the start. `size`: the size of `history.jsonl` in bytes.
     """
 
     last: Tagged
@@ -52,9 +52,9 @@ class RunLogState:
 class RunLog:
     """Writes the result files of one run into `folder`; if this is "", it writes nothing.
 
-    `anew`: True to begin an empty history; otherwise call `load` afterwards. Each row of the
-    history holds the counters so far. The result is the last row, plus values that are known only
-    at the end. NaN and infinity are written as null.
+    `anew`: True to begin an empty `history.jsonl`; otherwise call `load` afterwards. Each row of
+    this file holds the counters so far. `result.json` holds the last row, and values that are known
+    only at the end. NaN and infinity are written as null.
     """
 
     def __init__(self, folder: str, *, anew: bool = True) -> None:
@@ -75,9 +75,9 @@ class RunLog:
             self._history = (self.folder / HISTORY).open("w")
 
     def save(self) -> RunLogState:
-        """Write the history to the disk, and return the state at its end.
+        """Write `history.jsonl` to the disk, and return the state of this log for a checkpoint.
 
-        Raises `OSError` if the history cannot be written.
+        Raises `OSError` if the file cannot be written.
         """
         if self._history is None:
             raise OSError("history.jsonl is not written any more")
@@ -87,9 +87,9 @@ class RunLog:
         return RunLogState(*rows, self._best, self._worst, seconds, self._history.tell())
 
     def load(self, state: RunLogState) -> None:
-        """Resume with a saved state, and delete the history's later rows.
+        """Resume with a saved state, and delete the rows of `history.jsonl` after it.
 
-        Raises `ConfigError` for a history that is shorter than in the state.
+        Raises `ConfigError` if the file is shorter than in the saved state.
         """
         assert self.folder is not None
         path = self.folder / HISTORY
@@ -108,7 +108,10 @@ class RunLog:
         self._start = time.perf_counter() - state.seconds
 
     def add(self, row: Row) -> Row:
-        """Append a round's row, with the seconds since the start, and return it."""
+        """Add the seconds since the start to a round's row, and append it to `history.jsonl`.
+
+        Returns the row.
+        """
         self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
         if row.get("accuracy") is not None:
             self.measured(row)
@@ -150,7 +153,7 @@ class RunLog:
             raise
 
     def measured(self, row: Row) -> None:
-        """Record the accuracy and the loss of the newest model."""
+        """Record a row with an evaluation: its accuracy and loss are those of the newest model."""
         self._measured = row
         self._first = self._first or row
         self._best = max(row["accuracy"], self._best or 0.0)
@@ -161,9 +164,9 @@ class RunLog:
 
         The model has diverged if its loss, or a value in the tensors `trained`, is not finite.
         Other tensors, such as a mask, may hold infinity. The model has also diverged if both of the
-        following are true. First, a loss of the run exceeded `BLOWN_UP` times the larger of 1 and
-        the loss before training. Second, the accuracy is less than twice the accuracy before
-        training. Without an evaluation only the weights are checked.
+        following are true. First, a loss of the run exceeded the larger of 1 and the loss before
+        training, multiplied by `BLOWN_UP`. Second, the accuracy is less than twice the accuracy
+        before training. Without an evaluation only the weights are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True
@@ -182,8 +185,8 @@ class RunLog:
 
         The result holds `summary`, the last row's counters, and the accuracy and loss of the last
         evaluation. `best_accuracy` is the best accuracy of all rounds. `diverged` says whether the
-        last round's model has diverged. `trained`: the tensor that must be finite for this; None:
-        all weights must be finite.
+        last round's model has diverged. `trained`: a tensor whose values must be finite, else the
+        model has diverged; None: this holds for all weights.
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in MEASURED})

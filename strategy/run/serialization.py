@@ -38,10 +38,10 @@ class StateError(ValueError):
 
 
 def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
-    """Return a dataclass as bytes.
+    """Convert a strategy's state, a dataclass, to bytes.
 
-    `options`: saved with the dataclass; `from_bytes` must get the same options. Raises `TypeError`
-    for a value of an unsupported type.
+    `options`: texts that are saved with the state; `from_bytes` must get the same texts. Raises
+    `TypeError` for a value of an unsupported type.
     """
     writer = _Writer()
     head = [type(state).__name__, dict(options or {}), writer.plain(state)]
@@ -51,9 +51,10 @@ def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
 
 
 def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = None) -> T:
-    """Undo `to_bytes`; the arrays are writable copies.
+    """Convert the result of `to_bytes` back to a dataclass of the type `kind`.
 
-    Raises `StateError` for bytes that are not a state, and for one saved with other options.
+    The arrays in it are writable copies. Raises `StateError` for bytes that are not a state, and
+    for a state saved with other `options`.
     """
     try:
         arrays = {name: array.copy() for name, array in load(bytes(data)).items()}
@@ -73,15 +74,15 @@ def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = N
 
 
 class _Writer:
-    """Converts values to plain lists for JSON, and collects each array once."""
+    """Converts values to lists for JSON; puts each array once into `arrays`, for a binary file."""
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[Any]] = []
-        self._places: dict[int, int] = {}  # by an array's id, its number
+        self._places: dict[int, int] = {}  # by an array's id(), its position in `arrays`
         self._alive: list[Any] = []  # references to the arrays, so that Python does not reuse an id
 
     def plain(self, value: Any) -> Any:
-        """Return a value as plain lists, and an array as its number.
+        """Return a value as lists for JSON; an array becomes its position in `self.arrays`.
 
         Raises `TypeError` for a value of an unsupported type.
         """
@@ -115,7 +116,10 @@ class _Writer:
 
 
 def _from_plain(kind: Any, plain: Any, arrays: dict[str, NDArray[Any]]) -> Any:
-    """Undo `_Writer.plain` for a value of the type `kind`."""
+    """Convert the result of `_Writer.plain` back to a value of the type `kind`.
+
+    `arrays`: the arrays by their position, as text.
+    """
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if plain is None and NoneType in args:

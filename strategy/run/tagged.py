@@ -62,7 +62,10 @@ class Tagged(NamedTuple):
 
 
 def to_plain(value: Any, place: Place) -> Any:
-    """Return a value as plain lists for JSON; raises `TypeError` for an unsupported type."""
+    """Return a value as lists for JSON, with type tags; raises `TypeError` for other types.
+
+    `place`: a function that stores bytes or an array elsewhere and returns a number for it.
+    """
     if type(value) in PLAIN:
         return value
     if isinstance(value, np.generic):
@@ -88,7 +91,10 @@ def to_plain(value: Any, place: Place) -> Any:
 
 
 def from_plain(plain: Any, arrays: Arrays) -> Any:
-    """Undo `to_plain`; raises `TypeError`, `KeyError` or `ValueError` for any other input."""
+    """Convert the result of `to_plain` back to the value; `arrays`: the stored arrays by number.
+
+    Raises `TypeError`, `KeyError` or `ValueError` for any other input.
+    """
     if isinstance(plain, PLAIN):
         return plain
     word, *rest = plain

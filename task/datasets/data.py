@@ -200,7 +200,7 @@ def shown(path: Path) -> str:
 
 @contextmanager
 def downloading(name: str, root: str) -> Iterator[None]:
-    """Turn a failed download in the block into a one-line `TaskError`; limit the wait for data."""
+    """Turn a failed download in this context into a one-line `TaskError`; limit waits for data."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
     try:

@@ -40,8 +40,9 @@ def is_there(folder: Path) -> bool:
 def _rows(folder: Path) -> NDArray[Any]:
     """Return each image's 64 values and its class, float64 (1797, 65).
 
-    This reads the file, first from the data folder, then from scikit-learn's package. Importing
-    scikit-learn would take a second in every process, and a device does not need it.
+    This function looks for the file in the data folder first, then in scikit-learn's package. It
+    does not import scikit-learn, which would take a second in every process, and which a device
+    need not have.
     """
     own = folder / Path(FILE).name
     files = [own]

@@ -64,7 +64,7 @@ def without_photos(classes: Sequence[str], size: int | None) -> Data:
 
 
 def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
-    """Return a text that names the class which a folder lacks, and what to do."""
+    """Return an error message for a folder without images of a class: which class, what to do."""
     if not empty:
         return f"one class only, {names[0]}: add a folder with images of another"
     if (source / empty[0]).is_dir():

@@ -70,7 +70,7 @@ def _load(
 
 
 def _file(folder: Path, stem: str) -> Path | None:
-    """Return the path of the file or its .gz, whichever exists; None for neither."""
+    """Return the path of the file `stem` in a folder, plain or .gz; None if it has neither."""
     return next((p for p in (folder / stem, folder / f"{stem}.gz") if p.is_file()), None)
 
 

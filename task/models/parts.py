@@ -14,7 +14,10 @@ SMALL = 64
 
 
 def need(name: str, size: int, smallest: int) -> None:
-    """Raise `TaskError` if images of side `size` are below the `smallest` that a model takes."""
+    """Raise `TaskError` if images of `size` x `size` pixels are too small for a model.
+
+    `name`: the model's name; `smallest`: the smallest `size` that the model takes.
+    """
     if size < smallest:
         raise TaskError(
             f"{name} needs images of at least {smallest} x {smallest} pixels, these have "
