@@ -96,7 +96,7 @@ def digest_of(words: list[str], workers: int) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Store or compare; return an exit code."""
+    """Store the hashes of runs, or compare them with stored ones; return an exit code."""
     text, _, more = (__doc__ or "").partition("\n\n")
     parser = argparse.ArgumentParser(
         "python -m tests.bits", description=text, epilog=more,

@@ -18,7 +18,7 @@ settings.register_profile("unhurried", deadline=None)  # a busy machine must not
 settings.load_profile("unhurried")
 
 
-LONGEST = {  # These files start processes: one of them beside another test fills two cores.
+LONGEST = {  # These files start processes; one of them and another test use two cores fully.
     "test_engines.py", "test_ray.py", "test_on_ray.py", "test_resumed.py", "test_engine.py",
     "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_collected_twice():
-    """Collect loaded objects once for all runs, not again in each run."""
+    """Let the garbage collector examine loaded objects once, not again in each run."""
     from simulation.local import uncollected  # here, because it imports torch
 
     with uncollected():
@@ -57,7 +57,7 @@ def nothing_is_collected_twice():
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_waits_for_the_disk():
-    """Skip fsync: no test cuts the power."""
+    """Skip `fsync`: no test turns the machine off."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
@@ -109,7 +109,7 @@ def command(cli, tmp_path):
 
 @pytest.fixture
 def left_over(monkeypatch):
-    """Return a function that lists the command lines of this test's processes that still run."""
+    """Return a function that lists the commands of this test's processes that still run."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("EDGEWIRE_TEST", mark)
 

@@ -212,7 +212,7 @@ def replayed_whole(message: Message, reply: Message, context: Context) -> Messag
 
 
 def esgd_named(message: Message, reply: Message, context: Context) -> Message:
-    """Reply with a method for which the server stores indices, and with a seed."""
+    """Reply with a payload of eSGD, for which the server would store indices, and with a seed."""
 
     def encoded(data: bytes) -> bytes:
         update = decode_update(data)

@@ -242,7 +242,7 @@ class Mutator:
         return name
 
     def change_payload(self, reply: Message) -> str:
-        """Encode changed tensors with the payload's own methods."""
+        """Change the tensors of a payload, and encode them by the payload's own methods."""
         record, name, array = self.some(self.payloads(reply))
         update, said = decode_update(array.data), describe(array.data)
         vector = np.array(update.dense())

@@ -23,7 +23,7 @@ _read = {}
 
 
 def choices(overrides, defaults, self_added):
-    """Return the choices to which interpolations in a defaults list refer, if it has any."""
+    """Return the choices that interpolations in a defaults list may name; empty if it has none."""
     if any(each.is_interpolation() for each in defaults):
         return _map(overrides, defaults, self_added)
     return OmegaConf.create()
@@ -41,7 +41,10 @@ def load(self, config_path):
 
 
 def begin(self, delegate):
-    """Start with a shallow copy: Hydra replaces the list of sources and never changes its items."""
+    """Prepare Hydra's cache of files with a shallow copy of `delegate`; Hydra makes a deep copy.
+
+    A shallow copy suffices: Hydra replaces the list of sources and never changes its items.
+    """
     self.delegate, self.cache = copy.copy(delegate), {}
 
 

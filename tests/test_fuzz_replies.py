@@ -1,4 +1,4 @@
-"""A mutated reply only makes its own node fail.
+"""A mutated reply makes only the node that sent it fail.
 
 Every preset and strategy of `conf` is a case; `--replies` sets the number of mutated replies for
 each. The seeds are fixed: a failure names the case, the seed and the last mutation.

@@ -37,7 +37,7 @@ ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
 
 
 def trained(folder, *words, **options):
-    """Run; return the result and the weights."""
+    """Make a run; return its result and its weights."""
     folder.mkdir(exist_ok=True)
     values = run_config(composed("nodes=10", "dataset=digits", *words), str(folder))
     nodes = json.loads(values["config"])["nodes"]
@@ -235,7 +235,7 @@ def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left
     for key in ("client_updates", "failures", "loss", "accuracy", "downlink_bytes", "uplink_bytes"):
         (*first, last), (*expected, end) = (by_round(folder, key) for folder in (there, here))
         assert first == expected
-        # After the bad node's error, in the last round but one, its memory differs between engines.
+        # After the bad node's error, in the last round but one, its state differs between engines.
         assert last == end or key == "uplink_bytes"
     ray = load_file(there / "model.safetensors")
     assert ray.keys() == weights.keys()

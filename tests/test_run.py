@@ -64,7 +64,7 @@ def test_a_run_leaves_its_result_history_and_weights(command):
 
 
 def test_the_default_run_learns_and_compresses(command):
-    """The time over a link that a run computes is the time of a run on a network with this link."""
+    """A run states its time over a link; a run on a network with this link takes this time."""
     code, printed, folder = command("engine.workers=1")
     result = result_of(folder)
     assert code == 0

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SMALL = ["dataset=digits", "batch_size=16", "lr=0.02", "nodes=3"]
 FEW = ["rounds=3", "local_steps=2"]
 REAL = {"seconds", "seconds_by_segment", "segments"}
-# One case of each kind: what the nodes send, what they receive, how the server mixes it.
+# The cases differ in what nodes send, what they receive, and how the server uses it.
 KINDS = {
     "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1"],
     "a memory": [*FEW, "algorithm=fedavg_topk", "downlink=f2i"],

@@ -55,7 +55,7 @@ class Counter(Base):
 
 @member
 class Replaced(Counter):
-    """A model that replaces its buffers by new tensors: a counter, a mean, a running mean."""
+    """A model that puts new tensors in place of its buffers: a counter and two running means."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -74,7 +74,7 @@ class Replaced(Counter):
 class Masked(Base):
     """A model with constant buffers: of -infinity, of bools, expanded, transposed and empty.
 
-    One more buffer is not in the state dict, and the forward pass changes this buffer.
+    The forward pass changes one more buffer, which is not in the state dict.
     """
 
     def __init__(self, features, classes):
@@ -95,7 +95,7 @@ class Masked(Base):
 
 @member
 class Tied(Base):
-    """A model with a weight of two layers, a frozen weight, a scalar and an aliased counter."""
+    """A model with a weight and a counter that two modules share, a frozen weight and a scalar."""
 
     def __init__(self, features, classes):
         super().__init__(features, classes)
@@ -154,7 +154,10 @@ class All(Base):
 
 
 class Step(nn.Module):
-    """A module that counts batches by replacing its counter, and adds a bfloat16 constant."""
+    """A module that replaces its counter by a new tensor for each batch, and adds a constant.
+
+    The constant is added to the input; its type is bfloat16.
+    """
 
     def __init__(self, width):
         super().__init__()

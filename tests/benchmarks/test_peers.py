@@ -1,4 +1,4 @@
-"""The peers in the benchmarks do the work for which they are timed."""
+"""The code in `benchmarks/peers.py` does the work for which it is timed."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""The benchmark's bare loop and the application take the same steps."""
+"""The bare training loop in `benchmarks/steps.py` takes the same steps as the application."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ROUNDS = 12  # more than two epochs
 
 
 def trained(words: list[str]) -> np.ndarray:
-    """Return the application's final model, float32 (n,)."""
+    """Return the final model of a run of the application, float32 (n,)."""
     made, models = composed(*words), []
 
     class Last(Run):

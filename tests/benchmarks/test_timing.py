@@ -1,4 +1,4 @@
-"""The timing harness runs blocks of a requested length; ratios do not depend on the machine."""
+"""The timer of benchmarks runs blocks of the given length; ratios do not depend on the machine."""
 
 import sys
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from benchmarks.timing import AtOnce, Child, Turns, compare
 
 
 def contestant(pace: list[float], cost: float) -> Callable[[int], list[float]]:
-    """Return a contestant: a round takes `cost` seconds, and 5 % more with every block run."""
+    """Return a fake for the timer: a round takes `cost` seconds, and 5 % more with every block."""
 
     def run(rounds: int) -> list[float]:
         pace[0] *= 1.05

@@ -36,7 +36,7 @@ def other():
 
 
 def numbered(trainer):
-    """Return a trainer's samples with their indices in the training split in place of labels."""
+    """Return a trainer's samples; their labels are their indices in the training split."""
     train = trainer.data.train
     places = Split(train.images, torch.arange(len(train.labels)))
     samples = Samples(trainer.config, replace(trainer.data, train=places))
@@ -45,23 +45,23 @@ def numbered(trainer):
 
 
 def drawn(trainer, node, numbers):
-    """Return the indices of a node's batches in the training split, a tuple for each batch."""
+    """Return the samples of a node's batches, by index in the training split: a tuple per batch."""
     return drawn_in_turn(trainer, [(node, number) for number in numbers])
 
 
 def drawn_in_turn(trainer, calls):
-    """Return what `drawn` returns, for (node, number) in any order."""
+    """Return the sample indices of each batch in `calls`, pairs (node, message number)."""
     samples = numbered(trainer)
     return [tuple(samples.batch(Node(node, NODES), n)[1].tolist()) for node, n in calls]
 
 
 def part_of(trainer, node, held_back=False):
-    """Return the indices of all samples that a node trains on, or that it holds back."""
+    """Return the indices of a node's training samples; with `held_back`, of its other samples."""
     return numbered(trainer).of(Node(node, NODES), held_back=held_back)[1].tolist()
 
 
 def epoch_of(trainer, node):
-    """Return the number of batches in an epoch, and the node's samples."""
+    """Return the number of full batches in a node's epoch, and the indices of its samples."""
     samples = part_of(trainer, node)
     return len(samples) // trainer.config.batch_size, samples
 
@@ -119,7 +119,7 @@ def test_batches_do_not_depend_on_the_cache(words, monkeypatch):
 
 def test_each_seed_has_different_batches(plain, other):
     def positions(trainer):
-        """Return the positions of the batches' samples in the node's own list of samples."""
+        """Return the batches, each sample as its position in the node's list of samples."""
         place = {sample: i for i, sample in enumerate(epoch_of(trainer, 2)[1])}
         return [[place[sample] for sample in batch] for batch in drawn(trainer, 2, range(3))]
 

@@ -27,7 +27,7 @@ NODES = 4
 
 
 class Functional(nn.Module):
-    """A model that calls functional dropout: no module shows it; it drops in eval mode too."""
+    """A model that calls functional dropout, also in eval mode; it has no dropout module."""
 
     def __init__(self, features, classes):
         super().__init__()
@@ -70,7 +70,7 @@ def trainer(*more):
 
 
 def asked(t, node, number):
-    """Return the results of training, of a gradient and of an evaluation."""
+    """Train, compute a gradient and evaluate on a node; return the three results."""
     place, start = Node(node, NODES), np.linspace(-1, 1, t.layout.size, dtype=np.float32)
     trained = t.train(place, start, TrainConfig(0.1, number))[0].tobytes()
     return trained, t.gradient(place, start, number=number)[0].tobytes(), t.evaluate(place, start)
@@ -95,7 +95,7 @@ def test_every_node_round_and_seed_has_different_masks():
         asked(t, node, number)
         trained, gradients = t.flat.module.masks[:2], t.flat.module.masks[2:3]
         masks += trained
-        assert gradients == trained[:1]  # training and gradient of one round use the same stream
+        assert gradients == trained[:1]  # both use the round's random numbers
     assert len(set(masks)) == len(masks) == 8
 
 

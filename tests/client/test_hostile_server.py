@@ -21,7 +21,7 @@ SMALL = "rounds=1", "nodes=2", "engine.workers=1", "local_steps=1"
 
 @pytest.fixture
 def ask():
-    """Return a function that sends a node one message with a submitted configuration."""
+    """Return a function that sends a node one message, with a configuration from the server."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def call(values, node_config=None, action="train", **records):

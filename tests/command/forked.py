@@ -17,7 +17,7 @@ LOADED = ["command.main", "strategy.app", "client.app", "torch._dynamo", "flwr_d
 
 
 def command(words, printed, before):
-    """Run the command as a shell does, as leader of a process group, with its output in a file.
+    """Run the command as a shell does: it leads a process group, and its output goes to a file.
 
     `before` is a function that this process calls before the command.
     """

@@ -1,6 +1,7 @@
-"""Freezes the garbage collector; imported last by the process from which commands are forked.
+"""Excludes all loaded objects from garbage collection; a process imports this module last.
 
-The forked commands share all loaded objects, and no command examines these objects again.
+Commands are forked from this process. They share its loaded objects, and no command examines these
+objects again.
 """
 
 import gc

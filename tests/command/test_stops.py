@@ -158,7 +158,7 @@ def alive(pid):
 
 
 def stopped_by(number, place):
-    """Signal this process when it calls `place`, and suppress the exception, as Hydra may do."""
+    """Make this process signal itself when it calls `place`; Hydra may suppress the exception."""
     module, _, name = place.rpartition(".")
     module = importlib.import_module(module)
     found = getattr(module, name)

@@ -1,4 +1,4 @@
-"""A sweep continues after a failed job, and lists the job."""
+"""A sweep continues after a failed job, and lists the failed jobs."""
 
 from report import table
 from tests.runs import QUICK, result_of

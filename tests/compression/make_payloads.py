@@ -1,4 +1,4 @@
-"""Writes stored payloads of format version 1, for methods that have none; never changes one.
+"""Writes a payload of format version 1 for each method that has none; it changes no other file.
 
 Run it once when a method is added: python tests/compression/make_payloads.py
 """
@@ -37,7 +37,7 @@ def update() -> np.ndarray:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Return the combinations of methods that a decoder distinguishes, and each sparsifier once."""
+    """Return the combinations of methods that a decoder tells apart, with each sparsifier once."""
     return sorted(
         {
             *product(["dense"], names("quantizer"), names("coder")),
@@ -65,7 +65,7 @@ def many() -> tuple[np.ndarray, Layout, float]:
 
 
 def own() -> tuple[NativeTensor, ...]:
-    """Return a tensor of each NumPy dtype, placed before, among and after LAYOUT's tensors."""
+    """Return a tensor of each NumPy dtype, for places before, among and after LAYOUT's tensors."""
     kinds = [name for name in DTYPES if name != "bfloat16"]
     return tuple(
         NativeTensor(
@@ -82,7 +82,7 @@ def paths(combination: tuple[str, str, str]) -> tuple[Path, Path]:
 
 
 def main() -> None:
-    """Write the missing files."""
+    """Write the payload files that do not exist yet."""
     MANY.parent.mkdir(parents=True, exist_ok=True)
     for combination in combinations():
         payload_path, values_path = paths(combination)

@@ -17,7 +17,7 @@ NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 
 
 
 def streams_of(parsed, before):
-    """Return the content and the spec of each stream of a payload, in order."""
+    """Return the content and the spec of each stream of a payload, in the payload's order."""
     layout, specs = parsed.layout, []
     if parsed.exact:
         cut = separate(layout, parsed.exact)
@@ -59,7 +59,7 @@ class Surgery:
         return int(self.draw.integers(count))
 
     def stream(self):
-        """Return the number of a random stream that is not empty, or None."""
+        """Return the index of a random stream that is not empty, or None."""
         full = [place for place, (array, _) in enumerate(self.listed) if array.size]
         return full[self.some(len(full))] if full else None
 

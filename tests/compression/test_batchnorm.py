@@ -71,7 +71,7 @@ def test_a_model_of_statistics_alone():
 
 
 def with_exact(payload, table, reseal):
-    """Return a payload with another table of exact tensors and a valid checksum."""
+    """Return a payload with a changed table of exact tensors and a valid checksum."""
     body = payload[:-8]
     own = bytes((3, 0, 2, 0))  # three tensors: 0, 3, 4
     at = body.index(own, 8)

@@ -24,7 +24,7 @@ SHAPES = {
 }
 LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()), ("float32",) * len(SHAPES))
 SIZE = LAYOUT.size
-BESIDE = 1 << 17  # bytes that decoding any payload may take besides
+BESIDE = 1 << 17  # bytes that the decoder may take in addition, for any payload
 HARD = {"powersgd": {"rank": 64}, "int4": {"block": 16}, "qsgd": {"bucket": 16}}
 EVERY = np.arange(SIZE, dtype=np.uint32)
 DRAWN = np.random.default_rng(5).random(SIZE)

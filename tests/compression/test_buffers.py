@@ -1,4 +1,4 @@
-"""Reuse of scratch arrays."""
+"""Arrays for intermediate results are used again, and their memory is bounded."""
 
 import threading
 

@@ -46,12 +46,12 @@ def test_uniform_law(n, k, times):
     # The entries of one draw are not independent, so the degrees of freedom are n - 1, not n.
     spread = ((counts - times * share) ** 2).sum() / (times * share * (1 - share)) * (n - 1) / n
     assert spread < chi_square_bound(n - 1)
-    expected = times * k * (k - 1) / n  # (n - 1) pairs, each with k (k - 1) / (n (n - 1))
+    expected = times * k * (k - 1) / n  # (n - 1) pairs, each drawn with k (k - 1) / (n (n - 1))
     assert abs(neighbours - expected) < Z * math.sqrt(expected)
 
 
 def set_probability(weights, members):
-    """Return a set's probability in successive sampling, summed over all orders of its members."""
+    """Return a set's probability in successive sampling: the sum over all orders of its members."""
     total, probability = sum(weights), 0.0
     for order in itertools.permutations(members):
         left, product = total, 1.0

@@ -19,11 +19,11 @@ from compression.layout import Layout
 from compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery
 
-# A decoder knows the quantizer, the coder and the kind of selection, not the sparsifier.
+# A target is what a decoder knows of the methods; it does not know the sparsifier.
 TARGETS = list(product(["dense", "topk", "repeated"], methods("quantizer"), methods("coder")))
 MAX_SIZE = 1 << 14
 SLOWEST = 5.0  # seconds for one payload on a busy machine
-# Target -> accepted payloads, for each kind of damage.
+# For each target, how many payloads were accepted, for each kind of damage.
 TALLY: dict[tuple[str, str, str], list[int]] = {}
 OWN = (np.arange(6, dtype=np.int64).reshape(2, 3), np.ones(5), np.ones(4, dtype=np.bool_))
 
@@ -43,7 +43,7 @@ class Damage:
         return body
 
     def place(self, body: bytes) -> int:
-        """Return a random place; half of the time it is in the header, which is short."""
+        """Return a random position in `body`; every second time it is in the short header."""
         end = min(len(body), 48) if self.draw.random() < 0.5 else len(body)
         return int(self.draw.integers(max(end, 1)))
 
@@ -110,7 +110,7 @@ def encode(target, update, layout, names):
 
 @pytest.fixture(scope="module")
 def payloads(mixed, make_layout, update_for):
-    """Return payloads of each target, for a mixed and for a plain layout."""
+    """Return four payloads of each target: of two layouts, with and without names."""
     layouts = (mixed, make_layout([(30, 40), (40,)]))
     return {
         target: [
@@ -123,7 +123,7 @@ def payloads(mixed, make_layout, update_for):
 
 
 def check(payload, layout, before, own) -> bool:
-    """Decode a payload; return whether it was accepted."""
+    """Decode a payload; check result, time and memory; return whether the payload was accepted."""
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
     started = time.perf_counter()

@@ -88,7 +88,7 @@ def test_the_payload_builder_makes_valid_payloads(craft, layout):
 
 
 def zstd_with_window(log: int) -> zstd.ZstdCompressor:
-    """Return a compressor that does not know the size, so that it declares this window."""
+    """Return a compressor that is not told its input's size, so that it declares a window."""
     return zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: log})
 
 

@@ -45,7 +45,7 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
 
 @pytest.fixture(scope="module")
 def normed():
-    """Return a model with BatchNorm in its middle, so it has two runs of trained entries."""
+    """Return a layout with BatchNorm statistics between two blocks of trained entries."""
     names = (
         "conv.weight",
         "bn.weight",

@@ -36,7 +36,7 @@ def sent(layout, own, codec, names):
 
 
 def told(layout, own, names):
-    """Return what a payload declares of each tensor: part and shape, and name and dtype if known.
+    """Return what a payload declares of each tensor: part and shape; name and dtype if known.
 
     Tensors in their own type always have a name and a dtype. Tensors in the float32 vector have
     them only if `names` is true.

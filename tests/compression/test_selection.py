@@ -1,4 +1,4 @@
-"""Exact selections, compared with a brute-force search."""
+"""Exact top-k selections, compared with a brute-force search."""
 
 import itertools
 import math

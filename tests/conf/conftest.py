@@ -8,7 +8,7 @@ CONTENT = "this stays as it is\n"
 
 @pytest.fixture
 def bait(tmp_path, monkeypatch):
-    """Yield a file that a hostile command would change, and check it; set a secret variable."""
+    """Yield a file that a hostile command would change, then check it; set a secret variable."""
     monkeypatch.setenv(SECRET, HIDDEN)
     file = tmp_path / "bait"
     file.write_text(CONTENT)
@@ -20,7 +20,7 @@ def bait(tmp_path, monkeypatch):
 
 @pytest.fixture
 def asked():
-    """Yield the list of all arguments with which the resolver `spy` was called."""
+    """Yield the list of all arguments with which the OmegaConf resolver `spy` was called."""
     found = []
     OmegaConf.register_new_resolver("spy", lambda *given: found.append(given) or "")
     yield found

@@ -125,7 +125,7 @@ PATHS = [
 
 
 def put(value, bait):
-    """Return a value with BAIT and SECRET replaced by the path and the name."""
+    """Return a value with BAIT replaced by a file's path, and SECRET by a variable's name."""
     if isinstance(value, str):
         return value.replace("BAIT", str(bait)).replace("SECRET", SECRET)
     if isinstance(value, dict):

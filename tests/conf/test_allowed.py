@@ -1,4 +1,4 @@
-"""A run may use a class of an allowed package if the class has its group's base class."""
+"""A run may use a class of an allowed package if it derives from its group's base class."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Every file of a configuration group composes and builds; errors name wrong keys and values."""
+"""Every file of a configuration group can be composed and built; errors name wrong keys."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -180,7 +180,7 @@ def test_a_built_object_shares_nothing_with_the_configuration():
 
 
 def ours():
-    """Yield the classes of our own strategies that YAML files name."""
+    """Yield the project's own strategy classes that YAML files name."""
     for file in sorted((HERE / "strategy").glob("*.yaml")):
         name = str(OmegaConf.load(file).get("_target_"))
         if name.startswith("strategy."):
@@ -203,7 +203,7 @@ def another(default):
 
 @pytest.mark.parametrize("kind", list(ours()))
 def test_each_option_of_a_group_reaches_the_group_of_that_name(kind):
-    """Without options a strategy has its default groups; an option sets the field of its name."""
+    """A strategy's option sets the field of that name in its group; other fields have defaults."""
     plain, _, groups = parameters_of(kind)
     assert groups
     assert len(plain) == len(inspect.signature(kind).parameters) - len(groups) + sum(
@@ -228,7 +228,7 @@ def test_a_group_as_a_whole_and_what_the_run_sets_are_no_options_of_a_configurat
 
 
 def test_a_text_is_not_interpolated_twice(bait):
-    """Text that looks like an interpolation after an escape is removed stays text."""
+    """If a text looks like an interpolation once its escapes are removed, it stays a text."""
     told = "${oc.env:" + "EDGEWIRE_TEST_SECRET}"
     with pytest.raises(ConfigError) as caught:
         build("strategy", {**AVERAGING, "update": told})()

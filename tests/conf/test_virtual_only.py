@@ -1,4 +1,4 @@
-"""Engines without a virtual clock refuse network options that need one, but accept `ideal`."""
+"""Engines without a virtual clock refuse the network options that act only on such a clock."""
 
 from dataclasses import fields, replace
 

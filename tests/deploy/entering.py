@@ -6,7 +6,7 @@ from deploy.node import key_of
 
 
 class Kitchen:
-    """A node with the key `kitchen`, online until `leave`."""
+    """A node with the key `kitchen` that is online until `leave` is called."""
 
     def __init__(self, server, folder):
         self._fleet = FleetClient(

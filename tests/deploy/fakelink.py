@@ -26,11 +26,12 @@ LIMIT = 1 << 30
 
 
 class FakeLink(ThreadingHTTPServer):
-    """An HTTP server for one app's run.
+    """A fake SuperLink: an HTTP server for the run of one app.
 
-    `faults`: call -> what fails at its next uses: "lost" (the request never arrives), "unanswered"
-    (the request arrives, its answer does not) or an HTTP status. `bundled`: the server has the
-    bundled calls; "thin": it has the thin calls too.
+    `faults`: for each call, what fails at its next uses: "lost" (the request never arrives),
+    "unanswered" (the request arrives, its answer does not) or an HTTP status. `bundled`: the server
+    has the project's calls, which send a whole message in one request; if it is "thin", also the
+    thin calls, which do the same in fewer bytes.
     """
 
     daemon_threads = True

@@ -1,4 +1,4 @@
-"""Tries every request of a server with its address and an unregistered key; prints the answers.
+"""Sends a server requests of all kinds without a registered key; prints the answers.
 
     python -m tests.deploy.outsider HOST:PORT CA-FILE NODE RUN APP-HASH OBJECT...
 

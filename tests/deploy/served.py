@@ -1,4 +1,4 @@
-"""A SuperLink in this process with the project's extra calls, and nodes that use it."""
+"""A SuperLink in this process with the calls of `deploy.server.api`, and nodes that use it."""
 
 import datetime
 import socket
@@ -41,9 +41,10 @@ from simulation.workers.node_host import load_object
 
 
 class Server:
-    """A SuperLink on a free port of 127.0.0.1; `bundling`: whether it has the project's calls.
+    """A SuperLink on a free port of 127.0.0.1.
 
-    `keys`: the folder of `deploy.keys`, for TLS. `nodes`: the file of registered nodes.
+    `bundling`: whether it has the project's own calls, which send a whole message in one request.
+    `keys`: the folder that `deploy.keys` writes, for TLS. `nodes`: the file of registered nodes.
     """
 
     def __init__(self, bundling=True, output=None, keys=None, nodes=None):
@@ -107,7 +108,7 @@ class FakeNode:
         self.http.close()
 
     def seal(self):
-        """Return the signed header of a thin request of this node."""
+        """Return this node's signed header for a thin call (a call in few bytes)."""
         return sealed(self.node.node_id, 0, lambda stamp: sign_message(self._key, stamp))
 
     def headers(self):
@@ -120,14 +121,14 @@ class FakeNode:
         }
 
     def call(self, request, path):
-        """Send one of Flower's calls; raise an error if it is refused."""
+        """Send one of Flower's own requests as this node; raise an error if it is refused."""
         found = self.http.post(
             f"/v1/fleet/{path}", content=request.SerializeToString(), headers=self.headers()
         )
         return found.raise_for_status()
 
     def pull(self, wait=0.0, node=None):
-        """Pull messages; return the response, and the objects by name."""
+        """Pull messages; return the server's response, and the messages' objects by name."""
         request = fleet_pb2.PullMessagesRequest(node=node or self.node)
         found = self.http.post(
             "/v1/fleet/edgewire/pull",
@@ -149,7 +150,7 @@ class FakeNode:
         return message
 
     def reply_to(self, message, content, *, confirm=True, source=None, bare=False):
-        """Push a reply, with `bare=True` without its objects; return the server's answer."""
+        """Push a reply, with `bare=True` without its objects; return the server's response."""
         reply = Message(content, reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = source or self.node.node_id
         request = fleet_pb2.PushMessagesRequest(node=self.node)

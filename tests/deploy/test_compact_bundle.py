@@ -29,7 +29,7 @@ def name_of(content):
 
 @st.composite
 def bundles(draw):
-    """Draw a bundle's parts; some contents hold names of other parts or of missing ones."""
+    """Draw a bundle's parts; some contents hold names of other parts or of absent parts."""
     parts = []
     for _ in range(draw(st.integers(0, 6))):
         words = st.one_of(
@@ -112,14 +112,14 @@ def test_the_format_of_this_form_number_never_changes():
 
 
 def bundle_of(said, text=b"", raw=b""):
-    """Return a bundle with these numbers, valid or not."""
+    """Return a compact bundle of encoded numbers, texts and raw bytes; it may be invalid."""
     squeeze = zlib.compressobj(9, wbits=-15)
     deflated = squeeze.compress(struct.pack("<I", len(said)) + said + text) + squeeze.flush()
     return struct.pack("<BI", FORM, len(deflated)) + deflated + raw
 
 
 def said(*numbers):
-    """Return numbers in a bundle's encoding."""
+    """Encode numbers as a compact bundle stores them: seven bits in each byte."""
     made = bytearray()
     for number in numbers:
         while number > 127:

@@ -108,7 +108,7 @@ def message(node, number):
 
 
 def told(world):
-    """Return the server's runs and nodes, as a client on its machine sees them."""
+    """Return the server's runs and nodes, as a client on the server's machine sees them."""
     runs = world.control.ListRuns(ListRunsRequest()).run_dict
     nodes = world.control.ListNodes(ListNodesRequest()).nodes_info
     return (

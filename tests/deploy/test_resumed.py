@@ -13,14 +13,14 @@ WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "
 
 
 class Proxied(Field):
-    """Processes with proxies in their environment, and no exceptions for loopback."""
+    """Processes whose environment names proxies, also for connections to loopback."""
 
     def start(self, *given, **env):
         return super().start(*given, **env, **dict.fromkeys(EXCEPTIONS, ""))
 
 
 class Words(TheRun):
-    """A run that starts by calling the command in this process with `words`."""
+    """A run of the command in this process; `begin` only stores its arguments in `words`."""
 
     def begin(self, words):
         self.words = words
@@ -47,7 +47,7 @@ def kill_server(field, run):
 def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
     command, ended, tmp_path, monkeypatch
 ):
-    """The result equals the local engine's, with another run name and with proxies that are dead.
+    """The result equals the local engine's, although the server was killed and proxies are dead.
 
     When asked to end, the server ends although clients wait for an answer.
     """

@@ -1,4 +1,4 @@
-"""A node's thin calls (`deploy.server.api`): the same messages and checks, in fewer bytes."""
+"""A node's thin calls (`deploy.server.api`) do what the other calls do, in fewer bytes."""
 
 import hashlib
 import time
@@ -29,7 +29,7 @@ from tests.deploy.served import FakeNode, Server, later, question
 
 
 class ThinNode:
-    """A node that sends thin requests when a test calls for them."""
+    """A node that sends thin calls when a test asks for them."""
 
     def __init__(self, address, interval=30.0):
         self.fleet = FleetClient(address, generate_key_pairs()[0], insecure=True)

@@ -1,4 +1,4 @@
-"""The page of all options matches the code; its presets match what Hydra composes."""
+"""docs/configuration.md matches the code, and its presets match what Hydra composes."""
 
 import pytest
 from hydra import compose, initialize_config_dir

@@ -1,4 +1,4 @@
-"""The page's example with photos runs as written, except for addresses, folders and rounds."""
+"""The photo example of docs/deploy.md runs, with other addresses, folders and numbers of rounds."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text()
 
 
 def commands(heading):
-    """Return the commands of a section, each as a list of arguments."""
+    """Return the commands of a section of the page, each as a list of arguments."""
     section = re.search(rf"^## {heading}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
     blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()

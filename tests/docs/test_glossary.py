@@ -1,4 +1,4 @@
-"""The code uses each name of the glossary for one thing, where a test can check it."""
+"""The code uses each name in the glossary for one thing only, as far as a test can check this."""
 
 import ast
 import re
@@ -60,7 +60,7 @@ def test_keys_of_messages_are_spelled_in_one_place():
     re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", GLOSSARY, re.MULTILINE),
 )
 def test_names_in_the_glossary_exist_in_the_code(word, where):
-    """The glossary's last table: each name is defined in the given module."""
+    """Each name in the glossary's last table is defined in the module given there."""
     tree = ast.parse((ROOT / where).read_text())
     names = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
     assert word in names

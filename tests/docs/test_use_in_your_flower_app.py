@@ -1,4 +1,4 @@
-"""The example on the page runs unchanged in its own folder."""
+"""The example in docs/use-in-your-flower-app.md runs unchanged in its own folder."""
 
 import re
 import shutil

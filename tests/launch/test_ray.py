@@ -117,7 +117,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expect_same_model(here: Path, there: Path) -> None:
-    """Assert equal float64 models; only the order of addition may differ."""
+    """Assert that float64 models are equal except for rounding: sums may have another order."""
     with np.load(here) as found, np.load(there) as expected:
         assert found.files == expected.files
         for name in found.files:

@@ -1,4 +1,4 @@
-"""Messages name the checkpoint from which a run was resumed; nodes return to this checkpoint."""
+"""Messages name the checkpoint from which a run was resumed; nodes return to its state."""
 
 import numpy as np
 import pytest
@@ -44,13 +44,16 @@ def test_the_first_run_has_a_short_group_id():
 
 
 class Device:
-    """A node whose memory is the list of the messages that it worked on."""
+    """A node that stores the list of the messages that it worked on."""
 
     def __init__(self, folder):
         self.folder, self.count = folder, 0
 
     def asked(self, number, lineage, node=NODE):
-        """Work on a message; return the memory before it, as read after a restart of the node."""
+        """Restart the node and let it work on a message; return the list that it had stored before.
+
+        `lineage`: the run, and the checkpoints that it continues.
+        """
         shelf = open_shelf(self.folder)
         shelf.take_up(node, lineage)
         before = kept(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)

@@ -1,4 +1,4 @@
-"""An invented page of results: its definition, and functions that make its runs and read it."""
+"""Makes an invented page of results: its definition, its runs, and the page itself."""
 
 import random
 
@@ -27,7 +27,7 @@ def define(root, text, name="page"):
 
 
 def run(root, accuracies, experiment="e", **result):
-    """Make runs with seeds 0, 1, ... for the overrides of each row, in random order; keep them."""
+    """Make and store runs of each row's overrides with the seeds 0, 1, ..., in random order."""
     jobs = [(words, *seed) for words, of in accuracies.items() for seed in enumerate(of)]
     random.shuffle(jobs)
     sweep = root / f"sweep{len(list(root.glob('sweep*')))}"

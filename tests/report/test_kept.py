@@ -1,4 +1,4 @@
-"""Runs that are stored in the repository: what is stored of a run, and which run it replaces."""
+"""What the repository stores of a run, and which stored run is replaced by a new run."""
 
 import json
 import subprocess

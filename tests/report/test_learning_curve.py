@@ -1,4 +1,4 @@
-"""Columns from a run's curve: means, bytes until an accuracy, values after a round."""
+"""Columns of tables, from a run's curve: means, bytes until an accuracy, values after a round."""
 
 import pytest
 

@@ -131,7 +131,7 @@ RESULT = {
 
 @pytest.fixture
 def summary(tmp_path):
-    """Return a function that returns the printed summary of a run with overrides and choices."""
+    """Return a function: it returns a run's summary as printed, for overrides and Hydra choices."""
 
     def printed(words=(), choices=None, **result):
         (tmp_path / ".hydra").mkdir()

@@ -1,4 +1,4 @@
-"""A run of a cut model shows which node holds which segment, in a table and in a picture.
+"""A run of a cut model shows which node has which segment, in a table and in a picture.
 
 A cut model is divided into segments on different nodes.
 """

@@ -25,7 +25,10 @@ def grid(request):
 
 @pytest.fixture
 def queue(monkeypatch):
-    """Record what worker processes do: `taken`: message ids received; `answers`: nodes answered."""
+    """Return the class of the work queue, changed so that it records the work.
+
+    `taken`: the ids of the messages that workers took. `answers`: the nodes that replied.
+    """
 
     class Watched(WorkQueue):
         taken, answers = [], []

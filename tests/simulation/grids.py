@@ -1,4 +1,4 @@
-"""Nodes that report the received messages, messages to all nodes, and readers of replies."""
+"""Nodes that report the received messages; functions that make messages and read replies."""
 
 import gc
 import os

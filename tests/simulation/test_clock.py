@@ -126,7 +126,7 @@ NETWORKS = st.builds(
     messages=st.lists(st.tuples(st.integers(1, 3), NUMBERS, st.integers(0, 5)), max_size=12),
 )
 def test_no_reply_arrives_before_its_bound(network, messages):
-    """A message's bound is known when it is sent, even while earlier replies are unknown."""
+    """The clock knows a lower bound of a reply's arrival when the message is sent."""
     clock, tasks = VirtualClock(network), []
     for node, sent, steps in sorted(messages, key=lambda message: message[1]):
         tasks.append((clock.send(node, sent, 100), steps))
@@ -145,7 +145,7 @@ def test_no_reply_arrives_before_its_bound(network, messages):
     ttl=5,
 )
 def test_a_message_that_will_expire_is_never_begun(network, messages, ttl):
-    """The clock gives the same times as a node that decides itself when it can begin a message."""
+    """Messages may be dropped early; all times equal those of messages dropped at their turn."""
     clock, tasks, answered = VirtualClock(network), [], {}
 
     def answer_first():

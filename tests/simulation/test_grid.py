@@ -1,4 +1,4 @@
-"""The local engine's grid: equal replies for any number of workers; no node ends the run."""
+"""The local engine's grid: equal replies for any number of workers; a failing node ends no run."""
 
 import gc
 import signal
@@ -151,7 +151,7 @@ def test_workers_compute_while_the_server_evaluates(grid, queue):
 
 
 def test_the_message_due_first_is_computed_first(grid, queue):
-    """Nodes wait for different times; replies arrive in bulk, but in order of arrival."""
+    """Nodes wait for different times; workers compute their messages in the order of arrival."""
     network = Network(waiting="uniform", waiting_seconds=1.0)
     arrivals = []
     for workers in (1, 2):

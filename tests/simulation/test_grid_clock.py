@@ -196,7 +196,7 @@ class Watched(VirtualClock):
 
 
 def asked_by_the_clock(g, count):
-    """Keep one message with every node; return which node replies when, in order of arrival."""
+    """Keep one message under way to each node; return each reply's time, node and call number."""
     flight, trace = [], []
     for message in messages(g, size=10):
         flight += g.push_messages([message])
@@ -231,7 +231,7 @@ def test_only_replies_that_could_be_the_next_are_waited_for(grid, workers):
 
 
 def in_turn(clock, count):
-    """Return the expected result of `asked_by_the_clock` if no message takes local steps."""
+    """Return what `asked_by_the_clock` should return if no message takes local steps."""
     due = [(clock.arrival(node, 0.0, 0, 0, 0), node, 1) for node in range(1, NODES + 1)]
     expected = []
     for _ in range(count):
@@ -252,7 +252,7 @@ def test_where_bytes_decide_possibly_earlier_replies_are_waited_for(grid, limits
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_message_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
-    """Node 3 works three seconds on each message, so a fourth message expires within five."""
+    """Node 3 works three seconds on a message; of four that expire after five, it begins two."""
     g = grid(workers, Network(seconds_per_step=1.0))
     ids = [g.push_messages(messages(g)[2:3], ttl=5.0)[0] for _ in range(4)]
     arrived = []
@@ -264,7 +264,7 @@ def test_a_message_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
 
 
 def test_bounds_hold_where_waiting_messages_are_lost(grid):
-    """A node that drops an expired message is free earlier."""
+    """If a node drops an expired message, its later replies may arrive earlier."""
     network = Network(waiting="fixed", waiting_seconds=3.0)
     g = grid(1, network)
     ids = [g.push_messages(messages(g)[:1], ttl=ttl)[0] for ttl in (9.0, 1.0, 9.0)]

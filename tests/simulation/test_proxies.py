@@ -76,7 +76,7 @@ def test_another_name_of_loopback_is_excepted_too():
     ["::1/128", "[::1]", "[::1]/128", "fd00::/8,a.org", "a\tb", "é", "http://a:b", "[", "a.org,*"],
 )
 def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
-    """httpx fails on these entries even without a proxy; `no_proxy=::1/128` is common."""
+    """httpx fails on these entries of `no_proxy`, also if no proxy is set; `::1/128` is common."""
     monkeypatch.setattr(proxies, "ipv6_networks", {})
     monkeypatch.setenv("no_proxy", said)
     keep_loopback_direct()

@@ -78,7 +78,7 @@ def test_the_comparison_with_a_link_continues_too(grid):
 
 @pytest.fixture
 def pool():
-    """Two workers; two of the nodes have a state."""
+    """Yield a pool of two workers; two of its seven nodes have a state."""
     made = make_pool(NodeHostSpec(app, 7, 1, {}), 2)
     made.load({n: RecordDict({"memory": ConfigRecord({"calls": 5})}) for n in (2, 3)})
     yield made

@@ -5,7 +5,7 @@ from strategy.collector import Stragglers
 
 @pytest.fixture
 def lates(monkeypatch):
-    """Return a list of all `Stragglers` of this test; each is a server's record of late replies."""
+    """Return a list of this test's `Stragglers` objects (a server's records of late replies)."""
     made, begin = [], Stragglers.__init__
 
     def noting(self, *options):

@@ -79,7 +79,10 @@ class Trainer(real.Trainer):
         self.given, self.models = {}, {}  # both by (node, number)
 
     def gradient(self, node, model, natives=None, *, number):
-        """Return a random gradient and its metrics; keys of `given` and `models` count from 1."""
+        """Return a random gradient and its metrics; store the gradient and the model.
+
+        The keys of `given` and `models` are (node, message number), both counted from 1.
+        """
         key = node.index + 1, number + 1
         self.models[key] = model.copy()
         made = gradient(*key)
@@ -110,7 +113,7 @@ def app_of(trainer, *mods):
 
 
 def strategy_of(kind, codecs=NO_CODECS, **options):
-    """Return a strategy; the configuration sorts the flat `options` into groups of options."""
+    """Return a strategy; the configuration sorts `options` into the groups of the strategy."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     return check_target("strategy", {"_target_": name, **options}).made(codecs=codecs)
 

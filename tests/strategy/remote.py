@@ -51,7 +51,7 @@ def serve(grid, connection):
 
 
 def listed(value):
-    """Return a value in a form that a pipe can carry."""
+    """Return a value in a form that a pipe can carry: any iterable becomes a list."""
     if isinstance(value, str | bytes | float | int) or value is None:
         return value
     return list(value) if hasattr(value, "__iter__") else value

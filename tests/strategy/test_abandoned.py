@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 
 class Real(GridWrapper):
-    """A grid that acts as with real nodes: no virtual time; the next node's arrival is unknown."""
+    """A grid that acts like one of real nodes: it has no virtual time and knows no future event."""
 
     @property
     def virtual_seconds(self):

@@ -39,7 +39,7 @@ def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch):
 
 
 def scheme(*words):
-    """Return the strategy of a configuration whose types and bounds are right."""
+    """Return the strategy that the overrides configure."""
     return scheme_of(configured(*words))
 
 

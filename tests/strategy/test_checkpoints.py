@@ -42,7 +42,7 @@ def run(folder, words, workers=1, *, resume=False):
 
 
 def at_record(monkeypatch, record, act):
-    """Call `act` when a run makes its `record`-th record."""
+    """Call `act` before a run writes row number `record` of its history."""
     done, count = Run.round_done, 0
 
     def some(self, server_round, arrays):
@@ -69,7 +69,7 @@ def stop():
 
 
 def goes_on(monkeypatch, tmp_path, words, record, workers=None):
-    """Assert that a run resumed from record `record` leaves the same files as an uninterrupted run.
+    """Assert that a run resumed at history row `record` leaves the same files as an unbroken run.
 
     `workers` holds the numbers of workers before and after the stop. If it is None, no run is
     stopped: a copy of the first run's folder is used in place of the files of a killed run.
@@ -103,7 +103,7 @@ def words_of(preset):
 
 
 def middle_of(words):
-    """Return the number of a record in the middle of a run."""
+    """Return the number of a history row in the middle of a run."""
     return 8 if any("pushes=" in word for word in words) else 5
 
 

@@ -146,7 +146,7 @@ def test_a_run_without_usable_replies_ends_with_a_known_line():
 
 
 def beyond(made):
-    """Return an update so large that the sum of two exceeds float32; its statistics are valid."""
+    """Return an update of which two add up to more than float32 holds; its statistics are valid."""
     return np.where(np.arange(SIZE) < TRAINED, np.float32(3e38), made)
 
 

@@ -25,7 +25,10 @@ LABELS = np.zeros((1, 64), np.int64)
 
 
 def adding(name, data, also=False):
-    """Return a function that replaces a reply's payload `name`; with `also` it may add it."""
+    """Return a function that sets a reply's payload `name` to `data`, if the reply has one.
+
+    With `also`, it adds the payload to replies without one.
+    """
 
     def spoil(reply):
         record = dict(reply.content["arrays"])

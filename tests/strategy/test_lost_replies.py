@@ -37,7 +37,7 @@ CODECS = {
 
 @pytest.fixture
 def applied(monkeypatch):
-    """Return the sum of each node's applied updates, and (node, sequence) of each of them."""
+    """Record the applied updates: their sum for each node, and (node, sequence) of each update."""
     total, seen, came = {}, [], {}
     decode, applied = AckTracker.decode, AckTracker.applied
 

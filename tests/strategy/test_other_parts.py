@@ -24,7 +24,7 @@ PUSHES = ["strategy.pushes=9", "strategy.record_every=9", "eval_every=9"]
 
 
 def first_beside(payload):
-    """Return a payload of the same methods whose first tensor is not in the float32 vector."""
+    """Encode a payload again by its own methods; the first tensor leaves the float32 vector."""
     update, said = decode_update(payload), describe(payload)
     codec = make_codec(quantizer=said.quantizer, coder=said.coder)
     name, shape = update.layout.names[0], update.layout.shapes[0]

@@ -55,13 +55,13 @@ def test_nodes_with_the_same_model_share_one_record():
     assert policy.seen() is first
     policy.applied(np.array([3], dtype=np.uint32))
     assert policy.seen() is not first
-    assert not first.copy.any()  # the earlier record has not changed
+    assert not first.copy.any()  # the earlier counts have not changed
     assert first.steps == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 1.0])
 def test_counts_are_copied_rarely(share):
-    """Many small steps share one copy of the counts, so sending costs no more than receiving."""
+    """Many small steps share one copy of the counts, so sending takes no longer than receiving."""
     size, pushes = 100_000, 400
     policy, random = PerParameter(), np.random.default_rng(0)
     policy.start(size, Counted())

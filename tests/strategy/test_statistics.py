@@ -1,4 +1,4 @@
-"""Running statistics are a convex mix of old and reported ones at any staleness and optimiser."""
+"""Running statistics are a convex mix of old and reported ones, for any staleness and optimiser."""
 
 from functools import partial
 

@@ -63,9 +63,10 @@ class Watched(Run):
 
 
 def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, Any]:
-    """Run once; a round is `unit` steps of the server.
+    """Make a run; return its memory after some rounds, its number of node ids, and its results.
 
-    `renewed` is the share of the nodes that get new ids each time the server pulls replies.
+    A round is `unit` steps of the server. `renewed` is the share of the nodes that get new ids each
+    time the server pulls replies.
     """
     composed = compose_config([*DATA, *words])
     config = to_config(composed)

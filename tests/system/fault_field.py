@@ -114,7 +114,7 @@ class Field:
             each.close()
 
     def _give_disk(self, folder: Path) -> None:
-        """Make a node's folder; as root, mount a small disk there, which a fault can fill."""
+        """Make a node's folder; as root, mount a small disk there, so that a fault can fill it."""
         folder.mkdir()
         if os.geteuid() == 0:
             size = ["-o", "size=64m"]
@@ -131,7 +131,7 @@ class Field:
     def start(
         self, words: Sequence[str], log: str, python: str = sys.executable, **env: str
     ) -> subprocess.Popen[bytes]:
-        """Start a process in a new group; `FIRST` is the folder to put first in its module path."""
+        """Start a process in a new group; the folder `FIRST` comes first in its module path."""
         path = os.pathsep.join(filter(None, [env.pop("FIRST", ""), str(ROOT)]))
         values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
         values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
@@ -214,7 +214,7 @@ class TheRun:
         self.begin([*engine, f"nodes={field.count}", *words, f"hydra.run.dir={self.folder}"])
 
     def begin(self, words: list[str]) -> None:
-        """Start a process with these overrides."""
+        """Start run.py with these overrides."""
         self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
 
     def resume(self, *words: str) -> None:
@@ -223,7 +223,7 @@ class TheRun:
 
     @property
     def rounds(self) -> int:
-        """The number of rows in the history that the server has of this run."""
+        """Return the number of rows in the history that the server has of this run."""
         with suppress(OSError, ValueError):
             if not self._name:
                 self._name = json.loads((self.folder / PLACE).read_text())["output"]
@@ -233,15 +233,15 @@ class TheRun:
 
     @property
     def over(self) -> bool:
-        """Whether the run's process has ended."""
+        """Return whether the process of run.py has ended."""
         return self.process.poll() is not None
 
     def has_begun(self) -> bool:
-        """Return whether the run is beyond its first checkpoint or over."""
+        """Return whether the run has written its first checkpoint, or run.py has ended."""
         return self.rounds > FIRST or self.over
 
     def has_ended(self) -> bool:
-        """Return whether the run's process has ended."""
+        """Return whether the process of run.py has ended."""
         return self.over
 
     def result(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def eventually(found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
 
 
 def descendants(parent: int) -> list[int]:
-    """Return the ids of all processes below one."""
+    """Return the ids of all processes that a process has started, at any depth."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{parent}/task").iterdir():

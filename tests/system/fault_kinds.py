@@ -1,4 +1,4 @@
-"""The faults that tests do to real processes during a run; each method is one kind of fault."""
+"""Faults that a test causes in real processes during a run; each method is one kind of fault."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Faults:
         eventually(lambda: self.run.rounds >= before + rows or self.run.over)
 
     def resumed(self) -> None:
-        """Wait until the run's process ends, then resume the run."""
+        """Wait until run.py has ended, then resume the run."""
         eventually(lambda: self.run.over)
         if self.run.process.returncode:
             rows = self.run.rounds

@@ -45,7 +45,7 @@ USUAL |= {"lost": 4, "old": 4, "data": 4}
 
 
 class Undisturbed:
-    """Results without faults: the run's on the local engine, and the residuals of real nodes."""
+    """Results without faults: a run on the local engine, and the residuals of real nodes."""
 
     def __init__(self, field: Field, words: list[str]) -> None:
         self.folder = field.folder / "undisturbed"
@@ -60,7 +60,7 @@ class Undisturbed:
             raise RuntimeError(f"without any fault: {wrong}")
 
     def differences(self, run: TheRun, field: Field) -> list[str]:
-        """Return the differences between a run with faults and this one."""
+        """Return the differences between a run with faults and the run without faults."""
         found, other = run.result(), self.result
         wrong = [f"{key}: {found[key]} {other[key]}" for key in SAME if found[key] != other[key]]
         if (run.folder / MODEL).read_bytes() != (self.folder / MODEL).read_bytes():

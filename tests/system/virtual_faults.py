@@ -4,7 +4,7 @@
     python -m tests.system.virtual_faults --rounds 20 --cases esgd
 
 The runs train on digits. One reply of five is lost. After one reply of ten its node crashes, loses
-its memory, and returns after 5 s. `faults` is the number of losses and crashes that the clock has
+its state, and returns after 5 s. `faults` is the number of losses and crashes that the clock has
 drawn. Every message must be used or be counted as a failure; `uncounted` is the number of all other
 messages. An asynchronous run may end with one uncounted message under way for each node.
 """
@@ -97,7 +97,7 @@ class Drawn:
 
 
 def tried(words: list[str], rounds: int) -> dict[str, Any]:
-    """Run once; return the counts."""
+    """Make a run; return the drawn faults, the messages, the uncounted messages and the results."""
     last = [f"rounds={rounds}", f"eval_every={rounds}", "timeout=20"]
     if "algorithm=adacomp" in words:
         pushes = rounds * NODES

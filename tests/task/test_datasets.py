@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("empty_place")
 
 
 def write_cifar(root, reader, monkeypatch):
-    """Write tiny files in the true format, and give their MD5 sums to torchvision."""
+    """Write tiny CIFAR files in the published format; give their MD5 sums to torchvision."""
     folder = root / reader.base_folder
     folder.mkdir(parents=True)
     key = "labels" if reader.__name__ == "CIFAR10" else "fine_labels"

@@ -1,4 +1,4 @@
-"""The server's optimisers take the same steps as torch's optimisers, also if sparse."""
+"""The server's optimisers take torch's steps, also if they are given only some entries."""
 
 import numpy as np
 import pytest

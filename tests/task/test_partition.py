@@ -37,7 +37,7 @@ def numpy_state():
 
 
 def labels_of(total, classes=10):
-    """Return labels sorted by class, as in folders."""
+    """Return labels sorted by class, as those of photos in folders are."""
     return torch.sort(torch.arange(total) % classes).values
 
 

@@ -30,7 +30,7 @@ print(chosen, faults(), torch.get_num_threads())
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another")
 def test_large_tensors_reuse_memory_unless_the_user_chose_settings():
-    pages = 32_000_000 / os.sysconf("SC_PAGE_SIZE")  # of one tensor; thirty are made
+    pages = 32_000_000 / os.sysconf("SC_PAGE_SIZE")  # pages of a tensor; thirty are made
     done = subprocess.run(
         [sys.executable, "-c", FAULTS],
         env={k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}

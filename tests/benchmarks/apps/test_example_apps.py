@@ -1,4 +1,4 @@
-"""The benchmark of other Flower apps inserts lines that compress messages, and counts bytes."""
+"""The benchmark of other Flower apps adds compression to their source, and counts bytes."""
 
 import ast
 

@@ -28,7 +28,7 @@ def test_a_link_counts_its_bytes_and_is_removed():
     except UsageError as error:
         pytest.skip(f"no network namespaces here: {error}")
     sent = after["up"] - before["up"]
-    assert 10_420 <= sent < 13_000  # Ethernet, IP and UDP headers take 42 bytes each
+    assert 10_420 <= sent < 13_000  # Ethernet, IP and UDP headers take 42 bytes for each packet
     there = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert not {made.server, *made.nodes} & set(there.stdout.split())
 

@@ -176,7 +176,10 @@ def test_micro_batches_add_up_to_the_mini_batch():
 
 
 def test_a_process_without_the_forward_pass_can_do_the_backward_pass():
-    """It repeats the forward pass: BatchNorm counts a batch once; dropout drops the same units."""
+    """A process that has not done the forward pass repeats it before the backward pass.
+
+    BatchNorm still counts each batch once, and dropout drops the same units.
+    """
     config = configured(*SPLIT)
     whole, cut = stages_of(config, (1, 3)), stages_of(config, (1, 3))
     for number, (x, y) in enumerate(batches_of(config, 3)):

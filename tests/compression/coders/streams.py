@@ -56,7 +56,7 @@ def laplacian(width: float, size: int) -> np.ndarray:
 
 
 def set_bytes(size: int, count: int) -> float:
-    """Return n H(k/n) in bytes: the entropy of an index set if all sets are equally likely."""
+    """Return the entropy in bytes of a random set of k indices out of n: n H(k/n)."""
     return entropy_bytes(np.array([count, size - count]))
 
 

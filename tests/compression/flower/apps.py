@@ -12,7 +12,7 @@ NODES = 3
 
 
 def moving(train, mod=None, evaluate=None):
-    """Return an app that replies with `train(partition, values, state)`, a dict of records."""
+    """Return an app that replies with the records that `train(partition, values, state)` makes."""
     app = ClientApp(mods=[mod] if mod else [])
 
     def answer(function, message, context):
@@ -41,7 +41,7 @@ def to_targets(node, values, state):
 
 
 def only_of(node, function):
-    """Return a training function; `function` changes one node's result."""
+    """Return a training function for `moving`; `function` changes the result of one node."""
 
     def train(partition, values, state):
         made = to_targets(partition, values, state)

@@ -57,7 +57,7 @@ def node_app(mod=None, spoil=None):
 
 
 def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, link=None):
-    """Train over a local grid, or over the `CompressedGrid` `link(grid)`; return the model."""
+    """Train over a local grid, or over its `CompressedGrid` (`link(grid)`); return the model."""
     random.seed(1)  # Flower's strategies shuffle the nodes
     grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
     result = strategy.start(

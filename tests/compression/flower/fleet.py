@@ -21,7 +21,7 @@ class Fleet:
 
 
 class Remote:
-    """A grid that returns its reply from the `ready`-th poll on."""
+    """A grid that has one reply, and returns it from poll number `ready` on."""
 
     def __init__(self, ready):
         self.ready = ready

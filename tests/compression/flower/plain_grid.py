@@ -57,7 +57,7 @@ class PlainGrid(Grid):
 
 
 def _be_a_server():
-    """Set the run and node that send messages; newer Flowers read them from the process."""
+    """Set the run and node that send messages; newer Flower releases read them from the process."""
     try:
         from flwr.supercore.task_identity import TaskIdentity
     except ImportError:

@@ -87,7 +87,7 @@ def test_two_models_are_told_apart():
         replies = {r.metadata.src_node_id: r.content["arrays"] for r in
                    link.send_and_receive(messages)}  # fmt: skip
         first.append([replies[n]["w"].numpy()[0] for n in (1, 2)])
-        models[1] = replies[2]  # the first group's replies are never used
+        models[1] = replies[2]  # the replies of node 1 are never used
     np.testing.assert_allclose(first, [[11, 21], [12, 22], [13, 23]])
 
 
@@ -99,7 +99,7 @@ def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
         if node == 0 and state["n"]["n"] % 3 == 0:
             raise RuntimeError("no power")
         moved = to_targets(node, values, state)["arrays"]
-        del moved["conv.bias"]  # one layer fewer
+        del moved["conv.bias"]  # the reply has one layer fewer
         return {"arrays": moved}
 
     class Body(FedAvg):

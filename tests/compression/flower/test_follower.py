@@ -1,4 +1,4 @@
-"""A node's replica, a copy of the server's model, equals the model, also across processes."""
+"""A node's replica (its copy of the server's model) equals the model, also across processes."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o:
 
 
 class Course:
-    """A server's log of steps, and a ClientApp that a test calls directly."""
+    """A server with a log of its steps, and a ClientApp that a test calls directly."""
 
     def __init__(self, optimizer=ADAM, update="gradient", **compression):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
@@ -54,7 +54,7 @@ class Course:
         self.number = 0
 
     def go(self, count=1):
-        """Take `count` steps of the server's model."""
+        """Let the server's model take `count` random steps."""
         for _ in range(count):
             draw = np.random.default_rng([99, self.replica.version])
             indices = np.sort(draw.choice(LAYOUT.size, 5, replace=False)).astype(np.uint32)
@@ -65,7 +65,10 @@ class Course:
         return self
 
     def ask(self, node, known, model_update=None, **header):
-        """Send `node` an update, by default from version `known`; return the reply's content."""
+        """Send `node` a model update and return the content of its reply.
+
+        By default, the update is for a node that has version `known` of the model.
+        """
         model_update, self.number = model_update or self.steps.model_update(known), self.number + 1
         told = written(DownlinkHeader(**{"number": self.number, **model_update.header, **header}))
         orders = ConfigRecord(TrainConfig(0.1, self.number).config())
@@ -103,11 +106,11 @@ def test_a_node_follows_through_snapshots_and_updates(optimizer):
 @every_optimizer
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
-    """If replies are lost, the server sends steps that the node has; the node skips them."""
+    """If replies are lost, the server repeats steps that the node has; the node skips them."""
     course = Course(optimizer).go(1)
     course.ask(1, None)
     course.go(ahead).ask(1, 1)
-    course.ask(1, 1)  # sends nothing new
+    course.ask(1, 1)  # this message holds no new step
     course.assert_follows(1)
     course.go(2).ask(1, 1)
     course.assert_follows(1)
@@ -171,7 +174,7 @@ def test_a_wrong_checksum_drops_the_replica():
 
 
 def travelled(state, how):
-    """Return a node's state after its transfer to another process."""
+    """Return a node's state after a transfer to another process in the way `how`."""
     if how == "copied":
         return copy.deepcopy(state)
     state = pickle.loads(pickle.dumps(state))
@@ -233,7 +236,10 @@ def test_a_reply_is_the_encoded_update(update):
 
 @pytest.mark.parametrize("drop", [0.0, 0.5])
 def test_the_mean_applied_only_where_a_node_sent(drop):
-    """By CE-SGD's line 7 a node applies the mean only where it has sent, so replicas may differ."""
+    """By line 7 of CE-SGD's algorithm, a node applies the mean only to entries that it has sent.
+
+    So its replica (its copy of the model) may differ from the server's model.
+    """
     federation = Federation(Trainer(mask=True, sparsifier="esgd", drop=drop, cap=1.0))
     strategy = federation.run(4, mask_received=True)
     assert strategy.traffic.failures == 0
@@ -256,7 +262,7 @@ def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
 
 
 def test_a_message_without_steps_is_followed():
-    """If no update was used since a node's last message, the next message holds no payload."""
+    """If the model has not changed since a node's last message, the next one holds no payload."""
     course = Course().go(1)
     course.ask(1, None)
     assert not course.steps.model_update(1).arrays

@@ -9,7 +9,7 @@ from compression.flower.server.session import ModelUpdate, VersionTracker
 
 
 class Every:
-    """A fake `DeltaSync`: a model update can build on any model version from `first` on."""
+    """A fake `DeltaSync` that can send the change since any model version from `first` on."""
 
     def __init__(self, skips, first=0):
         self.skips, self.first = skips, first
@@ -111,7 +111,7 @@ EVENTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(FATES)))
 
 @given(EVENTS)
 def test_a_node_that_skips_is_never_behind_its_base(events):
-    """If nodes skip steps that they have, a message builds on the node's or an older version."""
+    """If nodes skip steps that they have, a message starts at the node's version or before it."""
     versions, has = VersionTracker(Every(skips=True)), {}
     for version, (node, fate) in enumerate(events, 1):
         base = versions.base_of(node)

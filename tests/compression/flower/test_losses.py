@@ -70,7 +70,7 @@ class Lossy(LocalGrid):
 
 
 def app_with(mod, given):
-    """Return an app whose updates are multiples of 1/8; `given` holds each node's sum, exactly."""
+    """Return an app whose updates are multiples of 1/8; `given` has the exact sum for each node."""
     app = ClientApp()
 
     @app.train(mods=[mod])
@@ -92,7 +92,7 @@ def app_with(mod, given):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """Return the applied updates' sum by partition, their (node, sequence), the `AckTracker`."""
+    """Record applied updates: sums by partition, pairs (node, sequence), and the `AckTracker`."""
     total, seen, found = {}, [], []
     decoded = {}
     decode, settle = AckTracker.decode, AckTracker.settle
@@ -116,7 +116,7 @@ def sent(monkeypatch):
 
 
 def still_kept(codec, state, acks, node, layout):
-    """Return a node's unsent part: its residual, and its last update if that was not applied."""
+    """Return a node's unsent part: its residual, plus its last update if it was not applied."""
     kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
     if state.sequence != acks.last_applied(node):
         sent = state.memory.get("sent")
@@ -137,7 +137,7 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
     link = CompressedGrid(grid, downlink=downlink)
     FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=ROUNDS)
     total, seen, (acks,) = sent
-    acks.applied(acks.pending)  # no message has told the nodes of the last round
+    acks.applied(acks.pending)  # no later message does this for the last round
     assert grid.lost > 10
     assert grid.again > 1
     assert len(seen) == len(set(seen)) == link.traffic.client_updates > 60
@@ -204,7 +204,7 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
 
 @pytest.mark.parametrize("downlink", ["int8", "topk", "sign", "qsgd"])
 def test_nodes_converge_to_a_model_that_stands_still(downlink):
-    """With a lossy downlink the next difference includes the unsent part, so nodes converge."""
+    """With a lossy downlink, messages also send what earlier ones lost, so nodes converge."""
     codec = (
         make_codec("topk", density=0.2) if downlink == "topk" else make_codec(quantizer=downlink)
     )

@@ -97,7 +97,7 @@ def test_later_rounds_raise_too_unless_patience_allows_them():
         linked(fedavg(), app, failures=FailureLimits(patience=2))
     seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
     _, traffic = linked(fedavg(), app, failures=FailureLimits(patience=3), evaluate_fn=evaluate_fn)
-    assert seen[1] == seen[2] == seen[3] != seen[0]  # what it has learned is kept
+    assert seen[1] == seen[2] == seen[3] != seen[0]  # what the model has learned is kept
     assert traffic.failures == 2 * NODES
 
 
@@ -199,7 +199,7 @@ def without_scalars():
 
 
 def clipped(codec, inner, **options):
-    """Train with Flower's client-side clipping to CLIP, without noise."""
+    """Train with Flower's client-side clipping to the norm CLIP; return the traffic."""
     options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
     return linked(strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options)[1]
@@ -220,7 +220,7 @@ def test_methods_that_do_not_preserve_a_clipped_norm_are_refused(name):
 
 
 def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
-    """Plain int8 rounding would raise this update's norm above CLIP; `within_clip` prevents it."""
+    """Plain int8 rounding would raise an update's norm above CLIP; `within_clip` prevents this."""
     codec, delta = make_codec(quantizer="int8"), np.full(100_000, 0.51, np.float32)
     delta[0] = 127
     delta *= np.float32(CLIP / np.linalg.norm(delta))

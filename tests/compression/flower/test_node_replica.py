@@ -1,4 +1,4 @@
-"""A replica (a copy of the server's model): its version counts steps; statistics are replaced."""
+"""A replica (a copy of the server's model) counts steps; BatchNorm statistics are replaced."""
 
 import numpy as np
 import pytest

@@ -147,7 +147,7 @@ def test_nodes_that_are_sent_different_layers():
 
 
 def test_layers_that_alternate_are_told_apart():
-    """Two layers of equal shape have different names, so each message holds its whole layer."""
+    """If messages hold two layers of equal shape in turn, each message sends its layer whole."""
     rng, seen = np.random.default_rng(3), []
 
     def train(node, values, state):
@@ -192,7 +192,7 @@ def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
 )
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes):
-    """A reply is compared with the tensors that were sent to its node, even with two nodes."""
+    """A reply is compared with the tensors that were sent to its node, not with another reply."""
     model, traffic = linked(
         FedAvg(fraction_evaluate=0), moving(only_of(0, other), CompressionMod(method)), nodes
     )

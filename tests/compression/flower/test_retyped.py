@@ -23,7 +23,7 @@ RAW = make_codec(coder="raw")
 
 
 def link_of(change, uplink="dense"):
-    """Return a `CompressedGrid` to nodes; `change` modifies the first node's replies."""
+    """Return a `CompressedGrid` to nodes; `change` modifies the replies of the first node."""
     app = moving(to_targets, CompressionMod(uplink), lambda node, values, state: {})
 
     def answer(message, context):
@@ -36,7 +36,7 @@ def link_of(change, uplink="dense"):
 
 
 def in_vector(dtypes, **header):
-    """Return a `change` after which a reply's payload is a vector of tensors with these dtypes."""
+    """Return a `change` that puts a reply's tensors into the float32 vector with these dtypes."""
 
     def change(reply):
         layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
@@ -48,7 +48,7 @@ def in_vector(dtypes, **header):
 
 
 def beside(dtype):
-    """Return a `change` after which a reply holds every tensor outside the vector, in `dtype`."""
+    """Return a `change` that moves all tensors of a reply out of the float32 vector, as `dtype`."""
 
     def change(reply):
         given = enumerate(SHAPES.items())
@@ -61,7 +61,7 @@ def beside(dtype):
 
 
 def left_out(link, caplog, said):
-    """Assert that one reply is left out for the reason `said`; the others have the sent dtypes."""
+    """Assert that one reply is left out with the reason `said`; others have the sent dtypes."""
     sent = initial()
     replies = link.send_and_receive(ask(link, sent))
     assert [reply.has_error() for reply in replies].count(True) == 1
@@ -125,7 +125,7 @@ def test_replies_in_another_dtype_are_used(method, dtype):
 
 @pytest.mark.parametrize("method", ["dense", "topk"])
 def test_new_tensors_may_have_any_numpy_dtype(method):
-    """A reply may hold new tensors of any NumPy dtype, such as adapters."""
+    """A reply may hold new tensors, such as adapters, of any NumPy dtype."""
     kinds = [kind for kind in DTYPES if kind != "bfloat16"]
     values = {f"adapter.{kind}": np.ones((4, 2), kind) for kind in kinds}
 
@@ -175,7 +175,7 @@ def test_a_false_declared_size_is_refused(caplog, reseal, part, entries):
 
 
 def npy(dtype, shape, data=b""):
-    """Return the bytes of an .npy file with this header and this data."""
+    """Return an .npy file with this dtype, shape and data, as bytes."""
     file = BytesIO()
     numpy_format.write_array_header_1_0(
         file, {"descr": dtype, "fortran_order": False, "shape": shape}

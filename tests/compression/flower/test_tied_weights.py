@@ -70,7 +70,7 @@ def record(values):
 def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
     """Return a training function that ties `copies`; its updates are random multiples of 1/8.
 
-    `apart`: nodes that train their copies separately from round `since` on. `rounds`: after so many
+    `apart`: nodes that train their copies separately from round `since` on. `rounds`: in later
     rounds the updates are 0.
     """
 
@@ -292,7 +292,7 @@ def test_which_tensors_are_tied():
 
 
 class Spied:
-    """A ClientApp that records headers of messages and replies; `spoil` changes its replies."""
+    """A ClientApp that records the headers of messages and replies; `spoil` changes its replies."""
 
     def __init__(self, app, spoil=None):
         self.app, self.spoil, self.asked, self.answered = app, spoil, [], defaultdict(list)
@@ -346,7 +346,7 @@ def test_where_nodes_clip_copies_are_sent_untied():
     values = {name: value for name, value in model(*PAIR).items() if value.dtype == np.float32}
     app = Spied(moving(learns(PAIR), CompressionMod("int8")))
     link = CompressedGrid(grid_of(app, 2))
-    for norm, untied in ((1e3, [3]), (1e-3, None)):  # the second norm: no mod has clipped to it
+    for norm, untied in ((1e3, [3]), (1e-3, None)):  # no mod has clipped to the second
         replies = link.send_and_receive(ask(link, record(values), clipping_norm=norm))
         assert not any(reply.has_error() for reply in replies)
         assert app.answered[1][-1].get("untied") == untied

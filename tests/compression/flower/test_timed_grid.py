@@ -1,4 +1,4 @@
-"""The local grid is a `TimedGrid` on a virtual clock; `timed` makes one of any other grid."""
+"""The local grid is a `TimedGrid` on a virtual clock; `timed` makes any grid a `TimedGrid`."""
 
 import inspect
 import time

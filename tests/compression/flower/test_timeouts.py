@@ -8,7 +8,10 @@ from compression.flower.timeouts import FOREVER, LEAST, AdaptiveTimeout, gathere
 
 
 class Clock:
-    """A grid with a reply time for each node; a pull sets `now` to the next reply or deadline."""
+    """A grid with a reply time for each node; a pull sets `now` to the next reply's time.
+
+    If the deadline of the pull is earlier, it sets `now` to the deadline.
+    """
 
     def __init__(self, moments, virtual=None):
         self.moments, self.virtual_seconds, self.now = moments, virtual, 0.0

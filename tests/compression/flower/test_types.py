@@ -1,4 +1,4 @@
-"""Integers, float16, float64 and `exact` tensors through a whole round, in both directions."""
+"""Integers, float16, float64 and `exact` tensors are sent in both directions of a whole round."""
 
 import logging
 
@@ -58,7 +58,7 @@ def same(node, found):
 
 
 def sheltered(strategy=FedAvg, **options):
-    """Return a strategy in a `StatisticsAveraging`, and the options of `CompressedGrid`."""
+    """Return a strategy wrapped in `StatisticsAveraging`, and the options for `CompressedGrid`."""
     return StatisticsAveraging(
         strategy(fraction_evaluate=0), exact=options.get("exact", ())
     ), options

@@ -1,4 +1,4 @@
-"""`CompressedGrid` warns once if nothing is compressed; what no method compresses is unchanged."""
+"""`CompressedGrid` warns once if it compresses nothing, and leaves uncompressed data unchanged."""
 
 import logging
 
@@ -29,7 +29,7 @@ def said(caplog):
 
 @pytest.fixture
 def linked(caplog):
-    """Return a function: `CompressedGrid` to nodes that reply `answer(content, context)`."""
+    """Return a function that makes a `CompressedGrid`; nodes reply `answer(content, context)`."""
     caplog.set_level(logging.WARNING, "edgewire")
 
     def make(answer, **options):
@@ -136,7 +136,7 @@ def test_models_in_configurations_are_named(linked, caplog):
 
 
 def test_trees_pass_through_untouched(linked, caplog):
-    """Serialised trees pass unchanged; each node's trees have another length."""
+    """Serialised decision trees are sent unchanged; their length differs between nodes."""
     grown = lambda _, context: RecordDict({"arrays": trees(100 * context.node_id)})  # noqa: E731
     link = linked(grown, downlink="int8")
     for size in (0, 600, 1200, 1800):
@@ -197,7 +197,7 @@ def test_the_mod_alone_under_flowers_old_api_warns_once(caplog, record):
     app = ClientApp(mods=[CompressionMod("int8")])
     app.train()(lambda message, _: Message(message.content, reply_to=message))
     grid = PlainGrid(app, NODES)
-    array = Array("", (), "numpy.ndarray", vector(0)["w"].data)  # in the form of that API
+    array = Array("", (), "numpy.ndarray", vector(0)["w"].data)  # in the form of Flower's old API
     old = ArrayRecord({"0": array}) if record.endswith("parameters") else ConfigRecord()
     with caplog.at_level(logging.WARNING, "edgewire"):
         for _ in range(2):

@@ -70,7 +70,7 @@ def test_the_transform_is_hadamards(size):
 
 
 def test_decoding_by_hand():
-    """A decoder written from docs/payload.md gives the same values (tensors of 5 and 11)."""
+    """A decoder written from docs/payload.md gives the same values (5 and 11 entries)."""
     parts = parts_of(5, 11)
     seed = np.array([77], dtype="<u8")
     scales = np.array([0.5, 3], dtype="<f4")
@@ -145,7 +145,7 @@ def test_least_is_the_scale_of_least_error():
 
 
 def test_the_mean_of_many_nodes():
-    """The mean's error falls as 1 / N to a floor, which is below 0.0005 for these vectors."""
+    """The error of the mean of N nodes falls as 1 / N, to a floor below 0.0005 for this vector."""
     values = drawn("t3", 512)
     total = np.zeros(512)
     errors = {}
@@ -208,7 +208,7 @@ def test_errors_stay_within_the_bound(name, scale):
 
 
 def test_the_bound_holds_in_the_worst_case():
-    """In the worst case of the unbiased scale, eight values are rotated onto an axis."""
+    """In the worst case of the unbiased scale, the rotation turns eight values onto an axis."""
     values = np.full(8, 0.1, dtype=np.float32)
     norm = np.linalg.norm(values)
     errors = [np.abs(round_trip(values, seed=seed) - values).max() / norm for seed in range(200)]

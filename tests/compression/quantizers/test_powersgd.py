@@ -1,4 +1,4 @@
-"""PowerSGD: the iteration, its memory, the warm start, the error bound."""
+"""PowerSGD: the power iteration, the Q that it keeps for the next update, and the error bound."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_a_matrix_of_this_rank_is_exact(rank, shape):
 
 
 def test_the_streams_equal_one_power_iteration():
-    """P = M Q made orthonormal, Q = M^T P, value = scale P Q^T; all tensors' P are one stream."""
+    """P = M Q made orthonormal, Q = M^T P, value = scale P Q^T; one stream holds all tensors' P."""
     shapes = ((20, 30), (7,), (12, 3, 5), (), (3, 4))
     parts = parts_of(*shapes)
     values = normal(int(parts.segments[-1]))

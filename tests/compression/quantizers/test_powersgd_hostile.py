@@ -1,4 +1,4 @@
-"""PowerSGD refuses ranks, parameters and numbers that no encoder produces, in little memory."""
+"""PowerSGD refuses ranks, parameters and values that no encoder produces, in little memory."""
 
 import tracemalloc
 

@@ -30,7 +30,7 @@ QSGDS = [
 
 
 def some_values() -> np.ndarray:
-    """Return normal, small, and zero values: 64 buckets of 16, 2 of 512."""
+    """Return N normal values, some small or zero; N is a multiple of all bucket sizes."""
     draw = np.random.default_rng(1)
     values = draw.normal(size=N)
     values[::7] *= 1e-3
@@ -40,7 +40,7 @@ def some_values() -> np.ndarray:
 
 
 def means(quantizer, values: np.ndarray) -> np.ndarray:
-    """Return (N,) means of decoded values; they are tiled, and all tiles have equal scales."""
+    """Return (N,) means of the decoded values over many draws; all tiles have equal scales."""
     tiled = np.tile(values, TILES)
     parts = TensorSlices(np.array([0, len(tiled)]))
     total = np.zeros(len(values))
@@ -52,7 +52,11 @@ def means(quantizer, values: np.ndarray) -> np.ndarray:
 
 
 def check_unbiased(found: np.ndarray, expected: np.ndarray, steps: np.ndarray) -> None:
-    """Compare means of draws within one step: for each coordinate, and pooled over all."""
+    """Assert that `found`, means of decoded values, equal `expected` up to random errors.
+
+    `steps`: for each coordinate, the distance of neighbouring levels. The check is made for each
+    coordinate, and for the mean error of all coordinates.
+    """
     draws = TILES * SEEDS
     error = (found - expected) / steps
     assert np.abs(error).max() <= np.sqrt(np.log(2 * len(error) / ALARM) / (2 * draws))
@@ -76,7 +80,7 @@ def test_methods_declared_unbiased_are_unbiased(name):
     quantizer = get("quantizer", name)()
     values = np.random.default_rng(2).uniform(-1, 1, N).astype(np.float32)
     bound = quantizer.error_bound(values, TensorSlices(np.array([0, N])))
-    # The largest value is certain, so its bound is 0.
+    # The largest value is always decoded exactly, so its bound is 0.
     check_unbiased(means(quantizer, values), values, 2 * bound + 1e-6)
 
 

@@ -32,7 +32,7 @@ def test_ternary_scales_are_those_of_each_tensor(clip):
 
 
 def test_ternary_keeps_tensors_of_one_entry():
-    """TernGrad clips at a multiple of the deviation about 0: a single entry's own is not 0."""
+    """TernGrad clips at a multiple of the root mean square, which is not 0 for a single entry."""
     values = np.float32([0.5, -2, 3, 3, 3])
     parts = parts_of((), (1,), (3,))
     streams = Ternary().encode(values, parts, {}, Rng(0, 1))

@@ -1,4 +1,4 @@
-"""Values for tests of quantizers, special ones included, and their division into tensors."""
+"""Values for tests of quantizers, also extreme values, and their division into tensors."""
 
 import numpy as np
 

@@ -19,7 +19,7 @@ def make(name, **options):
 
 
 def run(sparsifier, steps, losses=None):
-    """Yield (update, selection, memory) for each of `steps` steps."""
+    """Yield (update, selection, the sparsifier's state) for each of `steps` steps."""
     memory = {}
     for number in range(steps):
         loss = None if losses is None else losses[number]

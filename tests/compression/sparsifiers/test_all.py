@@ -1,4 +1,4 @@
-"""Tests of all sparsifiers: counts, order, options, and whether the loss has fallen."""
+"""Tests of all sparsifiers: number of entries, order of indices, options, and a falling loss."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""CE-SGD: its set stays while the loss falls; each operator's probabilities; rare entries."""
+"""CE-SGD: it keeps its selection while the loss falls; tests of its operators and rare entries."""
 
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
 
 
 def test_the_map_is_the_sum_of_every_selection():
-    """By equation 7 all selections are added, whatever the loss; each includes the first."""
+    """By equation 7 the map counts all selections, whatever the loss; all include the first one."""
     total, first = np.zeros(N), None
     losses = [5, 6, 7, 6, 8, 9]
     for _, (indices, _, _), memory in run(make("cesgd", operator="map", density=0.3), 6, losses):
@@ -44,7 +44,7 @@ def test_the_map_is_the_sum_of_every_selection():
 
 
 def chances_of(weights, total):
-    """Return min(1, c w) with the sum `total`; c is found by bisection."""
+    """Return the probabilities min(1, c w); c is such that they have the sum `total`."""
     low, high = 0.0, 1e9
     for _ in range(200):
         c = (low + high) / 2

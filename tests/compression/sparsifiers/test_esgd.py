@@ -1,4 +1,4 @@
-"""eSGD: its algorithms for each coordinate, and its random selection by hidden weights."""
+"""eSGD: its two algorithms, coordinate by coordinate, and its random choice by hidden weights."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.compression.sparsifiers.steps import LAYOUT, N, make, update
 
 
 def esgd_by_hand(g, state, loss, rng, drop, literal):
-    """Algorithms 1 and 2 of eSGD, coordinate by coordinate; `rng` gives the drawn set."""
+    """Do algorithms 1 and 2 of eSGD, coordinate by coordinate; `rng` is the set that was drawn."""
     k, tau = count(1 - drop, N), np.abs(g).mean(dtype=np.float64)
     chosen = sorted(state["S"])
     better = loss < state["loss"]
@@ -63,7 +63,7 @@ def test_esgd_follows_its_algorithm(residual):
 
 
 def test_esgd_prefers_coordinates_of_high_hidden_weight():
-    """One coordinate of ten has H + 1 = 1001, so it is nearly always drawn."""
+    """One coordinate of twenty has the hidden weight H = 1000, so it is nearly always drawn."""
     sparsifier = make("esgd", drop=0.9, cap=0.0)
     memory = {}
     sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 1.0))

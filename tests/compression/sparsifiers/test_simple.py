@@ -57,7 +57,7 @@ def test_a_rescaled_random_selection_is_unbiased_and_keeps_no_residual():
             indices, values, _ = sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0)))
             total[indices] += values
             assert not memory
-        spread = np.abs(g) * np.sqrt(3 / draws)  # of a value that is 4 g with probability 1/4
+        spread = np.abs(g) * np.sqrt(3 / draws)  # a value is 4 g with probability 1/4
         assert (np.abs(total / draws - g) < 6.2 * spread + 1e-6).all()
 
 

@@ -17,7 +17,7 @@ CONTEXT = SimpleNamespace(run_id=1, node_id=2)
 
 
 def hidden(error):
-    """Raise an error whose cause the server does not learn."""
+    """Raise an error whose cause is only in the node's own log, and not sent to the server."""
     raise LocalError("this node's own log says more") from error
 
 

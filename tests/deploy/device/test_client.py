@@ -1,4 +1,4 @@
-"""A run on Flower's own SuperLink with a stock SuperNode and a node of the project."""
+"""A run on Flower's own SuperLink with two nodes: Flower's SuperNode and a node of the project."""
 
 import json
 import re

@@ -68,7 +68,7 @@ class World:
         self.names.append(self.link.ask(content(len(self.names)), f"train.{kind}"))
 
     def until_replied(self):
-        """Run the node's loop until its last reply arrives; return the errors until then."""
+        """Run the node's loop until its last reply arrives; return the errors before this reply."""
         failed = []
         for _ in range(20):
             now = self.steps()

@@ -137,7 +137,7 @@ def test_damage_is_found_and_logged(at, tmp_path, caplog):
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 60, -1])
 @pytest.mark.parametrize("which", ["newest", "older"])
 def test_a_cut_file_counts_as_damaged(size, which, tmp_path, caplog):
-    """A cut file counts as damaged, wherever it is cut, whether newest or older."""
+    """A stored file that is cut short counts as damaged, whichever of the files it is."""
     shelf, state = open_shelf(tmp_path), RecordDict()
     keep(state, "large", {"x": np.arange(20_000)})
     shelf.commit(state, "a", b"reply")

@@ -1,4 +1,4 @@
-"""A node logs a failure that repeats less and less often."""
+"""While the same failure repeats, a node logs it less and less often."""
 
 import logging
 

@@ -19,7 +19,7 @@ REGISTERING = ["/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/flee
 
 
 def asked(path, client, *, headers=(), kind="http", closed=True, server=("192.0.2.1", 8000)):
-    """Send a request through the access control; return the status of the app or of the control."""
+    """Pass a request to the access control; return the status 200 of the app, or a refusal."""
     sent = []
 
     async def app(scope, receive, send):

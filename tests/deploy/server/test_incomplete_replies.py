@@ -22,7 +22,7 @@ def clock():
 
 
 def announced(*names):
-    """Return a response that announces replies with these names, each with one object."""
+    """Return the server's response that announces replies with these names, of one object each."""
     trees = [ObjectTree(object_id=each, children=[ObjectTree(object_id=f"in {each}")])
              for each in names]  # fmt: skip
     messages = [

@@ -1,4 +1,4 @@
-"""The server's command line: the options it passes to Flower, when it refuses to listen."""
+"""The server's command line: options passed to Flower, and when the server refuses to listen."""
 
 import sys
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Curves of stored runs: which rows of a table are drawn, and when the picture is drawn again."""
+"""Curves of stored runs: which rows of a table are drawn, and when the image is drawn again."""
 
 import pytest
 

@@ -78,7 +78,7 @@ def write(folder, files, server="server:app", client="client:app", config=""):
 
 
 def start(app, *words, cwd=ROOT):
-    """Start the command, in another folder if `cwd` is given."""
+    """Start `python -m simulation` for an app, in the folder `cwd`; return the process."""
     return subprocess.Popen(
         [sys.executable, "-m", "simulation", str(app), *words],
         cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -12,7 +12,7 @@ from tests.simulation.any_app.apps import APPS, CLIENT, OLD_SERVER, SERVER, star
 
 @pytest.fixture
 def cli(monkeypatch, capfd, at_home):
-    """Return a function that runs the command in this process: exit code and output."""
+    """Return a function that runs the command in this process; it returns exit code and output."""
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["simulation", *map(str, words)])

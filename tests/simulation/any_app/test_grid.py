@@ -1,4 +1,4 @@
-"""The grid that any Flower app gets accepts and refuses what Flower's own grid does."""
+"""The grid for any Flower app accepts and refuses the same messages as Flower's own grid."""
 
 import threading
 import time

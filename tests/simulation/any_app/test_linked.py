@@ -1,4 +1,4 @@
-"""Flower apps with the two lines for compression learn as well as without, in fewer bytes."""
+"""Flower apps learn as well with the two lines that add compression as without, in fewer bytes."""
 
 import json
 import re

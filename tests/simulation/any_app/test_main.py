@@ -1,4 +1,4 @@
-"""The command with real apps of all kinds, with any names of modules."""
+"""`python -m simulation` runs real apps of all kinds, whatever their modules are named."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from tests.simulation.any_app.apps import (
 
 
 def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch, capfd):
-    """The summary counts whole models: down for all messages, up for training."""
+    """The summary counts whole models: in messages to nodes, and in replies to training."""
     nodes, words = 2, "num-server-rounds=2 fraction-evaluate=1.0"
     app = shutil.copytree(APPS / "quickstart_pytorch", tmp_path / "quickstart_pytorch")
     printed, models = [], []
@@ -45,7 +45,7 @@ def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monk
     # One record in each message.
     assert all(4 * nodes * 20 < each < 4 * nodes * 100 for each in beside)
     both = found["down"] / 20e6 + found["up"] / 5e6
-    link = 4 * 0.08 + 8 * both / nodes  # latencies, down, up
+    link = 4 * 0.08 + 8 * both / nodes  # latencies, then the bytes
     assert found["virtual"] == pytest.approx(link, abs=0.005)
 
 
@@ -140,7 +140,7 @@ def test_apps_of_the_old_api(tmp_path):
     assert "round 2: 5727.27" in err  # 500 numbers, twice the mean of all partitions except 3
     found, size = summary(out), 500 * 8
     assert (found["sent"], found["failed"]) == (48, 2)
-    # And what the records hold beside the numbers.
+    # Beside the numbers, a reply has names and headers.
     assert 22 * size < found["up"] < 22 * (size + 500)
     assert found["virtual"] < 48 * 0.08  # the messages did not run one after the other
 

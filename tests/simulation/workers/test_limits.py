@@ -1,4 +1,4 @@
-"""Worker processes with a limit of one core and of memory."""
+"""Worker processes can be limited to one core and to a number of megabytes."""
 
 import os
 import sys

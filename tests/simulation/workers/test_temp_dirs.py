@@ -26,7 +26,10 @@ time.sleep(60)
 
 @pytest.fixture
 def owner(tmp_path):
-    """Start a process with a folder; return both. `fork`: a child survives the process."""
+    """Return a function that starts a process with a temporary folder; it returns both.
+
+    With "fork", a child of the process survives it.
+    """
     started = []
 
     def start(kind=""):

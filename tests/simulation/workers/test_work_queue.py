@@ -25,7 +25,7 @@ EVENTS = st.lists(
 
 
 class Watched:
-    """A queue and its reference: plain lists that are searched from end to end."""
+    """A queue, and the same queue as plain lists; each `take` compares the two."""
 
     def __init__(self):
         self.queue = WorkQueue(WORKERS)
@@ -65,7 +65,7 @@ class Watched:
             self.forget(node)
 
     def forget(self, node):
-        """Remove the worker of a node without messages under way."""
+        """Forget the worker of a node that has no messages under way."""
         taken = [entry for entries in self.at_work for entry in entries]
         if not any(n == node for _, _, n in self.waiting + taken):
             self.home.pop(node, None)

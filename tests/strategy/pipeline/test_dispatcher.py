@@ -21,7 +21,7 @@ PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
 
 
 def spoiling(change, node=1, times=(3, 4)):
-    """Return an app in which `change` modifies the replies number `times` of one node."""
+    """Return an app in which `change` modifies the replies of `node` with the numbers `times`."""
     count = {}
 
     def app(message, context):
@@ -183,7 +183,7 @@ def test_a_diverging_run_reports_it(tmp_path):
 
 @pytest.mark.parametrize(("words", "fourth"), [(QUICK, 4), (SPLIT, 7)])
 def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, fourth):
-    """A record shows the model at its mini-batch, even if later segments lost this mini-batch."""
+    """The history gets the row of a mini-batch even if later segments never received its data."""
     app = spoiling(missing, node=0, times=(fourth,))
     result, rows, _ = run(tmp_path, *words, "rounds=12", "strategy.segment_every=0", app=app)
     assert result["failures"] == 1
@@ -213,7 +213,7 @@ def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, four
     ],
 )
 def test_no_node_starts_from_a_bad_copy(tmp_path, caplog, change, said):
-    """The server refuses a bad copy of a segment; a node that needs one gets the last good copy."""
+    """The server refuses a bad copy of a segment; a node without state gets the last good copy."""
 
     def bad(data):
         vectors, beside = taken_apart(data)

@@ -1,7 +1,7 @@
-"""For a record of a cut model the server asks each segment once for a copy.
+"""For each row of the history, the server asks each segment of a cut model for one copy.
 
-All copies for a record are of the same mini-batch. A cut model is divided into segments on
-different nodes.
+All copies for one row are of the same mini-batch. A cut model is divided into segments on different
+nodes.
 """
 
 import pytest

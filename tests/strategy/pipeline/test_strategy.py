@@ -30,7 +30,11 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """Return a function that runs once; it returns the result, bytes by node, and names by node."""
+    """Return a function that makes a run once; it returns the result, bytes and array names.
+
+    The bytes are counted for each direction and node. The names are those of the arrays that each
+    node received.
+    """
 
     @functools.cache
     def call(*words):

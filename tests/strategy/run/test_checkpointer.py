@@ -1,4 +1,4 @@
-"""If a server stops after a third of a run, a new server with the saved state ends the same run.
+"""If a server stops after a third of a run, a new server with its state gets the same result.
 
 The nodes and the messages under way outlive the server, as on a SuperLink.
 """
@@ -71,7 +71,10 @@ class Stopped(Exception):
 
 
 def server(connection, words, state, until):
-    """Run a server whose grid is at the pipe's other end; stop it after record number `until`."""
+    """Run a server whose grid is at the pipe's other end; stop it once `until` rounds are done.
+
+    An asynchronous server counts updates, and a server of a cut model mini-batches.
+    """
     config = configured(*words)
     data = data_of(config)
     scheme = scheme_for(config, data)
@@ -96,7 +99,7 @@ def server(connection, words, state, until):
 
 
 def in_a_process(grid, *arguments):
-    """Run a server in a separate process; return its records and its saved state."""
+    """Run a server in a separate process; return its recorded models and its saved state."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
     process = context.Process(target=server, args=(there, *arguments))

@@ -12,7 +12,7 @@ app = ClientApp()
 
 
 def load_model(msg: Message):
-    """Return the model of a message."""
+    """Return a network with the parameters from a message."""
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     return model
@@ -37,7 +37,7 @@ def train(msg: Message, context: Context):
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context):
-    """Test the model on local data; return metrics and a confusion matrix."""
+    """Test the model on local data; reply with metrics and a confusion matrix."""
     model, data = load_model(msg), waves(64, 1001 + context.node_config["partition-id"])
     loss, accuracy = test_fn(model, data)
     x, kinds = data.tensors

@@ -1,4 +1,4 @@
-"""The ServerApp: its own strategy, and a test of the model at the server after each round."""
+"""The ServerApp: it uses its own strategy, and tests the model at the server after each round."""
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -11,7 +11,7 @@ app = ServerApp()
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test a model on waves that no node has."""
+    """Test the model on sine waves that no node trains on."""
     net = Net()
     net.load_state_dict(arrays.to_torch_state_dict())
     loss, accuracy = test(net, waves(400, 0))

@@ -10,10 +10,10 @@ from flwr.serverapp.strategy import FedAvg, Result
 
 
 class KeepsTheBest(FedAvg):
-    """FedAvg that decays the learning rate, and writes into `folder` if one is given.
+    """FedAvg with a decaying learning rate; it writes files into `folder` if a folder is given.
 
-    `best.pt` is the model that was best in the server's test; `log.json` holds the metrics of all
-    rounds. If these files exist, a run continues from them.
+    `best.pt` is the model with the highest accuracy in the server's tests; `log.json` holds the
+    metrics of all rounds. If these files exist, a run continues from them.
     """
 
     def __init__(self, folder, **options):
@@ -51,7 +51,7 @@ class KeepsTheBest(FedAvg):
         evaluate_config=None,
         evaluate_fn=None,
     ):
-        """Train; return the result with the metrics of this run's rounds."""
+        """Train for `num_rounds` rounds; return a Flower `Result` with these rounds' metrics."""
         arrays, result = self.resume(initial_arrays), Result()
         result.arrays = arrays
         train_config, evaluate_config = train_config or ConfigRecord(), ConfigRecord()
@@ -74,7 +74,7 @@ class KeepsTheBest(FedAvg):
         return result
 
     def note(self, number, arrays, tested, config, began):
-        """Add a round to the log; save its model if it is the best so far."""
+        """Add a round to the log; save the round's model if it is the best so far."""
         best = max((entry["accuracy"] for entry in self.log), default=-1.0)
         seconds = time.perf_counter() - began
         self.log.append({"round": number, **tested, "lr": config["lr"], "seconds": seconds})

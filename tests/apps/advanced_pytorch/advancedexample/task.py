@@ -1,4 +1,4 @@
-"""Short waves, a small network with BatchNorm that classifies them, and its training."""
+"""Makes short sine waves; trains a small network with BatchNorm to classify their frequencies."""
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 def waves(count, seed):
-    """Return sines of four frequencies with random phases and noise."""
+    """Return noisy sine waves of random phase; the class is one of four frequencies."""
     random = torch.Generator().manual_seed(seed)
     kinds = torch.randint(KINDS, (count,), generator=random)
     phases = 6.28 * torch.rand(count, 1, generator=random)
@@ -36,7 +36,7 @@ def waves(count, seed):
 
 
 def load_data(partition, batch_size):
-    """Return a partition's waves."""
+    """Return a loader of the waves that the node of this partition trains on."""
     return DataLoader(waves(128, 1 + partition), batch_size, shuffle=True, drop_last=True)
 
 
@@ -58,7 +58,7 @@ def train(net, loader, lr, momenta):
 
 
 def test(net, data):
-    """Return loss and accuracy."""
+    """Return the loss and the accuracy on `data`."""
     net.eval()
     x, kinds = data.tensors
     with torch.no_grad():

@@ -11,9 +11,10 @@ app = ClientApp()
 
 
 def begin(msg: Message, context: Context):
-    """Return the model with this node's own head, and the data.
+    """Return the network to train or test, and the node's data.
 
-    A node without its own head uses the server's head, as do all nodes while whole models train.
+    The network has the server's body. Its head is the node's own. It is the server's head while
+    whole models are trained, or if the node has no head yet.
     """
     own, sent = context.state, msg.content["arrays"].to_torch_state_dict()
     model, together = Net(), msg.content["config"]["together"]
@@ -26,7 +27,7 @@ def begin(msg: Message, context: Context):
 
 @app.train()
 def train(msg: Message, context: Context):
-    """Train body and head; reply with the body, and with the head while all train whole models."""
+    """Train body and head; reply with the body, and with the head if the server asks for it."""
     model, (loader, _), together = begin(msg, context)
     loss = train_fn(model, loader, msg.content["config"]["lr"])
     state = model.state_dict()
@@ -41,7 +42,7 @@ def train(msg: Message, context: Context):
 
 @app.evaluate()
 def evaluate(msg: Message, context: Context):
-    """Test the body with this node's head."""
+    """Test the server's body with this node's head."""
     model, (_, data), _ = begin(msg, context)
     metrics = {"eval_acc": test_fn(model, data), "num-examples": len(data)}
     return Message(content=RecordDict({"metrics": MetricRecord(metrics)}), reply_to=msg)

@@ -7,10 +7,10 @@ from bodyexample.task import HEAD
 
 
 class FedBody(FedAvg):
-    """FedAvg of whole models for `together` rounds, and of their bodies after that.
+    """FedAvg of whole models in the first `together` rounds, and of only their bodies after that.
 
-    In the first round of bodies the server still sends a whole model, and nodes reply with bodies.
-    In later rounds the server sends bodies too. The result is a whole model.
+    In the first round that averages bodies, the server still sends a whole model, and nodes reply
+    with bodies. In later rounds the server sends bodies too. The result is a whole model.
     """
 
     def __init__(self, together, **options):
@@ -29,14 +29,14 @@ class FedBody(FedAvg):
         return None if mean is None else self.whole(mean), metrics
 
     def whole(self, mean):
-        """Return a mean with the head that was averaged last."""
+        """Return a whole model: a mean of bodies gets the head that was averaged last."""
         if any(name.startswith(HEAD) for name in mean):
             self.head = {name: mean[name] for name in mean if name.startswith(HEAD)}
             return mean
         return ArrayRecord({**mean, **self.head})
 
     def configure_evaluate(self, server_round, arrays, config, grid):
-        """Send the model, or its body, to be tested."""
+        """Send the model to nodes that test it: only its body, if bodies are averaged."""
         config["together"] = server_round <= self.together
         sent = arrays if server_round <= self.together else body_of(arrays)
         return super().configure_evaluate(server_round, sent, config, grid)

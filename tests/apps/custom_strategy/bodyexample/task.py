@@ -1,4 +1,4 @@
-"""Points with labels that are swapped at every other node; a network with a body and a head."""
+"""Points whose labels are swapped at every other node; a network with a body and a head."""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +9,7 @@ FEATURES, HIDDEN, HEAD = 16, 64, "head."
 
 
 class Net(nn.Module):
-    """A body of two linear layers, and a head of one."""
+    """A network for points: its body has two linear layers, and its head has one."""
 
     def __init__(self):
         super().__init__()
@@ -31,14 +31,14 @@ def points(count, seed, turned):
 
 
 def load_data(partition, batch_size):
-    """Return a partition's points: a training and a test set."""
+    """Return a loader of a partition's training points, and its test points."""
     train = points(160, 2 * partition, partition % 2)
     test = points(80, 2 * partition + 1, partition % 2)
     return DataLoader(train, batch_size, shuffle=True), test
 
 
 def train(net, loader, lr):
-    """Train for two epochs; return the mean loss."""
+    """Train for two epochs; return the mean loss of the batches."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     total = 0.0
     for x, y in [*loader, *loader]:
@@ -51,7 +51,7 @@ def train(net, loader, lr):
 
 
 def test(net, data):
-    """Return the accuracy."""
+    """Return the accuracy on `data`."""
     x, y = data.tensors
     with torch.no_grad():
         return (net(x).argmax(1) == y).float().mean().item()

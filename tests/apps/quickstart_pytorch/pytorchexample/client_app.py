@@ -12,7 +12,7 @@ app = ClientApp()
 
 
 def begin(msg: Message, context: Context):
-    """Return the model of a message, and this node's data."""
+    """Return a network with the parameters from a message, and this node's data."""
     model = Net()
     model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
     torch.manual_seed(context.node_config["partition-id"])

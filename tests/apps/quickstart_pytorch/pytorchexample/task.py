@@ -1,4 +1,4 @@
-"""The model, the data, training and testing."""
+"""The model, the images of each node, and functions to train and test."""
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ class Net(nn.Module):
 
 
 def images(count, seed):
-    """Return noisy images with a bright bar; the bar's direction and image half are the class."""
+    """Return noisy images with a bright bar; the class is its direction and half of the image."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=random)
     x = torch.randn(count, 1, SIZE, SIZE, generator=random)
@@ -37,13 +37,13 @@ def images(count, seed):
 
 
 def load_data(partition, batch_size):
-    """Return a partition's images: a training and a test set."""
+    """Return a partition's images: a training set and a test set."""
     train, test = images(320, 2 * partition), images(80, 2 * partition + 1)
     return DataLoader(train, batch_size, shuffle=True), DataLoader(test, 80)
 
 
 def train(net, loader, epochs, lr):
-    """Train for some epochs; return the mean loss."""
+    """Train for `epochs` epochs; return the mean loss."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
     total = 0.0
     for _ in range(epochs):
@@ -57,7 +57,7 @@ def train(net, loader, epochs, lr):
 
 
 def test(net, loader):
-    """Return loss and accuracy."""
+    """Return the loss and the accuracy."""
     loss, correct, count = 0.0, 0, 0
     with torch.no_grad():
         for x, labels in loader:

@@ -1,4 +1,4 @@
-"""The ClientApp: a few iterations on this node's digits."""
+"""The ClientApp: a node trains a linear classifier for a few iterations on its own digits."""
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -10,7 +10,7 @@ app = ClientApp()
 
 
 def begin(msg: Message, context: Context):
-    """Return the model of a message, and this node's data."""
+    """Return a classifier with the parameters from a message, and this node's data."""
     config, node = context.run_config, context.node_config
     model = make_model(config["model.penalty"], config["model.local-epochs"])
     set_params(model, msg.content["arrays"].to_numpy_ndarrays())

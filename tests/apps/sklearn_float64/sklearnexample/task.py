@@ -1,4 +1,4 @@
-"""A linear classifier of handwritten digits, and each node's share of the digits."""
+"""A linear classifier of handwritten digits, and the digits that each node has."""
 
 import warnings
 
@@ -11,7 +11,7 @@ FEATURES, CLASSES = 64, 10
 
 
 def load_data(partition, partitions):
-    """Return every `partitions`-th digit; a fifth of these digits is the test set."""
+    """Return a node's digits, every `partitions`-th one; the last fifth of them is the test set."""
     digits = load_digits()
     x, y = digits.data[partition::partitions] / 16, digits.target[partition::partitions]
     cut = len(x) - len(x) // 5
@@ -19,7 +19,7 @@ def load_data(partition, partitions):
 
 
 def make_model(penalty, local_epochs):
-    """Return a model that continues from its parameters and knows all classes from the start."""
+    """Return a classifier of zeros for all classes; training continues from its parameters."""
     model = LogisticRegression(
         C=np.inf if penalty == "none" else 1.0, max_iter=local_epochs, warm_start=True
     )
@@ -30,12 +30,12 @@ def make_model(penalty, local_epochs):
 
 
 def get_params(model):
-    """Return the model as float64 arrays."""
+    """Return the parameters of a classifier as float64 arrays."""
     return [model.coef_, model.intercept_]
 
 
 def set_params(model, params):
-    """Put arrays into the model."""
+    """Copy arrays into the parameters of a classifier."""
     model.coef_, model.intercept_ = (param.copy() for param in params)
 
 

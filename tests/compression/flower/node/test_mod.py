@@ -59,7 +59,7 @@ def test_the_mod_does_not_change_the_senders_content():
 
 @pytest.mark.parametrize("options", [("topk",), ("esgd",), ("cesgd",), ("dense", "sign")])
 def test_a_node_stores_as_many_bytes_as_declared(options):
-    """A node stores its codec's residual; a node with a residual also stores its last payload."""
+    """A node stores its codec's state and, if this includes a residual, its last payload."""
     codec = make_codec(*options)
     pool = make_pool(NodeHostSpec(node_app(CompressionMod(codec)), 3, 1, {}), 1)
     link = CompressedGrid(LocalGrid(pool, 3))

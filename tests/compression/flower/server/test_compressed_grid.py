@@ -1,4 +1,4 @@
-"""A `CompressedGrid` changes no result of a lossless method, and excludes bad replies."""
+"""With a lossless method, `CompressedGrid` changes no result; it leaves out bad replies."""
 
 import logging
 from functools import cache
@@ -57,7 +57,7 @@ STRATEGIES = {
 
 @cache
 def uncompressed(name):
-    """Return the model that Flower's strategy trains without compression."""
+    """Return the model that the Flower strategy `name` trains without compression."""
     return run(STRATEGIES[name](), node_app())
 
 

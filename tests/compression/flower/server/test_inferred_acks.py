@@ -1,4 +1,4 @@
-"""Each entry of an update is either in the model or in its node's residual, for every order."""
+"""Each entry of an update is in the model or in its node's residual, for any order of messages."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ class Kept:
 
 @pytest.fixture
 def federation():
-    """Return a grid to nodes that add 1 to each of ten entries and send one, and unsent sums."""
+    """Return a grid and each node's residual, summed; nodes add 1 to ten entries and send one."""
     kept_back = Kept()
     app = ClientApp(mods=[kept_back, CompressionMod("topk", density=1 / ENTRIES)])
 
@@ -119,7 +119,7 @@ def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
 
 
 def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
-    """If the next round sends the same model, the node adds its update back to the residual."""
+    """The server sends an unchanged model, so the node adds its unused update to its residual."""
     link, kept_back = federation
     model = np.zeros(ENTRIES, np.float32)
     first, second = link.get_node_ids()
@@ -132,7 +132,7 @@ def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
 
 
 def test_a_node_goes_on_after_a_lost_reply(federation):
-    """The first reply of a node never arrives, the second one does, the third one is accepted."""
+    """Of a node's three replies, the first is never fetched; the other two are accepted."""
     link, _ = federation
     model = np.zeros(ENTRIES, np.float32)
     node = link.get_node_ids()[0]

@@ -23,7 +23,7 @@ RULES = [SGD(), Momentum(0.5, lazy=True), Adam()]
 
 
 class Server:
-    """A server's copy of the model that takes random steps, and the log of these steps."""
+    """A server whose model takes random steps, and which stores these steps in a `StepLogSync`."""
 
     def __init__(self, rule=RULES[0], follow=True):
         self.rule = rule
@@ -45,7 +45,11 @@ class Server:
         return self
 
     def known(self, base):
-        """Return the update for a node of model version `base`; a snapshot if `base` is too old."""
+        """Return the model update for a node that has version `base` of the model.
+
+        It holds the steps since `base`. If `base` is too old, it is a snapshot: the whole model and
+        the optimiser's state.
+        """
         return self.steps.model_update(base if self.steps.knows(base) else None)
 
 
@@ -62,7 +66,7 @@ def is_snapshot(model_update):
 
 
 def snapshot(server, model_update):
-    """Return the replica that a snapshot describes."""
+    """Return the replica that a node makes from a snapshot (model and optimiser state)."""
     arrays = {VERSION: np.array([model_update.header["version"]])}
     for name, payload in contents(model_update).items():
         arrays[name] = decode(payload, LAYOUT if name == MODEL else memory_layout(name))[0].copy()

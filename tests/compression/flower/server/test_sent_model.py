@@ -1,4 +1,4 @@
-"""Which record of a message is the model, and which tensors travel in their own type."""
+"""Which record of a message is the model, and which tensors are sent in their own type."""
 
 import numpy as np
 import pytest

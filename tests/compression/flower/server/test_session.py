@@ -280,7 +280,7 @@ def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
     talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)
     talk.acks.applied([7])
     asked(talk, 8)
-    assert talk.gone(lambda: [8]) == set()  # two absent nodes and one to spare are within the limit
+    assert talk.gone(lambda: [8]) == set()  # within the limit: two absent nodes, SPARE is 1
     asked(talk, 9, 10)
     assert talk.gone(lambda: [8]) == {7, 9, 10}
     first, eleventh = (read(m.content, DownlinkHeader) for m in asked(talk, 7, 11))

@@ -29,7 +29,7 @@ def initial():
 
 
 def run(strategy, seed, scale):
-    """Return the variances after each round, and the lowest and the highest reported variance."""
+    """Train; return each round's variances, and the lowest and highest that nodes reported."""
     app, reported, found = ClientApp(), [np.ones(SIZE, np.float32)], []
 
     @app.train(mods=[CompressionMod(INT8)])

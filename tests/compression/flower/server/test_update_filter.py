@@ -27,7 +27,10 @@ MODEL = np.ones(100, np.float32)  # of norm 10
 
 
 def screened(options, lengths):
-    """Pass a round's norms to a filter; return the factors (None: refused) and the filter."""
+    """Pass updates with these norms to a filter; return their factors and the filter.
+
+    The factor of a refused update is None.
+    """
     screen = UpdateFilter(options)
     return use(screen, lengths), screen
 
@@ -120,7 +123,7 @@ def test_a_false_number_of_samples_is_limited(lies, caplog):
     link = CompressedGrid(grid_of(nodes, 10))
     result = FedAvg(fraction_evaluate=1).start(link, initial(), num_rounds=2)
     found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
-    assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # node 0 weighs as 10 of 19
+    assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # node 0 counts as 10 of 19 nodes
     assert "its num-examples of 4.61169e+18 counts as 20" in caplog.text
     assert link.traffic.failures == 0
 
@@ -162,7 +165,7 @@ def reports(seed, nodes, *, move=1.0, spread=0.1):
 
 
 def take(screen, found, sent=START):
-    """Pass a round's statistics to the screen; return the ones used, None where it refuses."""
+    """Pass nodes' BatchNorm statistics to the filter `screen`; return those used (else None)."""
     screen.observe(BN, [(report, sent) for report in found])
     taken = []
     for node, report in enumerate(found):
