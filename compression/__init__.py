@@ -1,13 +1,12 @@
 """Encodes model updates to bytes with a sparsifier, a quantizer and a coder, and decodes them.
 
 The package uses no files, networks or models. Each module imports only modules that are earlier in
-this list: layout, base, batchnorm, registry, wire_header, wire_natives, wire, decoder, codec,
-make.
+this list: layout, base, batchnorm, registry, wire_header, wire_natives, wire, decoder, codec, make.
 
-A public name is imported on first use. Reason: Python 3.14 has a package with the same name, and
-this folder hides it. So the standard library imports the modules of its `compression` through this
-package, for example while `shutil` is imported. Such an import must not load any other module of
-this project.
+A public name is imported on first use. Reason: the standard library of Python 3.14 also has a
+package `compression`, and this folder hides it. So the standard library imports the modules of its
+own package through this one, for example while `shutil` is imported. Such an import must not load
+any other module of this project.
 """
 
 import os
@@ -48,7 +47,7 @@ if TYPE_CHECKING:  # at run time a name is imported on first use, see the module
 else:
 
     def __getattr__(name):
-        """Import a public name on first use and store it in the module."""
+        """Import a public name of this package on first use, and store it in the package."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(f".{_HOMES[name]}", __name__), name)

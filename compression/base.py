@@ -1,9 +1,10 @@
-"""Base classes of compression methods: the three stages of ``Codec.encode`` and their types.
+"""Base classes of sparsifiers, quantizers and coders, and the types of their parameters.
 
-A method is a frozen dataclass with the class variables ``name`` and ``id``. The dataclass's fields
-are the method's options. The decorator ``compression.registry.register`` registers a method. Each
-method has a separate module in ``sparsifiers/``, ``quantizers/`` or ``coders/``. The registry
-imports these modules.
+Together these three are called methods, and each is a stage of ``Codec.encode``. A method is a
+frozen dataclass with the class variables ``name`` and ``id``. The dataclass's fields are the
+method's options. The decorator ``compression.registry.register`` registers a method. Each method
+has a separate module in ``sparsifiers/``, ``quantizers/`` or ``coders/``. The registry imports
+these modules.
 """
 
 from abc import ABC, abstractmethod
@@ -33,13 +34,13 @@ DIVERGED = "training has diverged"  # part of the message of every error that re
 
 
 class PayloadError(ValueError):
-    """Raised for values that cannot be encoded, and for a payload that is malformed or refused."""
+    """Raised for values that cannot be encoded, and for malformed or forbidden payloads."""
 
     one_line = True  # loggers print the message without a traceback
 
 
 class Kind(Enum):
-    """The kind of values in a stream, for coders that treat kinds differently."""
+    """The kind of values in a stream (one array of a payload); a coder may depend on it."""
 
     INDICES = "indices"  # strictly increasing integers below ``bound``
     LEVELS = "levels"  # small integers, the quantized values; below ``bound`` unless it is 0
@@ -48,7 +49,10 @@ class Kind(Enum):
 
 
 class Spec(NamedTuple):
-    """The description of a stream that the decoder expects; it is not read from the stream."""
+    """The kind, dtype and size that the decoder expects of a stream (one array of a payload).
+
+    A `Spec` is computed, not read from the payload.
+    """
 
     kind: Kind
     dtype: np.dtype[np.generic]  # little-endian
@@ -57,12 +61,12 @@ class Spec(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The size of the uncoded stream in bytes."""
+        """The bytes of the stream before a coder compresses it."""
         return self.size * self.dtype.itemsize
 
 
 class Selection(NamedTuple):
-    """The values that a sparsifier sends; if ``indices`` is None, they are the whole vector."""
+    """The entries that a sparsifier sends; if ``indices`` is None, it sends the whole vector."""
 
     indices: Indices | None  # (k,) uint32, strictly increasing
     values: Vector  # (k,) float32, contiguous
@@ -87,7 +91,7 @@ class Rng:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The generator; each of the three stages has a separate stream of random numbers."""
+        """The generator; sparsifier and quantizer have different ones, made from the same seed."""
         return np.random.default_rng(self._seed)
 
 
@@ -108,7 +112,7 @@ class SparsifyContext(NamedTuple):
 
 
 class Method:
-    """Base class of all methods.
+    """Base class of sparsifiers, quantizers and coders, which are all called methods.
 
     ``name``: the method's name in a configuration. ``id``: its number in a payload, 0 to 255; an id
     never changes.
@@ -123,14 +127,14 @@ class Method:
 
 
 class Sparsifier(Method, ABC):
-    """Chooses which coordinates are sent, and may store the other values on the node."""
+    """Chooses which coordinates of an update are sent; may store the other values on the node."""
 
     repeats: ClassVar[bool] = False  # True: it may send the same indices as in the last step
     selects: ClassVar[bool] = True  # True: it may leave coordinates out
 
     @property
     def kept(self) -> str | None:
-        """Name of the memory array with one unsent value per coordinate; None if there is none."""
+        """Name of the array in ``memory`` that holds the unsent values; None if there is none."""
         return None
 
     @abstractmethod
@@ -143,13 +147,13 @@ class Sparsifier(Method, ABC):
 
     @property
     def contracts(self) -> bool:
-        """Whether |update - sent| < |update|, which error feedback needs to converge."""
+        """Whether |update - sent| < |update| (L2 norms); otherwise error feedback may diverge."""
         return True
 
     def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
-        """Add (k,) values to the unsent values in the memory.
+        """Add (k,) values at ``indices`` back to the unsent values in ``memory``.
 
-        The values are those of a lost payload, or the error of the quantizer. Only a method that
+        The values are those of a lost payload, or the errors of the quantizer. Only a method that
         stores unsent values (``kept`` is not None) supports this.
         """
         assert self.kept is not None
@@ -157,15 +161,16 @@ class Sparsifier(Method, ABC):
 
 
 class ResidualSparsifier(Sparsifier):
-    """A sparsifier that stores unsent values in a residual: *sent + residual after == sum before*.
+    """A sparsifier that stores unsent values in a residual, and adds the next update to it.
 
     Each step adds the update to the residual (``accumulate``), chooses coordinates of the sum
-    (``choose``) and removes their values from the residual (``take``).
+    (``choose``) and removes their values from the residual (``take``). So sent values + residual
+    after the step = update + residual before the step.
     """
 
     @property
     def kept(self) -> str | None:
-        """Name of the residual, float32 (n,)."""
+        """Name of the array with the residual, float32 (n,)."""
         return "residual"
 
     def memory_bytes(self, layout: Layout) -> int:
@@ -180,28 +185,28 @@ class ResidualSparsifier(Sparsifier):
 
     @abstractmethod
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the indices of the (n,) accumulated values to send."""
+        """Return the indices of the values to send; ``given``: residual + update, float32 (n,)."""
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Return the values at ``indices``, which are sent, and set them to 0 in ``given``."""
+        """Return the values to send, at ``indices``; set them to 0 in ``given``, the residual."""
         values = given[indices]
         given[indices] = 0
         return values
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Call ``accumulate``, ``choose`` and ``take``."""
+        """Choose and return the entries to send: call ``accumulate``, ``choose`` and ``take``."""
         given = self.accumulate(update, step)
         indices = self.choose(given, step)
         return Selection(indices, self.take(given, indices))
 
 
 class Quantizer(Method, ABC):
-    """Converts float32 values to streams of small types and back."""
+    """Converts float32 values to streams (arrays) of smaller types, and converts them back."""
 
     exact: ClassVar[bool] = False  # True: it is lossless
     feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
     unbiased: ClassVar[bool] = False  # True: E[decoded] = values
-    keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from nearest rounding
+    keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
 
     def params(self) -> tuple[int, ...]:
         """Return the non-negative integers that the decoder needs, such as the number of levels."""
@@ -213,15 +218,16 @@ class Quantizer(Method, ABC):
     ) -> Sequence[Array]:
         """Convert (k,) finite float32 values to the streams that ``specs`` describes.
 
-        ``memory``: the same arrays as in `SparsifyContext`. Streams may be views of ``values``.
+        ``memory``: the method's arrays on this node by name, empty at the first step. Streams may
+        be views of ``values``.
         """
 
     @classmethod
     @abstractmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams in order; those of floats come first, so that they are aligned.
+        """Return a `Spec` for each stream; streams of floats come first, so that they are aligned.
 
-        Raises PayloadError for ``params`` that ``params()`` never returns.
+        Raises PayloadError for ``params`` that the method ``params()`` never returns.
         """
 
     @classmethod
@@ -241,19 +247,19 @@ class Quantizer(Method, ABC):
 
 
 class Coder(Method, ABC):
-    """Codes one stream without loss."""
+    """Compresses one stream (an array of a payload) without loss."""
 
     @abstractmethod
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Return the coded stream, or None to leave the stream uncoded."""
+        """Return the compressed stream, or None to send the stream uncompressed."""
 
     @classmethod
     @abstractmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Return the stream, ``spec.size`` entries of ``spec.dtype``.
+        """Decompress a stream to an array of ``spec.size`` entries of ``spec.dtype``.
 
-        Raises PayloadError for a coded stream of other entries. The decoder never writes more than
-        ``spec.nbytes`` + 1 bytes.
+        Raises PayloadError if ``coded`` does not hold such an array. The decoder never writes more
+        than ``spec.nbytes`` + 1 bytes.
         """
 
 
@@ -275,7 +281,7 @@ def get_or_zeros(memory: Memory, name: str, size: int, dtype: DTypeLike) -> NDAr
 
 
 def fallen(step: SparsifyContext) -> bool:
-    """Return whether the loss is below that of the step before; store the loss (float64, 1 entry).
+    """Return whether the loss is lower than at the last step, and store the loss in the memory.
 
     Returns False at the first step, and if one of the two losses is unknown.
     """
@@ -288,7 +294,7 @@ def fallen(step: SparsifyContext) -> bool:
 
 
 def expect_params(params: tuple[int, ...], count: int = 0) -> None:
-    """Raise PayloadError unless there are ``count`` quantizer parameters."""
+    """Raise PayloadError unless a payload has ``count`` parameters for the quantizer's decoder."""
     if len(params) != count:
         raise PayloadError(f"payload holds {len(params)} quantizer parameters instead of {count}")
 

@@ -3,8 +3,8 @@
 Running statistics are not gradients, and a running variance must not become negative. So they skip
 the sparsifier and the quantizer. They are sent as values, not as changes. A change that is stale,
 or that an optimiser has scaled, could make a variance negative. Tensors with a name that matches
-one of a codec's ``exact`` patterns are sent in the same way. Below, all these tensors are called
-exact.
+one of a codec's ``exact`` patterns are sent in the same way. Below, all tensors that are sent in
+this way are called exact, and all others are called trained.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,21 +29,25 @@ Extent = tuple[int, int]  # start, stop
 
 
 class Separation(NamedTuple):
-    """The division of a vector into exact tensors and trained tensors (all others)."""
+    """The division of a model's vector into exact tensors and trained tensors.
+
+    Exact tensors are sent without loss (BatchNorm's running statistics, for example). Trained
+    tensors are all others. A block is a range of consecutive entries of the same kind.
+    """
 
     exact: tuple[int, ...]  # increasing positions of the exact tensors
     layout: Layout  # the layout of the trained tensors, without the exact ones
-    trained_runs: tuple[Extent, ...]  # extents of trained entries in the whole vector
-    exact_runs: tuple[Extent, ...]
+    trained_runs: tuple[Extent, ...]  # blocks of trained entries, in the whole vector
+    exact_runs: tuple[Extent, ...]  # blocks of exact entries, in the whole vector
     exact_size: int
-    borders: tuple[int, ...]  # the number of trained entries before each run of exact entries
+    borders: tuple[int, ...]  # the number of trained entries before each block of exact entries
 
     def gather(self, vector: Vector) -> Vector:
-        """Return the trained entries; a view if they are contiguous, as in a flat model."""
+        """Return the trained entries of a whole vector; a view of it if they are a single block."""
         return _gather(vector, self.trained_runs)
 
     def gather_exact(self, vector: Vector) -> Vector:
-        """Return the exact entries."""
+        """Return the exact entries of a whole vector."""
         return _gather(vector, self.exact_runs)
 
     def merge(self, trained: Vector, exact: Vector, borders: Sequence[int] | None = None) -> Vector:
@@ -62,19 +66,27 @@ class Separation(NamedTuple):
         return whole
 
     def borders_of(self, indices: Indices) -> list[int]:
-        """Return how many of (k,) selected trained entries precede each run of exact entries."""
+        """Return, for each block of exact entries, how many of ``indices`` come before it.
+
+        ``indices``: (k,) strictly increasing indices of selected entries among the trained entries.
+        """
         return find(indices, self.borders)
 
     def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
-        """Return the indices and values of (k,) trained entries and all exact entries.
+        """Join selected trained entries and all exact entries; return their indices and values.
 
-        The indices are those in the whole vector.
+        ``indices``, ``values``: (k,), the indices among the trained entries, and the values there.
+        ``exact``: the values of all exact entries. The returned indices are those in the whole
+        vector.
         """
         borders = self.borders_of(indices)
         return self.widen_indices(indices, borders), self.merge(values, exact, borders)
 
     def widen_indices(self, indices: Indices, borders: Sequence[int]) -> Indices:
-        """Return only the indices that `widen` returns."""
+        """Return the indices that `widen` returns, without the values.
+
+        ``borders``: the result of `borders_of`.
+        """
         whole = np.empty(len(indices) + self.exact_size, dtype=np.uint32)
         last = done = 0
         for (start, stop), border in zip(self.exact_runs, borders, strict=True):
@@ -95,7 +107,7 @@ class Separation(NamedTuple):
         return self.narrow_indices(indices), np.concatenate(pieces), exact
 
     def narrow_indices(self, indices: Indices) -> Indices:
-        """Return only the indices that `narrow` returns."""
+        """Return the indices of the trained entries that `narrow` returns, without the values."""
         trained, done = np.empty(len(indices), dtype=np.uint32), 0
         for piece, shift in self._trained_pieces(indices):
             stop = done + piece.stop - piece.start
@@ -104,9 +116,10 @@ class Separation(NamedTuple):
         return trained[:done]
 
     def _trained_pieces(self, indices: Indices) -> Iterator[tuple[slice, int]]:
-        """Yield each slice of trained entries among the selected entries, and a count.
+        """Yield the slices of ``indices`` that belong to trained entries, each with a number.
 
-        The count is the number of exact entries before the slice in the whole vector.
+        ``indices``: the (k,) selected indices in the whole vector. The number says how many exact
+        entries come before the slice in the whole vector.
         """
         last = done = 0
         for start, stop, low, high in self._met(indices):
@@ -115,9 +128,11 @@ class Separation(NamedTuple):
         yield slice(last, len(indices)), done
 
     def _met(self, indices: Indices) -> list[tuple[int, int, int, int]]:
-        """Return, for each run of exact entries, its extent and its slice of the selected entries.
+        """Return, for each block of exact entries, which part of ``indices`` lies in this block.
 
-        Each item is (start, stop, start of the slice, stop of the slice).
+        ``indices``: the (k,) selected indices in the whole vector. Each item of the result has four
+        numbers: start and stop of the block in the whole vector, start and stop of the part of
+        ``indices``.
         """
         starts, stops = ([run[end] for run in self.exact_runs] for end in (0, 1))
         return list(zip(starts, stops, find(indices, starts), find(indices, stops), strict=True))
@@ -156,7 +171,7 @@ class Scale:
         self._sizes = np.array(sizes)
 
     def distance(self, one: Vector, other: Vector, around: Vector) -> float:
-        """Return the distance of two (s,) statistics; its unit is `around`'s standard deviation."""
+        """Return the distance of two (s,) statistics, in the standard deviations of ``around``."""
         if not len(self._sizes):
             return 0.0
         # If a layer's tensor of variances is missing, the variance is 1, the last entry.
@@ -176,7 +191,7 @@ class Scale:
         return found
 
     def _spread(self, statistics: Vector) -> NDArray[np.float64]:
-        """Return the variances plus epsilon, as in BatchNorm's output."""
+        """Return the running variances in (s,) statistics, plus BatchNorm's epsilon."""
         spread: NDArray[np.float64] = statistics[self._variances].astype(np.float64) + EPSILON
         return spread
 
@@ -185,7 +200,7 @@ scale_of = lru_cache(maxsize=16)(Scale)
 
 
 def is_statistic(name: str) -> bool:
-    """Return whether a tensor's name is that of one of BatchNorm's running statistics."""
+    """Return whether a tensor is one of BatchNorm's running statistics, to judge by its name."""
     return own_name(name) in BUFFERS
 
 
@@ -227,7 +242,7 @@ def changes(model: Vector, start: Vector, layout: Layout, patterns: tuple[str, .
 
 @lru_cache(maxsize=64)
 def variances(layout: Layout) -> tuple[Extent, ...]:
-    """Return the extents of the running variances in the vector."""
+    """Return the start and stop, in a model's vector, of each running variance of BatchNorm."""
     return runs(layout, [t for t, name in enumerate(layout.names) if own_name(name) == VARIANCE])
 
 
@@ -247,9 +262,9 @@ def below_zero(layout: Layout, vector: Vector) -> bool:
 
 @lru_cache(maxsize=64)
 def trained_entries(layout: Layout) -> int:
-    """Return the number of entries before the statistics, which must be the last tensors.
+    """Return the number of trained entries; BatchNorm's statistics must come after all of them.
 
-    Raises ValueError if other tensors follow the statistics.
+    Raises ValueError if a trained tensor comes after a running statistic.
     """
     statistics = exact_tensors(layout)
     first = len(layout) - len(statistics)
@@ -260,7 +275,10 @@ def trained_entries(layout: Layout) -> int:
 
 @lru_cache(maxsize=64)
 def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
-    """Separate the tensors at the increasing positions ``exact`` from the other tensors."""
+    """Return the `Separation` of a layout: the tensors at the positions ``exact`` are exact.
+
+    Exact tensors are sent without loss. The positions increase.
+    """
     chosen = set(exact)
     trained = [t for t in range(len(layout)) if t not in chosen]
     exact_runs = runs(layout, exact)
@@ -276,7 +294,10 @@ def separate(layout: Layout, exact: tuple[int, ...]) -> Separation:
 
 
 def runs(layout: Layout, tensors: Sequence[int]) -> tuple[Extent, ...]:
-    """Return the extents of the tensors at these increasing positions; neighbours are merged."""
+    """Return the start and stop, in the vector, of the tensors at these increasing positions.
+
+    Adjacent tensors are merged to one block.
+    """
     bounds = layout.offsets.tolist()
     found: list[Extent] = []
     for tensor in tensors:

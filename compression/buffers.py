@@ -1,7 +1,7 @@
 """Reuses temporary arrays, because the first use of new memory takes more time than most work.
 
-``x.abs()`` of 45 MB into new memory takes as long as nine copies, mostly because of page faults.
-With memory that was used before, ``x.abs()`` takes as long as one copy.
+``x.abs()`` of 45 MB, written to new memory, takes as long as nine copies, mostly because of page
+faults. Written to memory that was used before, ``x.abs()`` takes as long as one copy.
 """
 
 import threading
@@ -10,9 +10,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# The most bytes of buffers per thread. These are five vectors of ResNet18 (45 MB as float32) or one
-# of AlexNet (244 MB). Memory beyond the limit is returned to the system, and its next use causes
-# page faults again.
+# The most bytes of buffers per thread: enough for five vectors of ResNet18 (45 MB as float32) or
+# one of AlexNet (244 MB). Memory beyond the limit is returned to the system. The next use of memory
+# then causes page faults again.
 LIMIT = 256 << 20
 
 Scalar = TypeVar("Scalar", bound=np.generic)

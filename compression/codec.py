@@ -1,4 +1,7 @@
-"""Encodes an update into a payload: bytes that describe what they hold. See docs/payload.md."""
+"""Encodes an update into a payload: bytes with a header that describes their contents.
+
+The page docs/payload.md describes the format.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,12 +71,12 @@ class Codec:
 
     @property
     def exact(self) -> bool:
-        """Whether the decoded update equals the given one, bit for bit."""
+        """Whether the codec is lossless: a decoded update equals the encoded one, bit for bit."""
         return self.quantizer.exact and not self.sparsifier.selects and not self.feedback
 
     @property
     def keeps(self) -> bool:
-        """Whether the node stores unsent values, to which `restore` can add a lost payload."""
+        """Whether a node stores unsent values; then `restore` can add a lost payload to them."""
         return self.feedback or self.sparsifier.kept is not None
 
     def memory_bytes(self, layout: Layout) -> int:
@@ -153,9 +156,9 @@ class Codec:
     ) -> bytes:
         """Encode a sparse vector: (k,) float32 at strictly increasing indices, zeros elsewhere.
 
-        If ``indices`` is None, ``values`` is the whole vector, (layout.size,). An example is a mean
-        of sparse updates. Such a vector needs no selection, and the cost depends only on k. A codec
-        that selects, or uses error feedback, encodes the dense vector instead.
+        An example is a mean of sparse updates. If ``indices`` is None, ``values`` is the whole
+        vector, (layout.size,). The time depends only on k. But a codec that selects entries, or
+        uses error feedback, encodes the whole vector.
         ``memory``, ``seed`` and the errors are the same as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
@@ -174,7 +177,7 @@ class Codec:
         return self._assemble(head, _listed(own, exact, indices), streams, parts)
 
     def restore(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
-        """Add a payload, which was lost or not applied, back to the residual.
+        """Add the values of a payload back to the residual, because it was lost or not applied.
 
         Afterwards the residual is the same as if these values had never been sent. Exact tensors,
         such as running statistics, are not restored, because they are values and not changes.
@@ -191,12 +194,15 @@ class Codec:
             add_at(get_or_zeros(memory, _ERROR, size, np.float32), indices, values)
 
     def exact_tensors(self, layout: Layout) -> tuple[int, ...]:
-        """Return the positions of the tensors that this codec's payloads hold exactly."""
+        """Return the positions of the tensors that this codec sends without loss."""
         inner = self._separation(layout)
         return () if inner is None else inner.exact
 
     def _separation(self, layout: Layout) -> Separation | None:
-        """Return the separation of trained and exact tensors; None if no tensor needs it."""
+        """Return the division of a layout into trained and exact tensors; None if none is needed.
+
+        Exact tensors skip the sparsifier and the quantizer.
+        """
         if self.exact and not self.exact_names:
             return None  # every tensor is exact, and there is no residual
         expect_matches(layout, self.exact_names)
@@ -204,7 +210,10 @@ class Codec:
         return separate(layout, exact) if exact else None
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
-        """Return the update plus the error that the codec, not the sparsifier, has stored."""
+        """Return the update plus the error of earlier updates, if the codec stores this error.
+
+        With a sparsifier that has a residual, the error is in the residual instead.
+        """
         if not self.feedback or self.sparsifier.kept is not None:
             return update
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
@@ -217,7 +226,10 @@ class Codec:
         return bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
 
     def made(self, payload: Buffer) -> bool:
-        """Return whether a payload has this codec's ids; a payload holds no options to compare."""
+        """Return whether a payload names the same three methods as this codec.
+
+        A payload does not hold the options of its methods.
+        """
         return ids_of(payload) == self.ids
 
     def _head(
@@ -259,7 +271,7 @@ class Codec:
 def _listed(
     layout: Layout, exact: Vector | None, indices: Indices | None
 ) -> list[tuple[Any, Spec]]:
-    """Return the streams that precede those of the values: exact tensors, then indices."""
+    """Return the payload's first streams: the values of exact tensors, then the indices."""
     listed: list[tuple[Any, Spec]] = []
     if exact is not None:
         listed.append((exact, exact_spec(len(exact))))

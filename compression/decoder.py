@@ -1,4 +1,4 @@
-"""Decodes a payload into an update, and describes a payload. See docs/payload.md."""
+"""Decodes a payload into an update, and describes a payload (format: docs/payload.md)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -42,13 +42,16 @@ class Update(NamedTuple):
 
     @property
     def selected(self) -> Indices | None:
-        """The indices into the trained entries, which a later payload may repeat."""
+        """The indices that the sparsifier selected; a later payload may repeat them.
+
+        They are indices into the trained entries, which are all except those sent without loss.
+        """
         if self.indices is None or not self.exact:
             return self.indices
         return separate(self.layout, self.exact).narrow_indices(self.indices)
 
     def dense(self, out: Vector | None = None) -> Vector:
-        """Return the (n,) float32 vector.
+        """Return the update as a (n,) float32 vector, with 0 in entries that were not sent.
 
         A sparse update is written to ``out``, (n,) float32, if ``out`` is given.
         """
@@ -97,7 +100,7 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """The data in a payload's header."""
+    """The fields of a payload's header."""
 
     version: int
     sparsifier: str
@@ -112,7 +115,7 @@ class Description:
 def decode(
     payload: Buffer, layout: Layout | None = None, *, max_size: int = MAX_SIZE
 ) -> tuple[Vector, Layout]:
-    """Return the dense vector, (n,) finite float32, and its layout.
+    """Decode a payload; return the dense vector, (n,) finite float32, and its layout.
 
     The vector may be a read-only view of ``payload``. Parameters and errors are the same as in
     `decode_update`.
@@ -168,8 +171,9 @@ def decode_trained(
 ) -> tuple[Indices | None, Vector]:
     """Return the indices and values of the trained entries of a payload.
 
-    ``layout``: the layout of the vector, without the tensors in their own dtype. ``before`` and the
-    errors are the same as in `decode_update`.
+    Trained entries are all except those of tensors that the payload holds without loss, such as
+    BatchNorm's running statistics. ``layout``: the layout of the vector, without the tensors in
+    their own dtype. ``before`` and the errors are the same as in `decode_update`.
     """
     return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before)
 
@@ -218,9 +222,9 @@ def declared(
 
 
 def describe(payload: Buffer) -> Description:
-    """Return the data in a payload's header; check the checksum and the lengths; decode no value.
+    """Return the fields of a payload's header; check its checksum and lengths, but decode no value.
 
-    The numbers may be of any size. Check the payload with `expect` before you use them.
+    The header may hold numbers of any size. Check the payload with `expect` before you use them.
     """
     parsed = parse(payload, None, 1 << 62)
     selected = parsed.layout.size
@@ -249,7 +253,7 @@ def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
 
 
 def _exact(parsed: Parsed) -> Vector | None:
-    """Return the values of the exact tensors, (s,) float32; None if there are no exact tensors."""
+    """Return the values of tensors that are sent without loss, (s,) float32; None if none are."""
     if not parsed.exact:
         return None
     spec = exact_spec(separate(parsed.layout, parsed.exact).exact_size)
@@ -287,17 +291,17 @@ def _trained(parsed: Parsed, before: Indices | None) -> tuple[Indices | None, Ve
 
 
 def exact_spec(count: int) -> Spec:
-    """Describe the stream of ``count`` exact values."""
+    """Return the `Spec` of the stream of ``count`` values that are sent without loss."""
     return Spec(Kind.FLOATS, _F4, count)
 
 
 def index_spec(count: int, size: int) -> Spec:
-    """Describe the stream of ``count`` indices into ``size`` entries."""
+    """Return the `Spec` of a stream of ``count`` indices into a vector of ``size`` entries."""
     return Spec(Kind.INDICES, _U4, count, size)
 
 
 def parts_of(indices: Indices | None, layout: Layout) -> TensorSlices:
-    """Return, for each tensor of the layout, its slice of the values at ``indices``."""
+    """Return, for each tensor, which part of the values at ``indices`` belongs to it."""
     if indices is None:
         return TensorSlices(layout.offsets, layout.shapes)
     bounds = layout.offsets.astype(np.uint32)

@@ -50,11 +50,11 @@ class Layout:
         return len(self.names)
 
     def __bool__(self) -> bool:
-        """Return True, also for a layout without tensors."""
+        """Return True; without this method a layout without tensors would be false."""
         return True
 
     def without(self, tensors: Collection[int]) -> "Layout":
-        """Return the layout without the tensors at these positions; itself if none are given."""
+        """Return a layout without the tensors at these positions; this object if there are none."""
         return self if not tensors else _without(self, frozenset(tensors))
 
     @cached_property

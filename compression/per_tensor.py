@@ -1,4 +1,4 @@
-"""Selects a share of the coordinates, either of the whole model or of each tensor.
+"""Selects a share of the entries, either of the whole model or of each tensor.
 
 Most of a model's tensors have few entries. These small tensors are processed together.
 """
@@ -18,14 +18,17 @@ SCOPES = ("tensor", "global")
 
 
 def count(share: float, size: int) -> int:
-    """Return ``share`` of ``size`` entries, rounded down, but at least 1 if neither is 0."""
+    """Return ``share`` of ``size`` entries, rounded down; at least 1 unless share or size is 0."""
     # 0.29 * 100 is 28.999999999999996 in floating point, but the result must be 29.
     return min(size, max(1, int(share * size + 1e-6))) if share > 0 else 0
 
 
 @lru_cache(maxsize=64)
 def counts(share: float, layout: Layout) -> NDArray[np.int64]:
-    """Return `count` of each tensor, (T,) read-only, because all callers share the cached array."""
+    """Return, for each tensor, the number of entries in its ``share``, (T,) int64.
+
+    The array is read-only, because it is cached and all callers share it.
+    """
     sizes = np.diff(layout.offsets).tolist()
     found = np.array([count(share, size) for size in sizes], dtype=np.int64)
     found.flags.writeable = False
@@ -33,14 +36,14 @@ def counts(share: float, layout: Layout) -> NDArray[np.int64]:
 
 
 def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indices:
-    """Return the indices of the largest magnitudes: ``share`` of all values or of each tensor."""
+    """Return the indices of the largest magnitudes: a ``share`` of all, or of each tensor's."""
     if scope == "global":
         return largest(values, count(share, len(values)))
     return largest_of_each(values, layout.offsets, counts(share, layout))
 
 
 def random_in(layout: Layout, share: float, scope: str, generator: np.random.Generator) -> Indices:
-    """Return a uniform random ``share`` of the indices, of all or of each tensor."""
+    """Return uniform random indices: a ``share`` of all entries, or of each tensor's entries."""
     if scope == "global":
         return uniform(layout.size, count(share, layout.size), generator)
     sizes = np.diff(layout.offsets).tolist()
@@ -57,8 +60,8 @@ def largest_of_each(values: Vector, segments: Segments, counts: NDArray[np.int64
     """Return the indices of the ``counts[t]`` largest magnitudes of each tensor t.
 
     The result is (sum of counts,) uint32, strictly increasing indices into the whole vector. Ties
-    and errors are the same as in ``largest``. ``values``: (n,) float32. ``segments``: (T+1,) int64,
-    the tensors' bounds in ``values``. ``counts``: (T,) int64.
+    and errors are the same as in ``selection.largest``. ``values``: (n,) float32. ``segments``:
+    (T+1,) int64, the tensors' bounds in ``values``. ``counts``: (T,) int64.
     """
     bits, parts = bits_of(values, 0), [np.zeros(0, dtype=np.uint32)]
     small, rest = _plan(segments.tobytes(), counts.tobytes())
@@ -90,7 +93,11 @@ class _Small(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _plan(segments: bytes, counts: bytes) -> tuple[_Small | None, list[tuple[int, int, int]]]:
-    """Return the small tensors, and the others; leave out tensors with a count of 0."""
+    """Divide the tensors into small ones and others; leave out tensors without selected entries.
+
+    ``counts``: how many entries of each tensor are selected. Each item of the second result holds
+    start, stop and count of a tensor.
+    """
     bounds = np.frombuffer(segments, dtype=np.int64).tolist()
     wanted = np.frombuffer(counts, dtype=np.int64).tolist()
     cuts = list(zip(bounds[:-1], bounds[1:], wanted, strict=True))

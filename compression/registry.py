@@ -1,4 +1,4 @@
-"""Registers the methods of each stage by name and by id, and lists their options."""
+"""Registers the sparsifiers, quantizers and coders by name and by id, and lists their options."""
 
 import importlib
 import pkgutil
@@ -20,12 +20,12 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(stage: str) -> Callable[[M], M]:
-    """Return a class decorator that adds a method to a stage.
+    """Return a class decorator that registers a sparsifier, a quantizer or a coder.
 
-    The decorator raises TypeError for a class that is not a dataclass with defaults, or that does
-    not derive from the stage's base class. It raises ValueError for an id outside 0 to 255, and for
-    a name or id that another method has. It also raises ValueError for an option that has another
-    type in another method.
+    ``stage``: which of the three. The decorator raises TypeError for a class that is not a
+    dataclass with defaults, or that does not derive from the stage's base class. It raises
+    ValueError for an id outside 0 to 255, and for a name or id that another method has. It also
+    raises ValueError for an option that has another type in another method.
     """
 
     def add(cls: M) -> M:
@@ -51,12 +51,15 @@ def register(stage: str) -> Callable[[M], M]:
 
 
 def names(stage: str) -> list[str]:
-    """Return the names of a stage's methods, sorted."""
+    """Return the names of all sparsifiers, quantizers or coders, sorted."""
     return sorted(_stage(stage))
 
 
 def get(stage: str, name: str) -> type[Method]:
-    """Return the class of a method; raises ValueError, with all names, for an unknown name."""
+    """Return the class of a method by its name; raises ValueError for an unknown name.
+
+    The error lists all names. ``stage``: sparsifier, quantizer or coder.
+    """
     methods = _stage(stage)
     if name not in methods:
         raise ValueError(f"no {stage} is called {name!r}; there are {', '.join(sorted(methods))}")
@@ -65,7 +68,7 @@ def get(stage: str, name: str) -> type[Method]:
 
 @cache
 def by_id(stage: str, number: int) -> type[Method]:
-    """Return the class with this id; raises PayloadError for an unknown id."""
+    """Return the class of a method by its id in payloads; raises PayloadError for an unknown id."""
     for cls in _stage(stage).values():
         if cls.id == number:
             return cls
@@ -73,7 +76,7 @@ def by_id(stage: str, number: int) -> type[Method]:
 
 
 def options_of(cls: type[Method]) -> dict[str, type]:
-    """Return the types of a method's options, by option name."""
+    """Return the type of each option of a method, by the option's name."""
     if not is_dataclass(cls):
         return {}
     hints = get_type_hints(cls)
@@ -81,7 +84,7 @@ def options_of(cls: type[Method]) -> dict[str, type]:
 
 
 def option_fields() -> list[tuple[str, type, list[str]]]:
-    """Return every option: its name, its type, and the names of the methods that have it."""
+    """Return the options of all methods: name, type, and the names of the methods that have it."""
     for stage in STAGES:
         _discover(stage)
     return _owned(_all_registered())
@@ -108,7 +111,7 @@ def _stage(stage: str) -> dict[str, type[Method]]:
 
 @cache
 def _discover(stage: str) -> None:
-    """Import every module of the stage's sub-package; each module registers its method."""
+    """Import every module of a stage's folder; each module registers its method."""
     package = importlib.import_module(f".{stage}s", __package__)
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

@@ -1,4 +1,4 @@
-"""Helpers to select coordinates: samples of a vector, random 16-bit numbers, and ties."""
+"""Helpers to select coordinates: samples of a vector, random 16-bit numbers, choice among ties."""
 
 import math
 from functools import cache, lru_cache
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .buffers import Scalar
 
-BLOCK = 1 << 17  # entries per block; half as many take 8 % more time
+BLOCK = 1 << 17  # entries per block; with half as many, functions take 8 % more time
 TINY = 1 << 11  # a vector of at most TINY entries is not sampled, because that would not save time
 SAMPLE = 1 << 16  # the most entries in a sample
 STEPS = 1 << 16  # number of different values of 16 random bits
@@ -25,12 +25,15 @@ def sample(values: NDArray[Scalar], size: int = 0) -> NDArray[Scalar]:
 
 
 def rank(size: int, share: float, side: int = 1) -> int:
-    """Return the rank of ``share`` in a sample of ``size``, plus or minus (``side``) 3 sigma."""
+    """Return the rank in a sample that corresponds to ``share``, moved by 3 standard deviations.
+
+    ``side``: 1 moves it up, -1 down. ``size``: entries of the sample.
+    """
     return math.floor(size * share + side * (3 * math.sqrt(size * share * (1 - share)) + 3))
 
 
 def bits16(size: int, generator: np.random.Generator) -> NDArray[np.uint16]:
-    """Return (size,) uniform random uint16; drawing 64 bits at a time is twice as fast."""
+    """Return (size,) uniform random uint16, drawn 64 bits at a time in half of the time."""
     return generator.integers(0, 1 << 64, -(-size // 4), dtype=np.uint64).view(np.uint16)[:size]
 
 

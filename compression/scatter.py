@@ -49,14 +49,14 @@ def increase(indices: Indices) -> bool:
 
 
 def count_up(out: Indices, start: int) -> None:
-    """Fill an array with ``start``, ``start + 1``, ..."""
+    """Fill an array with the integers from ``start`` on."""
     for done in range(0, len(out), step := _step(out)):
         here = out[done : done + step]
         here[:] = np.arange(start + done, start + done + len(here), dtype=np.uint32)
 
 
 def find(indices: Indices, bounds: Sequence[int]) -> list[int]:
-    """Return how many of (k,) indices lie below each bound."""
+    """Return, for each number in ``bounds``, how many of (k,) indices are lower."""
     found: list[int] = np.searchsorted(indices, np.array(bounds, dtype=np.uint32)).tolist()
     return found
 

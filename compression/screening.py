@@ -1,4 +1,4 @@
-"""The options that limit unusual updates at the server."""
+"""The options with which a server limits unusual updates."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ class Screening:
     `clip`: the server scales an update down to `clip` times the usual norm if its norm exceeds this
     limit. `weight`: a node's weight is at most `weight` times the usual weight. `statistics`: the
     server does not use an update if its running statistics of BatchNorm are too far from the median
-    of the nodes' statistics. The limit is `statistics` times the usual change, which is the
-    distance by which the statistics usually move in one update (`StatisticsScreen`). If the
-    distance exceeds `clip` times this change, the statistics are moved to this limit. `equal`: if
-    true, all nodes have the same weight.
+    of the nodes' statistics: more than `statistics` times the usual change. If they are more than
+    `clip` times the usual change from the median, the server moves them towards the median, to this
+    distance. `equal`: if true, all nodes have the same weight.
 
-    The usual weight is the median of the weights that the nodes sent last. The usual norm is the
-    largest median so far of the norms of the nodes' last updates. The usual norm never decreases,
-    because even late in a run a mini-batch can cause an update as large as at the beginning. Raises
-    `ValueError` for factors below 1.
+    The usual weight is the median of the weights that the nodes sent last. For the usual norm, the
+    server repeatedly takes the median of the norms of all nodes' last updates. The usual norm is
+    the largest of these medians so far. It never decreases, because even late in a run a mini-batch
+    can cause an update as large as at the beginning. The usual change is computed in the same way,
+    from the distances between the statistics that nodes got and those that they returned
+    (`StatisticsScreen`). Raises `ValueError` for factors below 1.
     """
 
     refuse: float | None = 100.0

@@ -1,8 +1,8 @@
 """Selects coordinates of a vector by magnitude, by threshold, or at random.
 
 The functions read a vector in blocks that fit into the processor's cache, and collect the few
-candidates. The final choice among the candidates is exact. Indices are uint32, strictly increasing,
-and depend only on the arguments.
+entries that may be selected (candidates). The final choice among the candidates is exact. Indices
+are uint32, strictly increasing, and depend only on the arguments.
 
 Magnitudes are compared as integers, because the bits of a float32 without its sign have the same
 order. ``partition`` is nearly twice as fast with integers. Subnormal numbers stay distinct, even if
@@ -58,14 +58,14 @@ def _largest_of_few(bits: Bits, k: int) -> Indices:
 def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
     """Return (m,) uint32: all i with |values[i]| > threshold, or >= threshold if ``inclusive``.
 
-    ``values``: (n,) finite float32. ``threshold``: it is not rounded to float32. Raises ValueError
-    if the threshold is NaN, and for values of another dtype.
+    ``values``: (n,) finite float32. ``threshold``: a float, which is not rounded to float32. Raises
+    ValueError if the threshold is NaN, and for values of another dtype.
     """
     bits, low = bits_of(values, 0), 0
     if math.isnan(threshold):
         raise ValueError("the threshold is not a number")
     if threshold >= 0:
-        nearest = np.float32(min(abs(threshold), float(np.finfo(np.float32).max)))  # abs: -0.0
+        nearest = np.float32(min(abs(threshold), float(np.finfo(np.float32).max)))  # abs for -0.0
         low = int(nearest.view(np.int32))
         if float(nearest) < threshold or (float(nearest) == threshold and not inclusive):
             low += 1
@@ -73,7 +73,7 @@ def above(values: Vector, threshold: float, inclusive: bool = False) -> Indices:
 
 
 def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
-    """Return (k,) uint32, k of n indices; every set of k indices has the same probability.
+    """Return (k,) uint32, k random indices below n; all sets of k indices are equally likely.
 
     Raises ValueError unless 0 <= k <= n < 2**32.
     """
@@ -101,16 +101,16 @@ def uniform(n: int, k: int, generator: np.random.Generator) -> Indices:
 
 @np.errstate(divide="ignore", over="ignore", under="ignore", invalid="ignore")
 def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indices:
-    """Return (k,) uint32, k of n indices drawn by weight without replacement.
+    """Return (k,) uint32, k of the indices below n, drawn by weight without replacement.
 
     ``weights``: (n,) float32 or float64, finite, each 0 or >= 1e-300. The distribution is that of
-    torch.multinomial without replacement. If fewer than k weights are positive, these entries are
-    all chosen. The remaining ones are then chosen uniformly from the other entries. Raises
-    ValueError unless 0 <= k <= n < 2**32.
+    torch.multinomial without replacement. If fewer than k weights are positive, all entries with a
+    positive weight are chosen, and the remaining indices are drawn uniformly from the other
+    entries. Raises ValueError unless 0 <= k <= n < 2**32.
 
-    Entry i gets an exponential clock that rings at -log(1 - U_i) / w_i, U_i uniform. The entries of
-    the first k clocks to ring are chosen (Efraimidis & Spirakis, Information Processing Letters
-    97(5), 2006: algorithm A).
+    Each entry i gets a clock that rings at the random time -log(1 - U_i) / w_i, U_i uniform. The
+    entries of the first k clocks to ring are chosen (Efraimidis & Spirakis, Information Processing
+    Letters 97(5), 2006: algorithm A).
     """
     n = len(weights)
     check(n, k)
@@ -124,8 +124,8 @@ def weighted(weights: Weights, k: int, generator: np.random.Generator) -> Indice
         chosen = np.sort(np.concatenate([chosen, rung]))
         if len(rung) == left or until == math.inf:
             break
-        # Too few clocks rang before the horizon. The exponential distribution has no memory, so new
-        # clocks with the same weights have the distribution of the remaining times.
+        # Too few clocks rang before the horizon. The remaining times are exponential too. So the
+        # other clocks may be drawn anew with the same weights.
         weights = weights.copy()
         weights[rung] = 0
     if len(chosen) < k:
@@ -151,7 +151,7 @@ def bits_of(values: Vector, k: int) -> Bits:
 
 
 def _collect(bits: Bits, low: int, most: int) -> tuple[Indices, Bits]:
-    """Return (m,) indices and (m,) magnitudes of the entries >= ``low``, in temporary arrays.
+    """Return the indices and magnitudes, (m,) each, of the entries >= ``low``, in temporary arrays.
 
     After ``most`` entries have been found, only entries > ``low`` are collected. The ``most``
     largest entries are still among them. Without this rule, all entries of an update that is almost
@@ -207,6 +207,9 @@ def _kth(magnitudes: Bits, k: int, low: int, high: int) -> int:
 
 
 def _tied(magnitudes: Bits) -> bool:
-    """Return whether one value dominates (n,) magnitudes; then ``sort`` is the faster function."""
+    """Return whether one value is so frequent in (n,) magnitudes that ``sort`` is faster.
+
+    The alternative is ``partition``.
+    """
     found = np.sort(sample(magnitudes, 256))
     return bool((found[16:] == found[:-16]).any())

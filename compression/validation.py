@@ -1,22 +1,22 @@
-"""Checks of methods' options; each raises ValueError with a one-line message for a bad value."""
+"""Checks the options of methods, and raises ValueError with a one-line message for a bad value."""
 
 from collections.abc import Sequence
 
 
 def expect_share(method: str, option: str, value: float) -> None:
-    """Raise ValueError for a share outside (0, 1]."""
+    """Raise ValueError if an option's value is not in (0, 1]."""
     if not 0 < value <= 1:  # `not` also finds NaN
         raise ValueError(f"option {option} of {method} must be above 0 and up to 1, not {value:g}")
 
 
 def expect_below_one(method: str, option: str, value: float) -> None:
-    """Raise ValueError for a share outside [0, 1)."""
+    """Raise ValueError if an option's value is not in [0, 1)."""
     if not 0 <= value < 1:
         raise ValueError(f"option {option} of {method} must be from 0 to below 1, not {value:g}")
 
 
 def expect_between(method: str, option: str, value: float, low: float, high: float) -> None:
-    """Raise ValueError for a number outside [low, high]."""
+    """Raise ValueError if an option's value is not in [low, high]."""
     if not low <= value <= high:
         raise ValueError(
             f"option {option} of {method} must be from {low:g} to {high:g}, not {value:g}"
@@ -24,13 +24,13 @@ def expect_between(method: str, option: str, value: float, low: float, high: flo
 
 
 def expect_at_least(method: str, option: str, value: float, low: float) -> None:
-    """Raise ValueError for a number below ``low``, infinity and NaN."""
+    """Raise ValueError if an option's value is below ``low``, infinite or NaN."""
     if not low <= value < float("inf"):
         raise ValueError(f"option {option} of {method} must be at least {low:g}, not {value:g}")
 
 
 def expect_one_of(method: str, option: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ValueError for a string that is not in ``choices``."""
+    """Raise ValueError if an option's value is not in ``choices``."""
     if value not in choices:
         words = " or ".join(choices)
         raise ValueError(f"option {option} of {method} must be {words}, not {value!r}")

@@ -1,4 +1,4 @@
-"""Samples entries by weight with exponential clocks, of which the first k to ring are chosen.
+"""Samples entries by weight: each entry gets a clock, and the first k clocks to ring are chosen.
 
 Entry i's clock rings at -log(1 - U_i) / w_i, U_i uniform (Efraimidis & Spirakis 2006).
 """
@@ -16,8 +16,9 @@ Weights = NDArray[np.float32] | NDArray[np.float64]
 
 
 def horizon(weights: Weights, k: int) -> float:
-    """Return a time before which, nearly always, k clocks or a few more have rung.
+    """Return a time before which k clocks, or a few more, have rung in nearly all cases.
 
+    The entry with the weight w has a clock that rings at an exponential time with the rate w.
     Newton's method solves sum(1 - exp(-t * w)) = rank for t, with a sample of the weights w. The
     sum is concave in t, so Newton steps from below never exceed the solution. The result is
     infinity if the sample has too few positive weights.
@@ -33,7 +34,7 @@ def horizon(weights: Weights, k: int) -> float:
     time = step = wanted / rates.sum()
     while step > 1e-3 * time:
         silent = np.exp(-time * rates)
-        step = (wanted - len(rates) + silent.sum()) / (silent * rates).sum()  # not @: BLAS threads
+        step = (wanted - len(rates) + silent.sum()) / (silent * rates).sum()  # @ starts threads
         time += step
     return float(time / unit)
 
@@ -41,10 +42,11 @@ def horizon(weights: Weights, k: int) -> float:
 def first_to_ring(
     weights: Weights, k: int, until: float, generator: np.random.Generator
 ) -> Indices:
-    """Return (m,) uint32, m <= k: the first k clocks that ring before the time `until`, or fewer.
+    """Return (m,) uint32, m <= k: the indices of the first clocks that ring before ``until``.
 
-    A clock rings before `until` only if U < until * w. The first 16 bits of U exclude nearly all
-    entries that do not satisfy this. For the remaining entries 53 more bits are drawn.
+    The clock of an entry with the weight w rings at -log(1 - U) / w, U uniform. It rings before
+    ``until`` only if U < until * w. The first 16 bits of U exclude nearly all entries that do not
+    satisfy this. For the remaining entries 53 more bits are drawn.
     """
     n = len(weights)
     scale = until * STEPS * (1 + 1e-6)  # the margin covers products that are rounded down

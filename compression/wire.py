@@ -1,4 +1,4 @@
-"""Reads and writes a whole payload: prefix, tables, streams, checksum. See docs/payload.md."""
+"""Reads and writes a payload: header, streams and checksum (format: docs/payload.md)."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -35,7 +35,7 @@ MAGIC = b"EWP"
 VERSION = 1
 # Flags: the payload has a table of names, of exact tensors, of tensors in their own dtype.
 NAMED, EXACT, OWN = 1, 2, 4
-ALL, INDICES, REPEATED = 0, 1, 2  # selections
+ALL, INDICES, REPEATED = 0, 1, 2  # how a payload says which entries it holds
 _PREFIX = 8  # bytes before the tables
 _IDS = slice(4, 7)  # the stages' ids in the prefix
 _CHECKSUM = 8  # bytes at the end
@@ -50,7 +50,7 @@ class Body(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A payload after the check of checksum and lengths; its streams are not decoded yet."""
+    """A payload whose checksum and lengths were checked; its streams are still coded."""
 
     sparsifier: type[Sparsifier]
     quantizer: type[Quantizer]
@@ -66,7 +66,10 @@ class Parsed(NamedTuple):
 
 @lru_cache(maxsize=64)
 def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> bytes:
-    """Return the header's bytes before the selection; they are equal for all updates of a codec."""
+    """Return the first part of a payload's header: prefix, shapes, names, and exact tensors.
+
+    This part is equal for all updates of a model by the same codec.
+    """
     flags = bytes((NAMED * named | EXACT * bool(exact),))
     parts = [MAGIC, bytes((VERSION,)), ids, flags, shape_table(layout)]
     if named:
@@ -78,12 +81,12 @@ def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> b
 
 
 def ids_of(payload: Buffer) -> bytes:
-    """Return the bytes at the position of the stages' ids, without a check of the payload."""
+    """Return the three bytes with the methods' ids in a payload; nothing is checked."""
     return bytes(memoryview(payload)[_IDS])
 
 
 def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
-    """Return the bytes of `tables` with the table of tensors in their own dtype inserted."""
+    """Insert the table of tensors in their own dtype into a header's first part (`tables`)."""
     if not own:
         return head
     flags = bytes((head[_PREFIX - 1] | OWN,))
@@ -91,7 +94,7 @@ def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
 
 
 def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
-    """Join header, padding, streams and checksum; the values are copied only here."""
+    """Join header, padding, streams and checksum to a payload; values are copied only here."""
     parts = [head + bytes(-len(head) % 8), *bodies]
     checksum = xxh3_64()
     for part in parts:
@@ -113,9 +116,10 @@ def parse(
 
     ``layout``: the layout of the whole model; None accepts any tensors up to ``max_size`` entries
     and ``max_tensors`` tensors. ``own``: the positions of the tensors in their own dtype; all other
-    tensors are in the vector. ``exact``: the positions, among the vector's tensors, of the exact
-    tensors; None accepts any. ``of_vector``: True if ``layout`` is only the layout of the vector;
-    then any tensors in their own dtype are accepted. Raises PayloadError for any other payload.
+    tensors are in the vector. ``exact``: the positions, among the vector's tensors, of the tensors
+    that are sent without loss; None accepts any. ``of_vector``: True if ``layout`` is only the
+    layout of the vector; then any tensors in their own dtype are accepted. Raises PayloadError for
+    any other payload.
     """
     view = memoryview(payload).cast("B")
     if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
@@ -201,7 +205,7 @@ def _read_bodies(reader: Reader) -> list[Body]:
 
 
 def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:
-    """Return a decoded stream; an uncoded, aligned stream is returned as a view of the payload."""
+    """Return the array of one stream; an uncoded, aligned stream is a view of the payload."""
     if not body.coded:
         if len(body.view) != spec.nbytes:
             raise PayloadError(

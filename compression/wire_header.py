@@ -1,4 +1,7 @@
-"""Reads and writes a payload's header: varints, tables of shapes and names. See docs/payload.md."""
+"""Reads and writes a payload's header: integers, and tables of shapes and names.
+
+The page docs/payload.md describes the format.
+"""
 
 import math
 from functools import lru_cache
@@ -19,7 +22,7 @@ DTYPES = (
 
 
 def varint(number: int) -> bytes:
-    """Return a number as unsigned LEB128, in as few bytes as possible."""
+    """Encode an integer in as few bytes as possible (unsigned LEB128)."""
     if number < 128:
         return bytes((number,))
     out = bytearray()
@@ -31,7 +34,7 @@ def varint(number: int) -> bytes:
 
 
 class Reader:
-    """Reads untrusted bytes in order; reading past the end raises PayloadError."""
+    """Reads untrusted bytes in order; raises PayloadError at the end of the bytes."""
 
     def __init__(self, view: memoryview, position: int = 0) -> None:
         self.view = view
@@ -50,7 +53,10 @@ class Reader:
         return self.take(1)[0]
 
     def varint(self) -> int:
-        """Return the next varint; raises PayloadError unless it is below 2**63 and shortest."""
+        """Return the next integer (LEB128).
+
+        Raises PayloadError for 2**63 or more, and for more bytes than the integer needs.
+        """
         number = shift = 0
         while True:
             byte = self.byte()
@@ -67,7 +73,7 @@ class Reader:
 
 @lru_cache(maxsize=64)
 def shape_table(layout: Layout) -> bytes:
-    """Return the encoded shapes; raises ValueError for shapes beyond the format's limits."""
+    """Encode the tensors' shapes; raises ValueError for shapes beyond the format's limits."""
     if len(layout) > MAX_TENSORS:
         raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(layout)}")
     parts = [varint(len(layout))]
@@ -80,7 +86,7 @@ def shape_table(layout: Layout) -> bytes:
 
 @lru_cache(maxsize=64)
 def name_table(layout: Layout) -> bytes:
-    """Return the encoded dtypes and names, after the length of this table.
+    """Encode the tensors' dtypes and names, after the length of this table.
 
     Raises ValueError for equal names, for a name that is too long, and for an unknown dtype.
     """
@@ -96,7 +102,7 @@ def name_table(layout: Layout) -> bytes:
 
 
 def named(name: str) -> bytes:
-    """Return a tensor's encoded name, after its length; raises ValueError if it is too long."""
+    """Encode a tensor's name, after its length; raises ValueError if the name is too long."""
     text = name.encode()
     if len(text) > MAX_NAME:
         raise ValueError(f"tensor {name[:40]}... has a name of more than {MAX_NAME} bytes")
@@ -104,7 +110,7 @@ def named(name: str) -> bytes:
 
 
 def read_name(reader: Reader) -> str:
-    """Read a name that `named` encoded."""
+    """Read a tensor's name that `named` encoded."""
     length = reader.varint()
     if length > MAX_NAME:
         raise PayloadError(f"payload holds a tensor name of more than {MAX_NAME} bytes")
@@ -117,7 +123,7 @@ def read_name(reader: Reader) -> str:
 def read_layout(
     reader: Reader, has_names: bool, max_size: int, max_tensors: int = MAX_TENSORS
 ) -> Layout:
-    """Read the tables of names and shapes; raises PayloadError for a malformed or too large table.
+    """Read the tables of shapes and names; raises PayloadError if they are malformed or too large.
 
     The layout may have at most ``max_size`` entries and ``max_tensors`` tensors.
     """
@@ -138,7 +144,10 @@ def read_layout(
 
 
 def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
-    """Read past both tables; raises PayloadError if shapes or names differ from the layout."""
+    """Read past the tables of shapes and names, which must be those of the layout.
+
+    Raises PayloadError for other shapes or names.
+    """
     if not skip(reader, shape_table(layout)):
         raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
     if has_names and not skip(reader, _names_of(layout)):
@@ -146,7 +155,7 @@ def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
 
 
 def _names_of(layout: Layout) -> bytes:
-    """Return `name_table`; raises PayloadError for names that a payload cannot hold."""
+    """Return the encoded names of a layout; raises PayloadError if a payload cannot hold them."""
     try:
         return name_table(layout)
     except ValueError as error:
@@ -154,7 +163,7 @@ def _names_of(layout: Layout) -> bytes:
 
 
 def skip(reader: Reader, table: bytes) -> bool:
-    """Return whether the next bytes are this table; if they are, read past them."""
+    """Return whether the next bytes equal ``table``; if they do, read past them."""
     start = reader.position
     if reader.view[start : start + len(table)] != table:
         return False
@@ -191,7 +200,7 @@ def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:
 
 
 def _difference(reader: Reader, layout: Layout) -> str:
-    """Read a table up to its first difference from the layout, and describe this difference."""
+    """Read a table of shapes up to the first that differs from the layout, and describe it."""
     tensors = reader.varint()
     if tensors != len(layout):
         return f"it holds {tensors} tensors, {len(layout)} are expected"

@@ -1,8 +1,9 @@
-"""Encodes native tensors: integers, and other tensors on request, that are sent in their own dtype.
+"""Encodes native tensors, which are sent in their own dtype.
 
-A payload holds native tensors beside the float32 vector, without a conversion to float32. They are
-values, never changes, and are exact to the last bit. A table before the payload's table of shapes
-declares them. The payload's last stream holds their concatenated bytes.
+All integer tensors are native, and other tensors on request. A payload holds native tensors beside
+the float32 vector, without a conversion to float32. A native tensor is sent as its values, never as
+a difference from earlier values. It is exact to the last bit. A table before the payload's table of
+shapes declares the native tensors. The payload's last stream holds their concatenated bytes.
 """
 
 import math
@@ -31,7 +32,7 @@ _U1 = np.dtype("u1")
 
 
 class NativeTensor(NamedTuple):
-    """A native tensor, and its position among all tensors of the model, from 0."""
+    """A tensor that is sent in its own dtype, and its position among all tensors, from 0."""
 
     position: int
     name: str
@@ -39,7 +40,7 @@ class NativeTensor(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """The description of a native tensor in a payload's table."""
+    """The description of a native tensor (sent in its own dtype) in a payload's table."""
 
     position: int
     name: str
@@ -53,7 +54,10 @@ class Declared(NamedTuple):
 
 
 def own_table(own: Sequence[NativeTensor]) -> bytes:
-    """Return the native tensors' table as bytes; raises ValueError beyond the format's limits."""
+    """Encode the table of native tensors; raises ValueError beyond the format's limits.
+
+    Native tensors are sent in their own dtype.
+    """
     return _table([Declared(p, n, array.dtype.name, array.shape) for p, n, array in own])
 
 
@@ -74,7 +78,10 @@ def _table(declared: Sequence[Declared]) -> bytes:
 
 @lru_cache(maxsize=64)
 def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declared, ...]]:
-    """Return the table of the tensors at the positions ``own``, and their descriptions."""
+    """Return the table of the model's tensors at the positions ``own``, and its entries.
+
+    The table is encoded, as a payload must hold it.
+    """
     tensors = list(zip(model.names, model.dtypes, map(tuple, model.shapes), strict=True))
     declared = tuple(Declared(position, *tensors[position]) for position in own)
     return _table(declared), declared
@@ -83,9 +90,10 @@ def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declare
 def expect_own(
     reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
 ) -> tuple[Declared, ...]:
-    """Read the table of native tensors; it must declare the model's tensors at the positions `own`.
+    """Read the table of native tensors, which must be the tensors at the positions ``own``.
 
-    ``flagged``: whether the payload has a table. Raises PayloadError for any other table.
+    Native tensors are sent in their own dtype. ``flagged``: whether the payload has a table. Raises
+    PayloadError for any other table.
     """
     if not own and not flagged:
         return ()
@@ -101,7 +109,7 @@ def _lacks(tensor: Declared) -> str:
 
 
 def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
-    """Read a table up to its first difference from the expected table; describe the difference."""
+    """Read a table of native tensors up to its first difference from ``expected``; describe it."""
     count, position = reader.varint(), -1
     for place in range(max(count, len(expected))):
         wanted = expected[place] if place < len(expected) else None
@@ -126,7 +134,7 @@ def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> 
 
 
 def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
-    """Read the table of native tensors.
+    """Read the table of native tensors, which are sent in their own dtype.
 
     Raises PayloadError for a malformed table, for more than ``max_tensors`` tensors, and for
     tensors of more than 8 * ``max_size`` bytes together.
@@ -154,12 +162,15 @@ def _declared(reader: Reader, position: int, max_size: int) -> Declared:
 
 
 def own_spec(declared: Sequence[Declared]) -> Spec:
-    """Describe the stream of the tensors' bytes."""
+    """Return the `Spec` of the stream of bytes of the tensors that are sent in their own dtype."""
     return Spec(Kind.BYTES, _U1, sum(each.nbytes for each in declared))
 
 
 def own_bytes(own: Sequence[NativeTensor]) -> Array:
-    """Return the stream, (bytes,) uint8; raises PayloadError for NaN, but not for infinity."""
+    """Return the bytes of tensors that are sent in their own dtype.
+
+    Raises PayloadError for NaN, but not for infinity.
+    """
     parts = []
     for _, name, array in own:
         if array.dtype.kind == "f" and _has_nan(array):
@@ -170,7 +181,10 @@ def own_bytes(own: Sequence[NativeTensor]) -> Array:
 
 
 def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
-    """Return the tensors in a stream; raises PayloadError for NaN, and for bools not 0 or 1."""
+    """Return the tensors in a stream with the bytes of tensors in their own dtype.
+
+    Raises PayloadError for NaN, and for bools that are neither 0 nor 1.
+    """
     found, start = [], 0
     for position, name, dtype, shape in declared:
         kind = np.dtype(dtype).newbyteorder("<")
@@ -187,5 +201,8 @@ def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTens
 
 
 def _has_nan(array: NDArray[Any]) -> bool:
-    """Return whether a float array holds NaN; then its minimum is NaN. This makes no new array."""
+    """Return whether an array of floats holds NaN; its minimum is then NaN.
+
+    The minimum needs no new array.
+    """
     return bool(array.size and np.isnan(array.min()))

@@ -1,4 +1,4 @@
-"""Entropy coding with a method for each kind of stream: index sets, levels, floats."""
+"""Lossless coding that depends on the kind of a stream: indices, quantized levels or floats."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from .zstd import Zstd, planes, zstd
 # Tags, the first byte of a coded stream. Rice codes with b low bits have the tag 32 + b.
 _ZSTD, _PCODEC, _BITMAP, _RICE = 0, 1, 2, 32
 
-# Up to _FEW indices Rice codes are tried too. Reason: pcodec's tables are 2 to 4 % of the coded
-# size of 2048 indices, and 19 % of the coded size of 64 indices.
+# For up to _FEW indices, Rice codes are tried too. Reason: pcodec's tables are 2 to 4 % of the
+# coded size of 2048 indices, and 19 % of the coded size of 64 indices.
 _FEW = 2048
 _PIECE = 1 << 16  # entries in each of the two samples of a longer stream
 _WORTH = 0.97  # pcodec takes 5 to 15 times zstd's time, so it must save 3 %
@@ -49,9 +49,10 @@ class Entropy(Coder):
     A tag byte before the coded stream says which method was used. The kind of the stream determines
     which methods are tried.
 
-    Measured on a million entries: uniform index sets need at most 1.025 n H(k/n) bits at densities
-    of 0.1 to 70 %. Top-k indices of real updates need 0.35 to 0.84 times n H(k/n) bits. Levels need
-    at most 1.04 times their order-0 entropy.
+    Measured on a million entries (n: all entries; k: selected entries; H: binary entropy): uniform
+    index sets need at most 1.025 n H(k/n) bits at densities of 0.1 to 70 %. Top-k indices of real
+    updates need 0.35 to 0.84 times n H(k/n) bits. Levels need at most 1.04 times their order-0
+    entropy.
     """
 
     name: ClassVar[str] = "entropy"
@@ -69,7 +70,10 @@ class Entropy(Coder):
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decode by the tag; the memory used is at most twice the stream's size plus 128 kB."""
+        """Decode a stream by the method that its tag byte names.
+
+        The function needs at most twice the memory of the stream, plus 128 kB.
+        """
         tag, body = (coded[0], coded[1:]) if len(coded) else (-1, coded)
         if tag == _PCODEC and spec.dtype.str in _PCODEC_NAMES:
             return _from_pcodec(body, spec)
@@ -84,7 +88,7 @@ class Entropy(Coder):
 
 
 def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
-    """Yield the codings of an index set that could be the shortest.
+    """Yield those codings of an index set that could be the shortest.
 
     For uniform sets a bitmap is smaller than pcodec from a density of about 1/4 on, and takes a
     fifth of pcodec's time. For clustered sets a bitmap is up to 7 % smaller from a density of 1/10
@@ -101,9 +105,9 @@ def _index_codings(indices: Array, spec: Spec) -> Iterator[bytes]:
 def _numbers(data: Array, spec: Spec) -> bytes:
     """Code levels or floats with zstd or pcodec.
 
-    For a long stream, two samples decide which of the two is used. The coder zstd is better for
-    dense int8 and dense floats. The coder pcodec is 10 to 50 % smaller for QSGD and sparse ternary
-    levels. It is 3 to 15 % smaller for top-k float32 of small models and for bfloat16 of any model.
+    For a long stream, two samples decide which of the two is used. zstd gives fewer bytes for dense
+    int8 and dense floats. pcodec gives 10 to 50 % fewer bytes for QSGD and sparse ternary levels.
+    It gives 3 to 15 % fewer bytes for top-k float32 of small models and for bfloat16 of any model.
     """
     pieces = [data]
     if data.size > 2 * _PIECE:
@@ -122,13 +126,16 @@ def _numbers(data: Array, spec: Spec) -> bytes:
 
 
 def _order_0(pieces: list[Array]) -> float:
-    """Estimate the bytes of pcodec's output for 1-byte values, in a twentieth of pcodec's time."""
+    """Estimate, from the order-0 entropy, how many bytes pcodec needs for 1-byte values.
+
+    The estimate takes a twentieth of pcodec's time.
+    """
     size = 0.0
     for piece in pieces:
         counts = np.bincount(piece.view(np.uint8))
         counts = counts[counts > 0]
         size += float(counts @ np.log2(piece.size / counts)) / 8
-        size += 3 * len(counts) / len(pieces)  # one table for all pieces: 3 bytes per value
+        size += 3 * len(counts) / len(pieces)  # one table for all pieces: 3 bytes per level
     return size
 
 
@@ -151,7 +158,7 @@ def _frame(tag: int, rows: list[Array], options: dict[int, int] = _FAST) -> byte
 
 
 def _pcodec(data: Array, delta: DeltaSpec) -> bytes:
-    """Code block by block; the blocks' tables and values are concatenated without lengths."""
+    """Code a stream with pcodec, block by block, and join the coded blocks without lengths."""
     step = _BLOCK // data.itemsize
     # Bytes have at most 256 bins at any level. Level 12 finds rare bins that level 8 does not find.
     # For ternary levels of which 1 % are not 0, this saves 30 %. For other types level 12 saves

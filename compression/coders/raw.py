@@ -10,16 +10,16 @@ from ..registry import register
 @register("coder")
 @dataclass(frozen=True)
 class Raw(Coder):
-    """Leaves every stream uncoded."""
+    """Sends every stream uncompressed."""
 
     name: ClassVar[str] = "raw"
     id: ClassVar[int] = 0
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Return None, so that the stream stays uncoded."""
+        """Return None: the stream is sent uncompressed."""
         return None
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Raise PayloadError, because this coder never codes a stream."""
+        """Raise PayloadError, because this coder never compresses a stream."""
         raise PayloadError("payload holds a coded stream where none can be")

@@ -13,18 +13,21 @@ from ..registry import register
 @register("coder")
 @dataclass(frozen=True)
 class Zip(Coder):
-    """Codes a stream as a zlib stream (RFC 1950) at level 6. The bytes are not reordered."""
+    """Compresses each stream (an array of a payload) to a zlib stream (RFC 1950) at level 6.
+
+    The bytes are not reordered.
+    """
 
     name: ClassVar[str] = "zip"
     id: ClassVar[int] = 1
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Compress with Deflate."""
+        """Compress a stream with Deflate."""
         return zlib.compress(data.data, 6)
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decompress; stop at one byte beyond the expected size."""
+        """Decompress a stream; stop at one byte beyond the expected size."""
         inflater = zlib.decompressobj()
         try:
             data = inflater.decompress(coded, spec.nbytes + 1)

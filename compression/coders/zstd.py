@@ -1,4 +1,4 @@
-"""Zstandard (RFC 8878)."""
+"""Compresses streams with Zstandard (RFC 8878)."""
 
 import sys
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ _BLOCKS, _LEAST = 16, 512
 @register("coder")
 @dataclass(frozen=True)
 class Zstd(Coder):
-    """Codes a stream as one zstd frame.
+    """Compresses each stream (an array of a payload) to one zstd frame.
 
     Floats are reordered to byte planes: the first bytes of all values, then all second bytes, and
-    so on. For float32 the coded size is about 4 % smaller than in the original order. Coding takes
-    about half of the time. ``level``: 1 to 19.
+    so on. For float32 this takes half of the time, and the result is about 4 % smaller than in the
+    original order. ``level``: 1 to 19.
     """
 
     name: ClassVar[str] = "zstd"
@@ -41,13 +41,13 @@ class Zstd(Coder):
             raise ValueError(f"option level of zstd must be from 1 to 19, not {self.level}")
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
-        """Compress into one frame."""
+        """Compress a stream to one frame."""
         ordered = planes(data) if spec.kind is Kind.FLOATS else data
         return zstd.compress(ordered.data, self.level)
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
-        """Decompress with the smallest window; stop at one byte beyond the expected size."""
+        """Decompress a frame that needs the smallest window; stop at one byte beyond the size."""
         window = min(23, max(10, spec.nbytes.bit_length()))
         if _crowded(coded, _BLOCKS + spec.nbytes // _LEAST):
             raise PayloadError("payload holds a zstd frame of needlessly many blocks")
@@ -83,7 +83,10 @@ def _crowded(coded: memoryview, most: int) -> bool:
 
 
 def planes(data: Array) -> Array:
-    """Return the bytes of (k,) entries of w bytes as (w * k,) uint8: all first bytes, and so on."""
+    """Return the bytes of (k,) entries of w bytes as (w * k,) uint8, in byte planes.
+
+    The first bytes of all entries come first, then all second bytes, and so on.
+    """
     width = data.dtype.itemsize
     own = data.view(np.uint8)
     planes = np.empty((width, data.size), dtype=np.uint8)

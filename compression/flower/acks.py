@@ -1,4 +1,4 @@
-"""Tracks, by sequence number, which updates the server has applied to its model."""
+"""Tracks which updates with sequence numbers the server has applied to its model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..layout import Layout
 
 
 class Pending(NamedTuple):
-    """A decoded update; the strategy may still apply it or discard it."""
+    """A node's decoded update, which the strategy has neither applied nor discarded yet."""
 
     sequence: int
     indices: Indices | None  # None if the method never repeats indices
@@ -23,9 +23,9 @@ class Pending(NamedTuple):
 class AckTrackerState:
     """The state of an `AckTracker`; each dictionary's keys are node ids.
 
-    `applied`: the sequence number of the node's last applied reply. `indices`: the indices of that
-    reply. `pending`: the node's pending update. `forgot`: True if the state of some nodes was
-    deleted; these nodes may come back.
+    `applied`: the sequence number of the node's last applied reply. `indices`: the indices of the
+    entries in that reply. `pending`: the node's pending update. `forgot`: True if the state of some
+    nodes was deleted; these nodes may come back.
     """
 
     applied: dict[int, int] = field(default_factory=dict)
@@ -39,14 +39,14 @@ INDEX_BUDGET = 1 << 30  # the most bytes of stored indices, summed over all node
 
 
 class AckTracker:
-    """Tracks, at the server, the sequence numbers that nodes with a residual put in their replies.
+    """Tracks, at the server, which replies of nodes with a residual were applied.
 
-    The server's next message to a node says which of the node's replies was applied last. If the
-    node's last reply was not applied, the node adds this reply back to its residual. For each node
-    with a residual the tracker stores the number of the last applied reply. It also stores the
-    indices of that reply if the method's next update may repeat them. If a node comes back after
-    `forget`, the server's first message does not say which reply was applied. The node then adds
-    nothing back.
+    Such nodes number their replies (the sequence number). The server's next message to a node says
+    which of the node's replies was applied last. If the node's last reply was not applied, the node
+    adds this reply back to its residual. For each node the tracker stores the number of the last
+    applied reply. It also stores the indices of the entries in that reply, if the method's next
+    update may repeat them. If a node comes back after `forget`, the server's first message does not
+    say which reply was applied. The node then adds nothing back.
     """
 
     def __init__(self, state: AckTrackerState | None = None, uplink: Codec | None = None) -> None:
@@ -71,7 +71,7 @@ class AckTracker:
 
     @property
     def pending(self) -> list[int]:
-        """The ids of the nodes that have a pending update (`Pending`)."""
+        """The ids of the nodes whose update was decoded, but not yet applied or discarded."""
         return list(self._state.pending)
 
     def decode(
@@ -103,7 +103,7 @@ class AckTracker:
         return update
 
     def settle(self, node: int, *, applied: bool) -> None:
-        """Record whether the pending update of a node was applied."""
+        """Record whether the strategy has applied the pending update of a node."""
         pending = self._state.pending.pop(node, None)
         if pending is not None and applied:
             self._state.applied[node], indices = pending
@@ -111,7 +111,7 @@ class AckTracker:
                 self._keep(node, indices)
 
     def _keep(self, node: int, indices: Indices) -> None:
-        """Store a node's indices; above INDEX_BUDGET, delete the oldest indices."""
+        """Store the indices in a node's update; above INDEX_BUDGET bytes, delete the oldest."""
         kept = self._state.indices
         if (old := kept.pop(node, None)) is not None:
             self._bytes -= old.nbytes
@@ -135,7 +135,7 @@ class AckTracker:
             state.forgot = True
 
     def applied(self, nodes: Iterable[int]) -> None:
-        """Record that the pending updates of these nodes were applied, and all others were not."""
+        """Record that the strategy has applied the updates of these nodes, and of no others."""
         for node in nodes:
             self.settle(node, applied=True)
         self._state.pending.clear()

@@ -1,7 +1,8 @@
-"""Encodes and decodes what nodes of a partitioned model send: tensors, labels and snapshots.
+"""Encodes and decodes what nodes send that train parts of a model: tensors, labels, snapshots.
 
-Each node trains one segment of the model, a sequence of consecutive layers. A snapshot holds a
-segment's weights and, on request, its optimiser's state.
+Each node trains one segment of the model, a sequence of consecutive layers. The tensors are
+activations and gradients. A snapshot holds a segment's weights and, on request, its optimiser's
+state.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _layout(count: int, shape: tuple[int, ...]) -> Layout:
 def pack(
     tensors: Sequence[Numbers], codec: Codec, *, memory: Memory | None = None, seed: int = 0
 ) -> bytes:
-    """Encode contiguous float32 tensors of equal shapes; raises the errors of `Codec.encode`."""
+    """Encode contiguous float32 tensors of the same shape; raises the errors of `Codec.encode`."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     vector = flat[0] if len(flat) == 1 else np.concatenate(flat)
     layout = _layout(len(tensors), tuple(tensors[0].shape))
@@ -56,7 +57,7 @@ def pack(
 
 
 def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> list[Numbers]:
-    """Return `count` float32 tensors of `shape`; they may be read-only views of the payload.
+    """Decode `count` float32 tensors of `shape`; they may be read-only views of the payload.
 
     Raises `PayloadError` for a payload of other tensors, and for absolute values above `LARGEST`.
     The error's text begins with `what`.
@@ -100,7 +101,7 @@ def _type_of_labels(classes: int) -> str:
 
 
 def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDArray[np.int64]:
-    """Return int64 labels of `shape`.
+    """Decode labels to int64 of `shape`.
 
     Raises `PayloadError` for another shape, and for labels outside 0 to `classes` - 1.
     """
@@ -115,7 +116,7 @@ def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDAr
 
 
 class SnapshotForm(NamedTuple):
-    """What a snapshot of a segment may hold.
+    """The tensors that a snapshot of a segment (consecutive layers of a model) may hold.
 
     `size`: the number of entries in the segment's weights and statistics. `trained`: how many of
     these entries are parameters. `module`: the number of parameters in the segment's module for
@@ -131,7 +132,7 @@ class SnapshotForm(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The most entries of a snapshot."""
+        """The largest number of entries that a snapshot may have."""
         beside = sum(math.prod(d for d in shape if d) for shape, _ in self.beside.values())
         vectors = self.size + self.module + self.trained + MOMENTS * (self.trained + self.module)
         return vectors + beside + 64
@@ -140,7 +141,8 @@ class SnapshotForm(NamedTuple):
         """Raise `PayloadError` if a snapshot's tensors are not the tensors of the segment.
 
         `layout`, `own`: the tensors that the payload declares, as `declared` returns them. `whole`:
-        True if the snapshot may also hold the module, the optimiser's state and a gradient.
+        True if the snapshot may also hold the segment's module for synthetic gradients, the
+        optimiser's state and a gradient.
         """
         vectors = layout.without(own)
         sizes = {STATE: self.size, MODULE: self.module, GRADIENT: self.trained, SAMPLES: 1}
@@ -160,12 +162,12 @@ class SnapshotForm(NamedTuple):
 
 
 def types_of(tensors: Mapping[str, Numbers]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the shape and dtype of each tensor, as `SnapshotForm.beside` holds them."""
+    """Return the shape and dtype of each tensor by name, for `SnapshotForm.beside`."""
     return {name: (array.shape, array.dtype.name) for name, array in tensors.items()}
 
 
 def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> bytes:
-    """Encode a segment's snapshot without loss.
+    """Encode a snapshot of a segment of the model without loss.
 
     `vectors`: float32 vectors by name. `beside`: the tensors of other dtypes, by name.
     """
@@ -182,10 +184,11 @@ def pack_copy(vectors: Mapping[str, Vector], beside: Mapping[str, Numbers]) -> b
 def unpack_copy(
     payload: Buffer, form: SnapshotForm, *, whole: bool
 ) -> tuple[dict[str, Vector], dict[str, Numbers]]:
-    """Undo `pack_copy`.
+    """Decode a snapshot that `pack_copy` encoded.
 
     The function checks the header before it decodes any value. Raises `PayloadError` for any
-    payload that is not a snapshot of this form (`SnapshotForm.expect`).
+    payload that is not a snapshot of this form (`SnapshotForm.expect`). `whole`: True if the
+    snapshot may also hold the optimiser's state.
     """
     # The sum: eight tensors for each of two optimisers, four vectors, and the tensors of `beside`.
     tensors = 2 * 8 + 4 + len(form.beside)

@@ -1,4 +1,7 @@
-"""Headers of messages and replies, and the keys of their metrics and of their `config`."""
+"""Headers of messages and replies, and the keys of their metrics and of their `config`.
+
+A header is a ConfigRecord that the server and the nodes add to Flower's messages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ ACCURACY = "accuracy"  # of an evaluation, from 0 to 1
 EXAMPLES = "num-examples"  # number of samples that the update was trained on; read by servers
 STEPS = "num-steps"  # number of local steps; read by servers, and by the virtual clock
 SECONDS = "seconds"  # real seconds that the node has worked; read by servers
-DRIFT = "drift"  # L2 distance between the node's model and the server's (CE-SGD's line 7)
+DRIFT = "drift"  # L2 distance between the node's model and the server's (`NodeReplica.masked`)
 ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a partitioned model
 REFUSED = "gradients-refused"  # gradients that a segment could not use; read by the same server
 
@@ -39,7 +42,7 @@ class DownlinkHeader(NamedTuple):
     - `workers`: how many updates the server averages in its next step.
     - `exact`: patterns of names. Tensors with such a name are sent exactly, in their own dtype.
     - `version`: the version of the model that the node has, and stores, after this message.
-    - `base`: the version to which the payloads are differences. None: the message holds the whole
+    - `base`: the version that the payloads are differences from. None: the message holds the whole
       model.
     - `rates`: the learning rates of the server's steps from `base` to `version`. The message holds
       one payload per step. None: the message holds one payload, the difference of the versions.
@@ -48,8 +51,8 @@ class DownlinkHeader(NamedTuple):
       beside a flat vector in their own dtype (`native_tensors.py`).
     - `copies`: names of the tensors that the payload leaves out, because each equals another tensor
       of the model.
-    - `tied`: for each copy two positions in the model: the copy's, then its source's
-      (`tied_weights.py`).
+    - `tied`: for each of these copies two positions in the model: its own, then that of the equal
+      tensor (`tied_weights.py`).
     """
 
     number: int | None = None
@@ -77,8 +80,9 @@ class UplinkHeader(NamedTuple):
     - `whole`: 1 if the payload is the model, None if it is the change of the model.
     - `named`: 1 if the payload holds the names of its tensors. It is 1 if the app returned other
       tensors than those in the message.
-    - `untied`: positions of the copies (`DownlinkHeader.tied`) that the payload holds, because they
-      no longer equal their sources. The payload leaves out all other copies, unless `named` is 1.
+    - `untied`: the positions of some tensors. In the message, each was left out as a copy of
+      another tensor (`DownlinkHeader.tied`). The payload holds these tensors, usually because they
+      differ now. It leaves out all other copies, unless `named` is 1.
     """
 
     number: int | None = None
@@ -102,13 +106,13 @@ class TrainConfig(NamedTuple):
     proximal_mu: float = 0.0
 
     def config(self) -> dict[str, float | int]:
-        """Return the `config` as a dictionary."""
+        """Return these fields as a message's `config`."""
         proximal = {"proximal-mu": self.proximal_mu} if self.proximal_mu else {}
         return {"lr": self.lr, "number": self.number, **proximal}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TrainConfig:
-        """Read a `config` that this project's servers or Flower's strategies wrote."""
+        """Read a `config` that one of this project's servers or Flower's strategies wrote."""
         number = config["number"] if "number" in config else config[ROUND]
         mu = cast(float, config.get("proximal-mu", 0.0))
         return cls(cast(float, config["lr"]), cast(int, number), mu)
@@ -122,7 +126,7 @@ class SegmentTask(NamedTuple):
     - `segment`: the number of the segment.
     - `cuts`: the layers at which the model is cut.
     - `life`: how many times the server has given this segment to a node.
-    - `phase`: train, forward or backward. "" asks only for a snapshot.
+    - `phase`: what to do: train, forward or backward. "" asks only for a snapshot.
     - `batch`, `batches`: the number of the first mini-batch, and the count of mini-batches.
     - `lr`: a learning rate for each mini-batch.
     - `micro`, `micros`: the number of the micro-batch, and the count of micro-batches.
@@ -148,16 +152,19 @@ class SegmentTask(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The `number` of this message's header: the count of micro-batches so far, from 1."""
+        """The number of this task's first micro-batch in the run, from 1.
+
+        It is also the `number` in the message's header.
+        """
         return self.batch * self.micros + self.micro + 1
 
     def config(self) -> dict[str, Any]:
-        """Return the `config` as a dictionary."""
+        """Return these fields as a message's `config`."""
         return {key.replace("_", "-"): value for key, value in self._asdict().items()}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> SegmentTask:
-        """Read a `config` that the server wrote."""
+        """Read a `config` that the server wrote with `SegmentTask.config`."""
         return cls(*(config[key.replace("_", "-")] for key in cls._fields))
 
 
@@ -193,20 +200,21 @@ def brief(value: object) -> str:
 
 
 def trains(message: Message) -> bool:
-    """Return whether a message asks for training, so its reply holds a model or an update."""
+    """Return whether a message is for training; then its reply holds a model or an update."""
     return message.metadata.message_type.partition(".")[0] == "train"
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
-    """Return a record of a header's fields, without the fields that are None."""
+    """Return a ConfigRecord with a header's fields, except those that are None."""
     said = zip(header._fields, header, strict=True)
     return filled(ConfigRecord, {key: value for key, value in said if value is not None})
 
 
 def read(content: RecordDict, kind: type[N]) -> N:
-    """Return a message's header; without a header, return one in which all fields are None.
+    """Return a message's header; without a header, return one with None in all fields.
 
-    Raises `PayloadError` for an unknown field, or a value of another type than the field's.
+    `kind`: `DownlinkHeader` or `UplinkHeader`. Raises `PayloadError` for an unknown field, or a
+    value of another type than the field's.
     """
     record: object = content.get(HEADER, None)
     if record is None:

@@ -1,4 +1,4 @@
-"""Builds a codec from the name of a single method, such as "int8"."""
+"""Makes a codec from the name of a single sparsifier, quantizer or coder, such as "int8"."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Examples are counters, masks and frozen weights. Most native tensors never change. So a payload
 holds only the native tensors that differ from their initial values. A checksum shows whether server
 and node have the same initial values. The initial values of a node may differ in the last bits, if
-its processor computes them differently. Then the server sends its initial values to the node.
+its processor computes them differently. The server then sends its own initial values to the node.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Initial:
 
     @cached_property
     def checksum(self) -> bytes:
-        """8-byte xxh3 checksum of the tensors' names, shapes, dtypes and exact values."""
+        """8-byte xxh3 checksum of the native tensors' names, shapes, dtypes and exact values."""
         found = xxh3_64(repr((self.layout.names, self.layout.shapes, self.layout.dtypes)).encode())
         for array in self.arrays.values():
             found.update(_bytes_of(array).data)
@@ -61,16 +61,16 @@ class Initial:
 
     @cached_property
     def _most(self) -> int:
-        """The number of entries in all native tensors, the most that a payload may declare."""
+        """The number of entries in all native tensors; a payload may declare at most as many."""
         return sum(math.prod(d for d in shape if d) for shape in self.layout.shapes)
 
     @cached_property
     def whole(self) -> bytes:
-        """The payload of all initial tensors."""
+        """The payload with the initial values of all native tensors."""
         return self._packed(self.arrays)
 
     def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
-        """Return the payload of the tensors that differ from their initial values.
+        """Encode the native tensors that differ from their initial values.
 
         The payload is empty if no tensor differs.
         """
@@ -84,14 +84,14 @@ class Initial:
         return EXACT.encode(EMPTY, NOTHING, own=own)
 
     def all(self, payload: Buffer | None) -> Arrays:
-        """Return all native tensors by name; tensors that the payload lacks are initial values.
+        """Return all native tensors by name, with initial values for those that a payload lacks.
 
         Raises the errors of `read`.
         """
         return {**self.arrays, **self.read(payload)}
 
     def read(self, payload: Buffer | None) -> Arrays:
-        """Return the tensors in a payload, by name; without a payload, an empty dictionary.
+        """Decode the native tensors in a payload, by name; without a payload, return {}.
 
         Raises `PayloadError` for a tensor with another name, shape or dtype than the initial
         tensors, and for a BatchNorm counter of mini-batches below 0.
@@ -117,7 +117,7 @@ class Initial:
 
 
 def native_bytes(initial: Initial | None) -> int:
-    """Return the bytes of native tensors, as Flower sends them without compression."""
+    """Return the bytes of native tensors (sent in their own dtype) as Flower sends them."""
     arrays = {} if initial is None else initial.arrays
     return sum(len(Array(array).data) for array in arrays.values())
 
@@ -159,7 +159,7 @@ def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]])
 
 
 def with_natives(record: ArrayRecord, natives: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return a record of a flat vector with native tensors added."""
+    """Return a record that holds a flat vector and native tensors; `record` has the vector."""
     if not natives:
         return record
     named = {f"{PREFIX}{name}": FlatArray(array) for name, array in natives.items()}
@@ -178,17 +178,17 @@ def natives_of(record: ArrayRecord) -> Arrays:
 
 
 def with_payload(record: ArrayRecord, name: str, payload: bytes) -> ArrayRecord:
-    """Return a record with another payload added under `name`."""
+    """Return a record with an additional payload, under the name `name`."""
     return filled(ArrayRecord, {**record, name: Array("uint8", (len(payload),), STYPE, payload)})
 
 
 def sent_natives(arrays: ArrayRecord) -> bytes | None:
-    """Return the payload of native tensors in a message's record; None if it has none."""
+    """Return the payload with native tensors in a message's record; None if it has none."""
     return arrays[NATIVE].data if NATIVE in arrays else None
 
 
 def native_payload(content: RecordDict) -> bytes | None:
-    """Return the payload of native tensors in a reply; None if it has none."""
+    """Return the payload with native tensors in a reply; None if it has none."""
     for _, record in records(content, ArrayRecord):
         array = record.get(NATIVE)
         if array is not None and array.stype == STYPE and len(record) > 1:
@@ -199,10 +199,10 @@ def native_payload(content: RecordDict) -> bytes | None:
 def received(
     arrays: ArrayRecord, header: DownlinkHeader, own: Initial, state: RecordDict
 ) -> Initial:
-    """Return the server's initial native tensors; `own`: this node's initial native tensors.
+    """Return the values that the server's native tensors had at the start of the run.
 
-    Raises `PayloadError` if the server's initial tensors differ from `own` and are in neither the
-    message nor this node's state.
+    `own`: this node's initial native tensors. Raises `PayloadError` if the server's initial tensors
+    differ from `own` and are in neither the message nor this node's state.
     """
     if not own.arrays and header.initial is None:
         return own
@@ -214,7 +214,10 @@ def received(
 def _servers(
     arrays: ArrayRecord, header: DownlinkHeader, own: Initial, state: RecordDict
 ) -> Initial:
-    """Return the server's initial tensors, from the message or from this node's state."""
+    """Return the server's initial native tensors, from the message or from this node's state.
+
+    Raises `PayloadError` if neither has them.
+    """
     there = own.read(arrays[INITIAL].data) if INITIAL in arrays else kept(state, KEPT)
     found = Initial({name: there[name] for name in own.arrays if name in there})
     if found.checksum != header.initial:
@@ -223,4 +226,4 @@ def _servers(
     return found
 
 
-NONE = Initial({})  # for a model without native tensors
+NONE = Initial({})  # of a model without native tensors

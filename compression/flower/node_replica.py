@@ -34,12 +34,12 @@ MODEL, VERSION = "model", "version"
 
 
 class Optimizer(Protocol):
-    """The optimiser of the server's steps; nodes that repeat the steps have the same one."""
+    """The server's optimiser; nodes that repeat the server's steps have the same one."""
 
     names: tuple[str, ...]  # names of the arrays in the optimiser's state, each float32 (n,)
 
     def state(self, size: int) -> dict[str, Vector]:
-        """Return the arrays of the optimiser's state before the first step."""
+        """Return the optimiser's arrays before the first step, for a model of `size` parameters."""
 
     def step(
         self,
@@ -50,7 +50,10 @@ class Optimizer(Protocol):
         lr: float,
         number: int,
     ) -> None:
-        """Step: change (n,) `x` and `state` in place; `gradient` (k,) has the entries `at`."""
+        """Take one step: change (n,) `x` and `state` in place.
+
+        `gradient`: (k,), the gradient's entries at the positions `at`. `number`: the step's number.
+        """
 
 
 class Replica:
@@ -71,7 +74,7 @@ class Replica:
 
     @classmethod
     def start(cls, optimizer: Optimizer, trained: int, model: Vector) -> Replica:
-        """Return a replica of version 0 that uses the array `model` without a copy."""
+        """Return a replica at version 0; it uses the array `model` without a copy."""
         arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
         return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
 
@@ -79,11 +82,11 @@ class Replica:
     def of(
         cls, optimizer: Optimizer, arrays: ArrayRecord, kept: dict[str, NDArray[Any]]
     ) -> tuple[Replica, Layout]:
-        """Return a replica that shares the arrays `kept`, and the layout of `arrays`.
+        """Return a replica that uses the arrays `kept`, and the layout of the model in `arrays`.
 
         If `kept` is empty, the replica is a copy of `arrays` with version 0, and its arrays are put
-        into `kept`. Raises `ValueError` if `kept` belongs to another model or optimiser, or if the
-        model's running statistics are not behind all parameters.
+        into `kept`. Raises `ValueError` if `kept` belongs to another model or optimiser, or if a
+        parameter comes after the model's running statistics.
         """
         layout = layout_of(arrays)
         trained = trained_entries(layout)
@@ -100,7 +103,7 @@ class Replica:
 
     @property
     def version(self) -> int:
-        """The number of steps taken."""
+        """The number of the server's steps that this replica includes."""
         return int(self._version[0])
 
     def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
@@ -130,10 +133,10 @@ OTHER = f"this node's model is not the server's version of it; it {HEALS}"
 
 
 class Decoder:
-    """Decodes the server's payloads.
+    """Decodes the server's payloads for all nodes of a process.
 
-    All nodes of a process that get the same bytes object share the decoded arrays. `layout`: the
-    model's layout; None if the payload's header describes the tensors.
+    Nodes that get the same bytes object share the decoded arrays. `layout`: the model's layout;
+    None if the payload's header describes the tensors.
     """
 
     def __init__(self, layout: Layout | None) -> None:
@@ -145,7 +148,7 @@ class Decoder:
         return self.whole(payload)[1]
 
     def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[TensorSplit, Update]:
-        """Return the `TensorSplit` and the content of a payload.
+        """Decode a payload; return how it splits the model (`TensorSplit`), and its content.
 
         Raises `PayloadError` for a vector of more than `most` entries, and the errors of
         `decode_update`.
@@ -164,9 +167,9 @@ class Decoder:
 class Followed(NamedTuple):
     """The server's model, as decoded from a message; treat it as read-only.
 
-    `form`: the `TensorSplit` for changes of the model. `came`: the `TensorSplit` and the values of
-    a whole model, as the message held them; tensors of other dtypes than float32 are exact.
-    `ties`: the copies that the message left out (`tied_weights.py`).
+    `form`: the `TensorSplit` for changes of the model. `came`: for a message with a whole model,
+    the `TensorSplit` and the values in the message; tensors of other dtypes than float32 are exact
+    there. `ties`: the copies that the message left out (`tied_weights.py`).
     """
 
     form: TensorSplit
@@ -183,7 +186,7 @@ class Followed(NamedTuple):
 class NodeReplica:
     """Reads the server's model from messages, for all nodes of a process.
 
-    Nodes with equal replicas share the arrays. The first node that gets a version computes it, and
+    Nodes with equal models share the arrays. The first node that gets a version computes it, and
     the other nodes use the result. `optimizer`: the server's optimiser; it is needed if nodes
     repeat the server's steps. In this case a `layout` is needed too.
     """
@@ -195,7 +198,7 @@ class NodeReplica:
         self._snapshot: tuple[bytes, Replica] | None = None
 
     def model(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Followed:
-        """Return the server's model after this message.
+        """Return the server's model that this message brings.
 
         Raises `PayloadError` if the node lacks the version `header.base`, or if the payload does
         not fit the model. Also raises it if the result's checksum differs from the header's.
@@ -251,9 +254,10 @@ class NodeReplica:
         return self._kept_version(widened(changed, form, ties), header, state)
 
     def _kept_version(self, vector: Vector, header: DownlinkHeader, state: RecordDict) -> Vector:
-        """Store a version in the node's state; nodes with the same version share the array.
+        """Store a version of the model in a node's state.
 
-        Raises `PayloadError` if the vector's checksum is not the header's.
+        Nodes of a process with the same version share its array. Raises `PayloadError` if the
+        vector's checksum is not the header's.
         """
         if self._made is None or self._made[0] != header.checksum:
             if header.checksum is None or checksum(vector) != header.checksum:
@@ -280,7 +284,7 @@ class NodeReplica:
         return replica.model
 
     def _start(self, arrays: ArrayRecord, header: DownlinkHeader) -> Replica:
-        """Return the replica in a message that holds the whole model and the optimiser's state.
+        """Return a replica from a message that holds the whole model and the optimiser's state.
 
         All nodes that get the same bytes object share the replica.
         """
@@ -324,7 +328,7 @@ class NodeReplica:
         header: DownlinkHeader,
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Apply the message's updates, except those that the replica has already applied.
+        """Apply the averaged updates in a message, except those that the replica already has.
 
         `mask`: (`trained`,) bool, True for the parameters to change; None changes all parameters.
         Raises `PayloadError` if the replica lacks a step before the message's first update.
@@ -345,10 +349,11 @@ class NodeReplica:
     def masked(
         self, followed: Vector, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, float]:
-        """Return the model of line 7 of CE-SGD's Algorithm 2, and its L2 distance from `followed`.
+        """Return this node's own model in CE-SGD, and its L2 distance from the server's model.
 
-        Before a step, line 7 multiplies the server's mean by the selection vector V of this node's
-        last update. So each node's model differs from the server's.
+        In CE-SGD's Algorithm 2, line 7, each node multiplies the server's averaged update by the
+        selection vector V of its own last update, and takes a step with the product. So its model
+        differs from the server's. `followed`: the server's model, (n,).
         """
         if header.base is None:
             own = {name: array.copy() for name, array in kept(state, REPLICA).items()}

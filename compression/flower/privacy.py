@@ -37,7 +37,7 @@ def clip_of(content: RecordDict) -> float | None:
 
 
 def keeps_clip(codec: Codec, layout: Layout) -> bool:
-    """Return whether the codec never increases an update's L2 norm, apart from rounding."""
+    """Return whether a codec never increases an update's L2 norm, apart from rounding."""
     return (
         codec.quantizer.keeps_norm
         and codec.sparsifier.contracts
@@ -47,7 +47,7 @@ def keeps_clip(codec: Codec, layout: Layout) -> bool:
 
 
 def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> bool:
-    """Return whether the L2 norm of an update's trained entries is at most `clip`.
+    """Return whether an update is clipped: its trained entries have at most the L2 norm `clip`.
 
     If the norm is larger, no mod has clipped the update. Then the app uses `clipping_norm` in its
     configuration for another purpose, such as gradient clipping.
@@ -59,9 +59,10 @@ def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> boo
 
 
 def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) -> None:
-    """Raise `PayloadError` if the codec or the model is not allowed with clipping at the nodes.
+    """Raise `PayloadError` if nodes may not clip updates with this codec or this model.
 
-    `own`: the tensors beside the vector, in their own dtype. `layout`: the vector's layout.
+    `own`: the tensors that are sent in their own dtype, beside the float32 vector. `layout`: the
+    vector's layout.
     """
     if not codec.exact and (own or exact_tensors(layout)):
         raise PayloadError(
@@ -78,7 +79,7 @@ def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) 
 
 
 def within_clip(codec: Codec, delta: Vector, layout: Layout, clip: float, seed: int) -> Vector:
-    """Return the delta, scaled down slightly if the decoded delta's norm would exceed `clip`."""
+    """Scale an update down slightly if its norm after decoding would exceed `clip`."""
     norm = _decoded_norm(codec, delta, layout, seed)
     while norm > clip:  # usually one pass; the scaled delta may be rounded differently
         delta = delta * np.float32(clip / norm * (1 - 1e-6))

@@ -76,10 +76,10 @@ class FlatArray(Array):
 
 
 def filled(kind: type[Filled], values: Mapping[str, Any]) -> Filled:
-    """Return a record of class `kind`; the caller ensures that the values are valid for it.
+    """Return a record of class `kind` with these values, without Flower's check of each value.
 
-    This function skips Flower's check of each value. A check takes 2.5 µs, and one step of
-    synchronous averaging sets twenty values. Flower also takes 2.5 µs to make an empty record.
+    The caller ensures that the values are valid. A check takes 2.5 µs, and one step of synchronous
+    averaging sets twenty values. Flower also takes 2.5 µs to make an empty record.
     """
     if kind not in _empty:
         _empty[kind] = dict(kind().__dict__)
@@ -126,7 +126,7 @@ def type_of(array: Array) -> str:
 
 
 def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
-    """Return all arrays, concatenated, as float32 (n,); a `FlatArray` is returned without a copy.
+    """Concatenate all arrays to float32 (n,); a `FlatArray` is returned without a copy.
 
     Raises `PayloadError` if the names or sizes differ from `layout`.
     """
@@ -147,7 +147,7 @@ def to_vector(arrays: ArrayRecord, layout: Layout | None = None) -> Vector:
 def to_arrays(
     vector: Vector, layout: Layout, natives: Mapping[str, NDArray[Any]] = NO_ARRAYS
 ) -> ArrayRecord:
-    """Return one named Array per tensor in the tensor's dtype, then one per native tensor.
+    """Return one named Array per tensor, in the tensor's dtype, and then the native tensors.
 
     Values of integer tensors are rounded.
     """
@@ -176,7 +176,7 @@ def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
 
 
 def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
-    """Return the name of the first record that holds a payload, and the payload; else None."""
+    """Return the name of the first record with a payload, and this payload; None without one."""
     for name, record in records(content, ArrayRecord):
         for array in record.values():
             if array.stype == STYPE:
@@ -246,7 +246,7 @@ def records(content: RecordDict, kind: type[Record]) -> list[tuple[str, Record]]
 def with_content(
     message: Message, content: RecordDict | None, error: Error | None = None
 ) -> Message:
-    """Return a message with another content or error; it shares the metadata of `message`."""
+    """Return a message with another content or error, and with the metadata of `message`."""
     other = Message.__new__(Message)
     other.__dict__.update(message.__dict__, _content=content, _error=error)
     return other

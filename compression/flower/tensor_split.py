@@ -25,18 +25,19 @@ FLOATS = ("float16", "float32", "float64")
 
 
 class Model(NamedTuple):
-    """A model's values: a float32 vector (n,), and the tensors beside the vector."""
+    """A model's values: a float32 vector (n,), and the tensors that are sent in their own dtype."""
 
     vector: Vector
     own: tuple[NativeTensor, ...] = ()
 
 
 class TensorSplit:
-    """Says which tensors of a model are in the float32 vector and which are beside the vector.
+    """Says which tensors of a model are in one float32 vector and which are beside the vector.
 
-    `whole`: the layout of all tensors. `beside`: the positions in `whole` of the tensors beside the
-    vector. `layout`: the layout of the tensors in the vector, in the order of `whole`. `patterns`:
-    patterns of names; tensors with such a name are beside the vector, even if they are float32.
+    Tensors beside the vector are sent in their own dtype. `whole`: the layout of all tensors.
+    `beside`: the positions in `whole` of the tensors beside the vector. `layout`: the layout of the
+    tensors in the vector, in the order of `whole`. `patterns`: patterns of names; tensors with such
+    a name are beside the vector, even if they are float32.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class TensorSplit:
         self.layout = whole.without(self.beside)
 
     def model(self, arrays: ArrayRecord) -> Model:
-        """Return the values of named arrays as a `Model`.
+        """Split named arrays into a float32 vector and the tensors beside the vector.
 
         Raises `PayloadError` for names or shapes that differ from `whole`, and for values that the
         tensor's dtype cannot hold.
@@ -86,7 +87,7 @@ class TensorSplit:
 
 
 def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
-    """Return values converted to a tensor's dtype; raise `PayloadError` if that changes them.
+    """Convert values to a tensor's dtype; raise `PayloadError` if that changes them.
 
     Floats may be rounded, because an app may train a float16 model in float32 and return float32.
     """
@@ -103,8 +104,9 @@ def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
 def form_of_updates(whole: Layout, exact: tuple[str, ...] = ()) -> TensorSplit:
     """Return the `TensorSplit` for changes of a model.
 
-    Tensors that are not floats are beside the vector. So are BatchNorm statistics that are not
-    float32, and tensors with a name that matches a pattern in `exact`.
+    Three kinds of tensors are beside the vector, in their own dtype: tensors that are not floats,
+    BatchNorm statistics that are not float32, and tensors with a name that matches a pattern in
+    `exact`.
     """
     beside = [
         t
@@ -123,16 +125,16 @@ def is_float(dtype: str) -> bool:
 
 @lru_cache(maxsize=16)
 def form_of_models(form: TensorSplit) -> TensorSplit:
-    """Return the `TensorSplit` for a whole model, given the one for its changes.
+    """Return the `TensorSplit` for a whole model; `form`: the one for the model's changes.
 
-    All tensors that are not float32 are beside the vector.
+    All tensors that are not float32 are beside the vector, in their own dtype.
     """
     others = [t for t, dtype in enumerate(form.whole.dtypes) if dtype != "float32"]
     return _form(form.whole, tuple(sorted({*others, *form.beside})))
 
 
 def converted(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
-    """Return a model in another `TensorSplit`; the model itself if the splits are equal."""
+    """Split a model by `to` instead of `form`; return the model itself if the two are equal."""
     return model if form.beside == to.beside else to.model(form.arrays(model))
 
 
@@ -150,7 +152,7 @@ def form_as_declared(whole: Layout, own: tuple[int, ...]) -> TensorSplit:
 
 
 def expect_room(form: TensorSplit, most: int) -> None:
-    """Raise `PayloadError` if the vector of `form` has more than `most` entries."""
+    """Raise `PayloadError` if the float32 vector of `form` has more than `most` entries."""
     if form.layout.size > most:
         raise PayloadError(f"the model has more than the {most} entries allowed here")
 
@@ -161,9 +163,9 @@ def _form(whole: Layout, beside: tuple[int, ...]) -> TensorSplit:
 
 
 def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
-    """Return a model's vector in the layout of other tensors, `to`.
+    """Return a model's vector for a model with other tensors, which `to` describes.
 
-    A tensor of `to` gets the values of the tensor with its name and shape, or else zeros.
+    Each tensor of `to` gets the values of the tensor with its name and shape, or else zeros.
     """
     ours = {
         (name, shape): place
@@ -181,7 +183,7 @@ def moved(model: Model, form: TensorSplit, to: TensorSplit) -> Model:
 
 @lru_cache(maxsize=16)
 def statistics_of(form: TensorSplit) -> tuple[Layout, tuple[int, ...]]:
-    """Return the BatchNorm statistics' layout, and the positions of statistics in the vector.
+    """Return the layout of a model's BatchNorm statistics, and their positions in its vector.
 
     In the layout, the statistics in the vector come first. The statistics beside the vector follow.
     """
@@ -199,12 +201,12 @@ def _is_moving(name: str, dtype: str) -> bool:
 
 
 def is_moving(own: NativeTensor) -> bool:
-    """Return whether a tensor beside the vector is a running mean or variance of BatchNorm."""
+    """Return whether a tensor in its own dtype is a running mean or variance of BatchNorm."""
     return _is_moving(own.name, own.array.dtype.name)
 
 
 def gathered_statistics(form: TensorSplit, model: Model) -> Vector:
-    """Return a model's BatchNorm statistics, float32 (s,)."""
+    """Return a model's BatchNorm statistics as one vector, float32 (s,)."""
     _, inside = statistics_of(form)
     within = separate(form.layout, inside).gather_exact(model.vector)
     others = [each.array.astype(np.float32).reshape(-1) for each in model.own if is_moving(each)]

@@ -31,15 +31,15 @@ from .native_tensors import differing
 from .records import Vector
 from .tensor_split import Model, TensorSplit, expect_room, form_as_declared, form_of_models
 
-Ties = tuple[tuple[int, int], ...]  # (position of copy, position of source), by increasing copy
+Ties = tuple[tuple[int, int], ...]  # (copy's position, source's position), sorted by the copy's
 
 
 def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Ties:
-    """Return the tensors that have the dtype, shape and checksum of an earlier tensor.
+    """Find copies: tensors with the dtype, shape and checksum of an earlier tensor, their source.
 
-    `form`: the result of `form_of_updates`. `model`: the model, split by `form_of_models`.
-    `apart`: patterns of names; tensors with such a name are never treated as copies. Call
-    `still_tied` afterwards, because it compares the values and not only the checksums.
+    `form`: the result of `form_of_updates`. `model`: the model, split by `form_of_models`. `apart`:
+    patterns of names; tensors with such a name are never treated as copies. Call `still_tied`
+    afterwards, because it compares the values and not only the checksums.
     """
     whole, alike = form.whole, defaultdict[object, list[int]](list)
     for place, name in enumerate(whole.names):
@@ -56,7 +56,7 @@ def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Tie
 
 
 def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
-    """Return the pairs of `ties` in which the copy equals its source, bit for bit."""
+    """Return those pairs (copy, source) of tensors that are equal, bit for bit."""
     if not ties:
         return ()
     values = list(_tensors(form, model))
@@ -66,7 +66,7 @@ def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
 
 
 def _tensors(form: TensorSplit, model: Model) -> Iterator[NDArray[Any]]:
-    """Yield a model's tensors in the model's order; tensors in the vector are yielded flat."""
+    """Yield the values of a model's tensors in order; those in the float32 vector are 1-d."""
     own, bounds, done = {each.position: each.array for each in model.own}, form.layout.offsets, 0
     for place in range(len(form.whole)):
         if place in own:
@@ -81,9 +81,9 @@ def _hash(values: NDArray[Any]) -> bytes:
 
 
 class _Cut(NamedTuple):
-    """A `TensorSplit` without copies, and the data to restore the copies."""
+    """How to remove copies (tensors equal to another tensor) from a model, and to restore them."""
 
-    form: TensorSplit
+    form: TensorSplit  # of the model without the copies
     vector: Separation  # separates the vector into copies and the rest
     sources: tuple[slice, ...]  # for each copy in the vector, its source's slice of the rest
     places: tuple[int, ...]  # positions of the tensors that are not copies
@@ -111,18 +111,21 @@ def _cut(form: TensorSplit, ties: Ties) -> _Cut:
 
 
 def without(form: TensorSplit, ties: Ties) -> TensorSplit:
-    """Return a `TensorSplit` without the copies; `form` itself if `ties` is empty."""
+    """Return the `TensorSplit` of a model without its copies; `form` itself without copies.
+
+    Copies are tensors that equal another tensor. `ties`: the positions of each copy and its source.
+    """
     return _cut(form, ties).form if ties else form
 
 
 def narrowed(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
-    """Return a model's vector without the entries of the copies."""
+    """Return a model's vector without the tensors that are copies of another tensor."""
     cut = _cut(form, ties) if ties else None
     return vector if cut is None or not cut.sources else cut.vector.gather(vector)
 
 
 def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
-    """Return a model without the copies."""
+    """Return a model without the tensors that are copies of another tensor."""
     if not ties:
         return model
     number = {place: each for each, place in enumerate(_cut(form, ties).places)}
@@ -132,7 +135,7 @@ def narrowed_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
 
 
 def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
-    """Undo `narrowed`."""
+    """Undo `narrowed`: return a model's vector with the copies of tensors restored."""
     cut = _cut(form, ties) if ties else None
     if cut is None or not cut.sources:
         return vector
@@ -142,7 +145,10 @@ def widened(vector: Vector, form: TensorSplit, ties: Ties) -> Vector:
 def widened_own(
     own: Sequence[NativeTensor], form: TensorSplit, ties: Ties
 ) -> tuple[NativeTensor, ...]:
-    """Return the tensors in their own dtype, with the copies restored."""
+    """Restore copies among the tensors that are sent in their own dtype.
+
+    A copy is a tensor that equals another tensor of the model, its source.
+    """
     if not ties:
         return tuple(own)
     cut, names = _cut(form, ties), form.whole.names
@@ -152,18 +158,21 @@ def widened_own(
 
 
 def widened_model(model: Model, form: TensorSplit, ties: Ties) -> Model:
-    """Undo `narrowed_model`."""
+    """Undo `narrowed_model`: return a model with the copies of tensors restored."""
     return Model(widened(model.vector, form, ties), widened_own(model.own, form, ties))
 
 
 def names_of(ties: Ties, form: TensorSplit) -> dict[str, str]:
-    """Return the names of the copies in the vector, each with its source's name."""
+    """Return the name of each copied tensor in the vector, with the name of its source.
+
+    A copy equals another tensor of the model, its source.
+    """
     names = form.whole.names
     return {names[copy]: names[source] for copy, source in ties if copy not in form.beside}
 
 
 def written_ties(form: TensorSplit, ties: Ties) -> dict[str, Any]:
-    """Return the fields of `DownlinkHeader` that describe copies."""
+    """Return the fields of `DownlinkHeader` that say which tensors are copies of which."""
     if not ties:
         return {}
     return {
@@ -175,11 +184,12 @@ def written_ties(form: TensorSplit, ties: Ties) -> dict[str, Any]:
 def form_with_copies(
     form: TensorSplit, header: DownlinkHeader, most: int
 ) -> tuple[TensorSplit, Ties]:
-    """Return the `TensorSplit` of a message's model with its copies, and the copies.
+    """Add a message's copies to the `TensorSplit` of its payload; return the result and the copies.
 
-    `form`: the `TensorSplit` of the payload, without copies. Raises `PayloadError` for copies of
-    tensors that the payload does not hold, and for copies that are too large. Also raises it for
-    duplicate names, and for a vector of more than `most` entries.
+    A copy is a tensor that equals another tensor, so the payload leaves it out. `form`: the
+    `TensorSplit` of the payload. Raises `PayloadError` for copies of tensors that the payload does
+    not hold, and for copies that are too large. Also raises it for duplicate names, and for a
+    vector of more than `most` entries.
     """
     names, said = header.copies or [], header.tied or []
     if not names and not said:
@@ -214,10 +224,11 @@ def form_with_copies(
 
 
 def left_tied(ties: Ties, untied: Sequence[int] | None) -> Ties:
-    """Return the copies that a reply leaves out; `untied`: the positions of the copies it holds.
+    """Return the copies that a reply leaves out: those in the message except `untied`.
 
-    `ties`: the copies that the message left out, each with its source. Raises `PayloadError` if
-    `untied` holds the position of any other tensor.
+    A copy is a tensor that equals another tensor, its source. `ties`: the copies that the message
+    left out, each with its source. `untied`: the positions of the copies that the reply holds.
+    Raises `PayloadError` if `untied` holds the position of any other tensor.
     """
     if not untied:
         return ties

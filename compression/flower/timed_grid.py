@@ -1,4 +1,4 @@
-"""Extends Flower's `Grid` by a clock, deadlines, a fixed order of nodes, and the next node's time.
+"""Extends Flower's `Grid`: a clock, deadlines, a fixed order of nodes, when the next node appears.
 
 `TimedGrid` declares the methods. A grid on a virtual clock implements these methods itself. For any
 other grid, `timed` returns a `TimedGrid` that polls the grid in real time. A class that wraps a
@@ -31,11 +31,11 @@ class TimedGrid(Protocol):
 
     @property
     def now(self) -> float:
-        """Seconds since a fixed moment, in virtual or real time; deadlines are values of `now`."""
+        """Seconds since a fixed moment, in virtual or real time; deadlines are compared with it."""
 
     @property
     def next_change(self) -> float | None:
-        """The value of `now` at which the next node appears.
+        """The moment (as in `now`) at which the next node appears.
 
         Infinity: no node will appear. None: unknown.
         """
@@ -44,13 +44,13 @@ class TimedGrid(Protocol):
         """Return the ids of the present nodes, ordered by data partition."""
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages and return their ids; a node must begin a message within `ttl` seconds."""
+        """Send messages and return their ids; a node must start on one within `ttl` seconds."""
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
         """Wait for the next replies to these messages; return an empty list at the deadline.
 
-        `deadline`: a value of `now`. Do not pass the id of a message again after its reply was
-        returned.
+        `deadline`: the moment, as in `now`. Do not pass the id of a message again after its reply
+        was returned.
         """
 
     def tend(self) -> None:
@@ -65,16 +65,19 @@ class TimedGrid(Protocol):
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """The estimate of `follow`, as fields of a run's result; empty without an estimate."""
+        """The estimated time without compression, as fields of a run's result; see `follow`.
+
+        Empty without an estimate.
+        """
 
     # the methods of Flower's `Grid`
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """Flower's description of the run (`Run`)."""
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Set Flower's description of the run (`Run`)."""
 
     def create_message(
         self,
@@ -84,18 +87,18 @@ class TimedGrid(Protocol):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (Flower's old way)."""
+        """Create a message, as in older versions of Flower."""
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return Flower's descriptions of the present nodes."""
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch replies."""
+        """Return the replies to these messages that have arrived."""
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and wait for the replies."""
+        """Send messages and wait for the replies, at most `timeout` seconds."""
 
 
 def timed(grid: Grid | TimedGrid) -> TimedGrid:
@@ -111,17 +114,17 @@ def timed(grid: Grid | TimedGrid) -> TimedGrid:
 
 
 class _Forwarding(Grid):
-    """Forwards the methods of Flower's `Grid`."""
+    """Forwards the methods of Flower's `Grid` to the grid inside."""
 
     _grid: Grid | TimedGrid
 
     @property
     def run(self) -> Run:
-        """The run."""
+        """Flower's description of the run (`Run`)."""
         return self._grid.run
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Set Flower's description of the run (`Run`)."""
         self._grid.set_run(run)
 
     def create_message(
@@ -132,7 +135,7 @@ class _Forwarding(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (Flower's old way)."""
+        """Create a message, as in older versions of Flower."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
@@ -140,18 +143,18 @@ class _Forwarding(Grid):
         return self._grid.get_nodes()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Fetch replies."""
+        """Return the replies to these messages that have arrived."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Send messages and wait for the replies."""
+        """Send messages and wait for the replies, at most `timeout` seconds."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
 
 class GridWrapper(_Forwarding):
-    """Base class of grids that wrap another grid; it forwards all methods of `TimedGrid`."""
+    """Base class of grids that wrap another grid; forwards all methods of `TimedGrid` to it."""
 
     _grid: TimedGrid
 
@@ -160,42 +163,42 @@ class GridWrapper(_Forwarding):
 
     @property
     def virtual_seconds(self) -> float | None:
-        """See `TimedGrid`."""
+        """The wrapped grid's virtual time in seconds; None in real time."""
         return self._grid.virtual_seconds
 
     @property
     def now(self) -> float:
-        """See `TimedGrid`."""
+        """The wrapped grid's time in seconds, virtual or real."""
         return self._grid.now
 
     @property
     def next_change(self) -> float | None:
-        """See `TimedGrid`."""
+        """The moment at which the wrapped grid's next node appears (`TimedGrid`)."""
         return self._grid.next_change
 
     def get_node_ids(self) -> Sequence[int]:
-        """See `TimedGrid`."""
+        """Return the ids of the wrapped grid's nodes, ordered by data partition."""
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """See `TimedGrid`."""
+        """Send messages through the wrapped grid, and return their ids."""
         return self._grid.push_messages(messages, ttl)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """See `TimedGrid`."""
+        """Wait for the next replies through the wrapped grid, until the deadline."""
         return self._grid.pull_before(message_ids, deadline)
 
     def tend(self) -> None:
-        """See `TimedGrid`."""
+        """Let the wrapped grid send queued messages to idle worker processes."""
         self._grid.tend()
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
-        """See `TimedGrid`."""
+        """Let the wrapped grid estimate the run's time without compression."""
         self._grid.follow(plain_bytes, header)
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """See `TimedGrid`."""
+        """The wrapped grid's estimate of the run's time without compression."""
         return self._grid.comparison
 
 
@@ -212,7 +215,7 @@ class PolledGrid(_Forwarding):
 
     @property
     def virtual_seconds(self) -> None:
-        """None: time is real."""
+        """None, because this grid runs in real time."""
 
     @property
     def now(self) -> float:
@@ -221,7 +224,7 @@ class PolledGrid(_Forwarding):
 
     @property
     def next_change(self) -> None:
-        """None: unknown."""
+        """None: it is unknown when the next node appears."""
 
     def get_node_ids(self) -> Sequence[int]:
         """Return the ids of the present nodes, by time of registration or, if unknown, by id."""
@@ -231,7 +234,7 @@ class PolledGrid(_Forwarding):
         return sorted(ids, key=lambda node: (self._known.get(node, ""), node))
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
-        """Send messages and return their ids; limit their times to live to `ttl` seconds."""
+        """Send messages and return their ids; a message expires after at most `ttl` seconds."""
         messages = list(messages)
         if ttl < math.inf:
             for message in messages:
@@ -239,7 +242,7 @@ class PolledGrid(_Forwarding):
         return self._grid.push_messages(messages)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Poll, with growing pauses, until replies arrive or the deadline is over."""
+        """Ask for replies, with growing pauses, until some arrive or the deadline is over."""
         ids, pause = list(message_ids), FIRST_PAUSE
         if not ids and deadline == math.inf:  # no reply can arrive
             return []
@@ -259,5 +262,5 @@ class PolledGrid(_Forwarding):
 
     @property
     def comparison(self) -> Mapping[str, float | None]:
-        """An empty dictionary."""
+        """An empty dictionary, because the estimate needs a virtual clock."""
         return {}

@@ -10,25 +10,26 @@ from flwr.app import Message
 from .timed_grid import TimedGrid
 
 FOREVER = 1e9  # seconds; a timeout of FOREVER or more means no timeout
-TIMES, LEAST = 10.0, 60.0  # a limit is TIMES the time of other replies, at least LEAST seconds
+TIMES, LEAST = 10.0, 60.0  # the factor on the time of other replies; the least limit in seconds
 log = getLogger("edgewire")
 
 
 class SlowestReply:
-    """The time that the slowest reply of one kind has taken so far, in real seconds."""
+    """The time of the slowest reply so far to messages of one type, in real seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0  # 0: unknown
 
     def took(self, seconds: float) -> None:
-        """Record how many seconds a reply took."""
+        """Record that a reply took this many seconds."""
         self.seconds = max(self.seconds, seconds)
 
     def limit(self, grid: TimedGrid, timeout: float) -> float:
         """Return how many seconds to wait for a reply: `timeout`, if it is below `FOREVER`.
 
-        Otherwise, in real time, the limit is `TIMES` the slowest reply so far, at least `LEAST`
-        seconds. There is no limit on a virtual clock, or before the first reply.
+        Otherwise, in real time, the limit is the time of the slowest reply so far multiplied by
+        `TIMES`, but at least `LEAST` seconds. There is no limit on a virtual clock, or before the
+        first reply.
         """
         if timeout < FOREVER or grid.virtual_seconds is not None or not self.seconds:
             return timeout
@@ -36,11 +37,11 @@ class SlowestReply:
 
 
 class AdaptiveTimeout:
-    """The deadline for the replies to one call.
+    """The deadline for the replies to the messages of one call.
 
-    A `timeout` is measured from the start of the call. Without a timeout, the replies to earlier
-    calls determine the limit (`SlowestReply.limit`). In the first call, the first half of the
-    replies determines the limit.
+    A `timeout` is measured from the start of the call. Without a timeout, the times of replies to
+    earlier calls determine the limit (`SlowestReply.limit`). In the first call, the time of the
+    first half of the replies determines the limit.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class AdaptiveTimeout:
         self.deadline = grid.now + limit
 
     def came(self, replies: int) -> None:
-        """Record that the call has received `replies` replies so far."""
+        """Record that `replies` replies have come so far.
+
+        In the first call without a timeout, the deadline is set when half of the replies have come.
+        """
         took = self._grid.now - self._began
         self._slowest.took(took)
         if not self._adapts or not 2 * replies >= self._asked > replies:
@@ -62,7 +66,7 @@ class AdaptiveTimeout:
         self.deadline = self._grid.now + wait
 
     def over(self, missing: int) -> None:
-        """Log a warning if replies are missing and the deadline is over."""
+        """Log a warning if `missing` replies have not come and the deadline is over."""
         if missing and self._grid.virtual_seconds is None and self._grid.now >= self.deadline:
             waited = self._grid.now - self._began
             log.warning("%d replies have not come within %.0f s (timeout=)", missing, waited)

@@ -69,13 +69,13 @@ class Traffic:
 
     @property
     def uplink_ratio(self) -> float:
-        """Compression ratio of whole replies: bytes without compression, divided by bytes sent."""
+        """Compression ratio of replies: their bytes without compression, divided by bytes sent."""
         sent = self.uplink_bytes + self.uplink_other_bytes + self.uplink_note_bytes
         return (self.uplink_bytes_float32 + self.uplink_other_bytes) / max(sent, 1)
 
     @property
     def downlink_ratio(self) -> float:
-        """Compression ratio of whole messages: bytes without compression, divided by bytes sent."""
+        """Compression ratio of messages: their bytes without compression, divided by bytes sent."""
         sent = self.downlink_bytes + self.downlink_other_bytes + self.downlink_note_bytes
         return (self.downlink_bytes_float32 + self.downlink_other_bytes) / max(sent, 1)
 
@@ -85,7 +85,7 @@ class Traffic:
 
     @property
     def sparsity(self) -> float | None:
-        """The measured share of an update's entries that nodes left out; None without updates."""
+        """The measured share of the updates' entries that nodes left out; None without updates."""
         whole = self.uplink_entries_whole
         return 1 - self.uplink_entries / whole if whole else None
 
@@ -96,7 +96,7 @@ def flower_bytes(arrays: ArrayRecord) -> int:
 
 
 def reason_of(reply: Message) -> str:
-    """Return the last line of an error's reason, shortened; in a traceback this is the exception.
+    """Return the last line of an error's text, shortened; in a traceback it names the exception.
 
     The format `<class 'a.B'>:<'text'>` of Flower's nodes becomes "B: text".
     """
@@ -108,18 +108,18 @@ def reason_of(reply: Message) -> str:
 
 
 def in_one_line(reason: str) -> str:
-    """Return untrusted text in a form that is safe to log: short, without control characters."""
+    """Make untrusted text safe to log: short, on one line, without control characters."""
     cut = reason if len(reason) <= LONGEST_LINE else f"{reason[:LONGEST_LINE]}..."
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
 def _unnamed(names: Sequence[str]) -> bool:
-    """Return whether all names are numbers, because the model was given as a list of arrays."""
+    """Return whether all names are numbers, as for a model that is a list of arrays."""
     return len(names) > 1 and all(name.isdecimal() for name in names)
 
 
 def _loses(payload: bytes) -> bool:
-    """Return whether a payload is lossy."""
+    """Return whether a payload was made by a lossy method."""
     said = describe(payload)
     exact = cast(type[Quantizer], get("quantizer", said.quantizer)).exact
     return said.selected < said.n or not exact

@@ -61,7 +61,7 @@ def holds_floats(arrays: ArrayRecord) -> bool:
 
 
 class Uncompressed:
-    """Counts uncompressed records in the first calls of a grid, and logs a warning about them.
+    """Counts records that are sent uncompressed in the first calls of a grid, and warns of them.
 
     The warning is logged at the replies to the second call with messages of one type, or at the
     third call. If nothing was compressed, a warning is logged at the first replies, because there
@@ -80,17 +80,20 @@ class Uncompressed:
 
     @property
     def open(self) -> bool:
-        """Whether records are still examined."""
+        """Whether the grid's calls are still examined; only the first calls are."""
         return not self._done and self._calls.total() <= MOST_CALLS
 
     def called(self, types: set[str]) -> None:
-        """Count a call with messages of these types; warn at the third call with one type."""
+        """Count a call of the grid with messages of these types; warn at a type's third call."""
         if self.open and any(self._calls[each] > 1 for each in types):
             self._done = self._tell()
         self._calls.update(types)
 
     def answered(self) -> None:
-        """Warn at the replies to a second call; if nothing was compressed, warn at any replies."""
+        """Warn at the replies to a second call with messages of one type.
+
+        If nothing was compressed, warn at the first replies.
+        """
         if not self.open:
             return
         if any(count > 1 for count in self._calls.values()):
@@ -137,7 +140,10 @@ class Uncompressed:
         self._largest[passed] = max(size, self._largest[passed])
 
     def _tell(self) -> bool:
-        """Warn of large records that no earlier warning mentioned; return whether there are any."""
+        """Warn of large uncompressed records that no earlier warning named.
+
+        Return whether there are any.
+        """
         traffic = self._traffic
         payloads = traffic.uplink_bytes + traffic.downlink_bytes
         others = traffic.uplink_other_bytes + traffic.downlink_other_bytes
@@ -148,7 +154,7 @@ class Uncompressed:
             if size >= least
             and self._largest[each] >= one
             and each not in self._said
-            # No downlink is the user's choice if at least the replies are compressed.
+            # If at least the replies are compressed, uncompressed messages are the user's choice.
             and not (each.why == NO_DOWNLINK and traffic.uplink_bytes)
         }
         if heavy:
@@ -164,7 +170,7 @@ def _said(passed: UncompressedRecord, size: int) -> str:
 
 
 def _records(content: RecordDict) -> list[tuple[str, ArrayRecord | object, int]]:
-    """Return all records except the header, each with its name and bytes."""
+    """Return the name, the record and the bytes of each record except the header."""
     inside: Mapping[str, object] = content.__dict__["_data"]
     return [(name, record, _size(record)) for name, record in inside.items() if name != HEADER]
 

@@ -1,4 +1,4 @@
-"""bfloat16, the upper half of a float32, with float32's range and two to three decimal digits."""
+"""bfloat16: the upper 16 bits of a float32, with its range and two to three decimal digits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from .rounding import widen
 from .scaling import BLOCK
 
 _U2 = np.dtype("<u2")
-# The bits of the largest finite bfloat16, 3.39e38; bits have the same order as magnitudes.
+# The bits of the largest finite bfloat16, 3.39e38; larger magnitudes have larger bits.
 _LARGEST = 0x7F7F
 
 
@@ -46,7 +46,10 @@ class BFloat16(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Round and shift, block by block; replace infinity by the largest finite number."""
+        """Round the values and return their upper 16 bits.
+
+        A value that rounds to infinity becomes the largest finite number instead.
+        """
         halves = np.empty(len(values), dtype=_U2)
         bits = values.view(np.uint32)
         work = np.empty(min(BLOCK, len(values)), dtype=np.uint32)
@@ -54,7 +57,7 @@ class BFloat16(Quantizer):
             given, found = bits[start : start + BLOCK], halves[start : start + BLOCK]
             rounded = np.right_shift(given, 16, out=work[: len(given)])
             rounded &= 1
-            # Add half of a step minus one, plus the last remaining bit, so that ties go to even.
+            # Add 0x7FFF plus the lowest bit that remains after the shift: ties are rounded to even.
             rounded += 0x7FFF
             rounded += given
             rounded >>= 16
@@ -65,7 +68,7 @@ class BFloat16(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe one stream of floats."""
+        """Return the `Spec` of the only stream: 16 bits per value."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
 
@@ -73,7 +76,7 @@ class BFloat16(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Shift back; raises PayloadError for the bits of NaN and infinity."""
+        """Return float32 with these upper 16 bits; raises PayloadError for NaN and infinity."""
         halves = streams[0]
         values = np.empty(len(halves), dtype=np.float32)
         for start in range(0, len(halves), BLOCK):
@@ -84,7 +87,7 @@ class BFloat16(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a unit in the last place, which is also a bound for clipped values."""
+        """Return half a unit in the last place; the error of clipped values is not larger."""
         return np.maximum(np.abs(values.astype(np.float64)) * 2.0**-8, 2.0**-134)
 
 

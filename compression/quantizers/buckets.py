@@ -16,13 +16,13 @@ _HUGE = float(np.finfo(np.float32).max)
 
 
 def check_param(size: int) -> None:
-    """Raise PayloadError for a bucket size that the encoders never write."""
+    """Raise PayloadError for a number of values per bucket that no encoder writes."""
     if not SMALLEST <= size <= LARGEST:
         raise PayloadError(f"payload holds buckets of {size} values")
 
 
 def count(parts: TensorSlices, size: int) -> int:
-    """Return the number of buckets; the last bucket may be shorter than the others."""
+    """Return how many buckets the values fill; the last one may be shorter than ``size``."""
     return -(-int(parts.segments[-1]) // size)
 
 
@@ -70,10 +70,10 @@ def norms(values: Vector, size: int) -> Vector:
 
 
 def steps(largest: Vector, levels: int) -> Vector:
-    """Return (b,) float32 ``largest / levels``; ``levels`` times the result is finite.
+    """Return each bucket's scale, ``largest / levels``, as (b,) float32.
 
-    The quotient is rounded to nearest. A subnormal quotient is rounded up instead, because its
-    rounding error can be half of the quotient.
+    A scale times ``levels`` is finite. The quotient is rounded to nearest. A subnormal quotient is
+    rounded up instead, because its rounding error can be half of the quotient.
     """
     found = largest / np.float32(levels)
     reach = found.astype(np.float64) * levels
@@ -85,9 +85,12 @@ def steps(largest: Vector, levels: int) -> Vector:
 
 
 def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
-    """Return x / scale, in ``work``, for (m,) values that begin at the start of a bucket."""
-    # A division, because 1 / scale overflows for the smallest scales. A bucket with the scale 0
-    # holds only zeros.
+    """Divide (m,) values by their buckets' scales, into ``work``.
+
+    The first value is the first of a bucket.
+    """
+    # Values are not multiplied by 1 / scale, which overflows for the smallest scales. A bucket with
+    # the scale 0 holds only zeros.
     divisors = np.where(scales == 0, np.float32(1), scales)
     scaled = work[: len(values)]
     _by_bucket(np.divide, values, divisors, size, scaled)
@@ -95,7 +98,10 @@ def divide(values: Vector, scales: Vector, size: int, work: Vector) -> Vector:
 
 
 def multiply(levels: NDArray[np.int8], scales: Vector, size: int, out: Vector) -> None:
-    """Set ``out``, (m,), to each level times its bucket's scale; ``levels[0]`` begins a bucket."""
+    """Set ``out``, (m,), to each level times its bucket's scale.
+
+    The first level is the first of a bucket.
+    """
     np.copyto(out, levels)
     _by_bucket(np.multiply, out, scales, size, out)
 

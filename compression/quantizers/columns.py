@@ -1,4 +1,4 @@
-"""Cuts values into groups: a group is a whole tensor, or one column of a weight matrix."""
+"""Divides values into groups: a group is a whole tensor, or one column of a weight matrix."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -13,7 +13,10 @@ NARROW = 64  # the fewest values of a column; their bits take 8 bytes, as two fl
 
 
 class Column(NamedTuple):
-    """Up to BLOCK values in rows of equal length; each row is one group or a part of one group."""
+    """Up to BLOCK values in rows of equal length; each row is one group or a part of one group.
+
+    A group is a whole tensor, or one column of a weight matrix.
+    """
 
     here: slice  # the values' slice of the vector
     groups: slice  # the numbers of the rows' groups

@@ -41,18 +41,18 @@ _MOST = float(np.finfo(np.float32).max)
 class Drive(Quantizer):
     """Sends the signs of a random rotation y of x, and one scale per chunk of x.
 
-    Algorithm 1 with the structured rotation y = H D x; x is decoded as scale D H sign(y). D is a
-    diagonal matrix of random signs. H is Hadamard's matrix with the entries 1 and -1
-    (`rotation.transform`). A chunk is up to 8,192 values of one
-    tensor. It is padded with zeros to d values, where d is a power of two and at least 8. The paper
-    rotates the whole vector at once. In the paper, sender and receiver agree on the seed
-    beforehand; here each payload holds a new seed.
+    This is Algorithm 1 of DRIVE with the structured rotation y = H D x. The decoder computes scale
+    D H sign(y). D is a diagonal matrix of random signs. H is Hadamard's matrix with the entries 1
+    and -1 (`rotation.transform`). A chunk is up to 8,192 values of one tensor. It is padded with
+    zeros to d values, where d is a power of two and at least 8. The paper rotates the whole vector
+    at once. In the paper, sender and receiver agree on the seed beforehand; here each payload holds
+    a new seed.
 
     ``scale="unbiased"``: the scale is |x|²/|y|₁, for the mean of many nodes without error feedback.
     The squared error of one node is then π/2 - 1 = 0.571 of |x|² for large d. ``scale="least"``:
-    the scale is |y|₁/d², which has the least squared error, 1 - 2/π = 0.363 of |x|². Its decoded
-    value is 2/π of x on average. So it suits a single sender, or error feedback, which corrects
-    this bias.
+    the scale is |y|₁/d², which has the least squared error, 1 - 2/π = 0.363 of |x|². With it, the
+    decoded value is 2/π of x on average. So it suits a single sender, or error feedback, which
+    corrects this bias.
 
     The attribute ``unbiased`` is False. Reason: a Hadamard rotation is not as good as a uniform
     rotation if a few entries of x dominate. The squared error of the mean of many nodes falls to
@@ -73,7 +73,10 @@ class Drive(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Draw a seed, rotate, and compute signs and scales, in batches that fit into the cache."""
+        """Rotate the values with a new random seed; return the seed, the scales and the signs.
+
+        The values are processed in batches that fit into the cache.
+        """
         seed, scales, bits = (np.empty(spec.size, spec.dtype) for spec in self.specs((), parts))
         seed[:] = rng.generator.bit_generator.random_raw(1)
         signs = random_bits(int(seed[0]), len(bits))
@@ -89,7 +92,11 @@ class Drive(Quantizer):
         return cast(Sequence[Array], (seed, scales, bits))
 
     def scales_of(self, largest: Vector, squares: Vector, totals: Vector, size: int) -> Bounds:
-        """Return (c,) scales from max |x|, and from |x|² and |y|₁ of the normalised x / max |x|."""
+        """Return the scales of c chunks, (c,).
+
+        ``largest``: max |x| of each chunk x. ``squares``, ``totals``: |x|² and |y|₁ of the chunks
+        after the division by max |x|. ``size``: values per padded chunk.
+        """
         scales: Bounds = largest.astype(np.float64)
         if self.scale == "least":
             scales *= totals / np.float32(size * size)
@@ -99,7 +106,7 @@ class Drive(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: a seed, a scale per chunk, a bit per value and padding zero."""
+        """Return the `Spec` of each stream: seed, one scale per chunk, one bit per padded value."""
         expect_params(params)
         chunks = size = 0
         for run in runs(parts.segments):
@@ -115,7 +122,7 @@ class Drive(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Rotate the signs back and multiply by the scale.
+        """Rotate the signs of each chunk back and multiply by the chunk's scale.
 
         H sign(y) holds integers up to d, which are exact on any machine. Only the product with the
         scale is rounded. Raises PayloadError for scales that are negative or not finite.
@@ -136,10 +143,11 @@ class Drive(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return |x| sqrt(d - 1) of the chunk ("unbiased"), or |x| ("least").
+        """Return |x| sqrt(d - 1) ("unbiased") or |x| ("least"), where |x| is the chunk's L2 norm.
 
-        The bound is valid for any seed. The squared error of "unbiased" is d s² - |x|² with
-        s = scale sqrt(d), and s is at most |x|. The squared error of "least" is |x|² - d s².
+        The bound is valid for any seed. d is the length of the padded chunk. The squared error of
+        "unbiased" is d s² - |x|² with s = scale sqrt(d), and s is at most |x|. The squared error of
+        "least" is |x|² - d s².
         """
         bounds = np.empty(len(values))
         for batch in batches(parts.segments):

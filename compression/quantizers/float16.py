@@ -32,7 +32,7 @@ from .scaling import (
 _F2 = np.dtype("<f2")
 _F4 = np.dtype("<f4")
 _NORMAL = 14  # float16 numbers of at least 2^-14 are normal, so they have full precision
-_ONE = 0x3C00  # the bits of float16 1.0; bits have the same order as magnitudes
+_ONE = 0x3C00  # the bits of float16 1.0; larger magnitudes have larger bits
 
 
 @register("quantizer")
@@ -54,7 +54,7 @@ class Float16(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide and round to half precision, tensor by tensor."""
+        """Divide each tensor by its scale, and round the values to float16."""
         scales = magnitudes(values, parts.segments)
         if parts.shapes is None and (common := _common_scale(values, scales)):
             scales.fill(common)
@@ -66,7 +66,7 @@ class Float16(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: one scale per tensor, one float16 per value."""
+        """Return the `Spec` of each stream: one scale per tensor, one float16 per value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.FLOATS, _F2, int(parts.segments[-1]))
@@ -75,7 +75,7 @@ class Float16(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales.
+        """Multiply each value by its tensor's scale.
 
         Raises PayloadError for float16 outside [-1, 1], and for scales that are not finite.
         """
@@ -88,7 +88,7 @@ class Float16(Quantizer):
         return multiply(halves, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a unit in the last place of float16, plus float32's rounding."""
+        """Return half a unit in the last place of float16, plus float32's rounding error."""
         scales = np.repeat(
             magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments)
         )

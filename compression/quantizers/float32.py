@@ -38,12 +38,12 @@ class Float32(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Return the values themselves."""
+        """Return the values as the only stream, unchanged."""
         return (cast(Array, values.astype(_F4, copy=False)),)
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe one stream of floats."""
+        """Return the `Spec` of the only stream: one float32 per value."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
 
@@ -51,7 +51,7 @@ class Float32(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Return the stream itself; raises PayloadError for NaN or infinity."""
+        """Return the only stream, the values; raises PayloadError for NaN or infinity."""
         values = cast(Vector, streams[0].astype(np.float32, copy=False))
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")

@@ -55,13 +55,16 @@ class Int4(Quantizer):
         expect_between(self.name, "block", self.block, buckets.SMALLEST, buckets.LARGEST)
 
     def params(self) -> tuple[int, ...]:
-        """Return the number of values in a block."""
+        """Return the number that the decoder needs: values per block."""
         return (self.block,)
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round half to even and pack, in groups of blocks that fit into the cache."""
+        """Divide values by their block's scale, round half to even, and pack two levels per byte.
+
+        The values are processed in groups of blocks that fit into the cache.
+        """
         halves = _scales(values, self.block)
         scales = widen(halves)
         packed = np.empty(-(-len(values) // 2), dtype=_U1)
@@ -78,7 +81,7 @@ class Int4(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: one scale per block, one byte for two values."""
+        """Return the `Spec` of each stream: one scale per block, one byte for two values."""
         expect_params(params, 1)
         buckets.check_param(params[0])
         scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
@@ -88,7 +91,7 @@ class Int4(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales.
+        """Multiply each level by its block's scale.
 
         Raises PayloadError for the level -8, for padding other than 0, for negative scales, and for
         scales that are infinite when multiplied by 7.
@@ -108,13 +111,16 @@ class Int4(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a scale plus float32's rounding."""
+        """Return half of the block's scale plus float32's rounding error."""
         scales = widen(_scales(values, self.block)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-20) + 2.0**-147, self.block)[: len(values)]
 
 
 def _scales(values: Vector, block: int) -> NDArray[np.uint16]:
-    """Return (b,) upper bits of max |x| / 7, rounded up unless 7 times the scale would overflow."""
+    """Return (b,) scales, max |x| / 7 of each block, as the upper 16 bits of a float32.
+
+    They are rounded up, unless 7 times the scale would overflow.
+    """
     bits = (buckets.magnitudes(values, block) / np.float32(_LEVELS)).view(np.uint32)
     halves: NDArray[np.uint16] = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
     return halves

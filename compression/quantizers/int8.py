@@ -1,6 +1,6 @@
 """F2I: converts float32 to symmetric int8 with one scale per tensor.
 
-Source: Edgify, large-batch training on edge.
+Source: Edgify's paper on large-batch training on edge devices.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _SAFE = np.float32(_HUGE / 128)  # 127 times a scale of at most _SAFE is finite
 @register("quantizer")
 @dataclass(frozen=True)
 class Int8(Quantizer):
-    """Sends rint(x / scale), where scale = max |x| / 127 of the tensor, or 0 if all x are 0.
+    """Sends rint(x / scale), where scale = max |x| / 127 of the tensor; if all x are 0, it sends 0.
 
     Error: at most scale / 2, plus float32's rounding.
     Streams: T float32 scales, k int8 in [-127, 127].
@@ -56,7 +56,10 @@ class Int8(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round half to even and cast, in blocks that fit into the cache."""
+        """Divide values by their tensor's scale, round half to even, and convert to int8.
+
+        The values are processed in blocks that fit into the cache.
+        """
         scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
         work = scratch(parts.segments)
@@ -68,7 +71,7 @@ class Int8(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: one scale per tensor, one level per value."""
+        """Return the `Spec` of each stream: one scale per tensor, one int8 level per value."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
@@ -77,7 +80,10 @@ class Int8(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales; raises PayloadError for -128, and if 127 * scale is infinite."""
+        """Multiply each level by its tensor's scale.
+
+        Raises PayloadError for the level -128, and if 127 times a scale is infinite.
+        """
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
         levels = streams[1]
         check_scales(scales, _LEVELS)
@@ -86,7 +92,7 @@ class Int8(Quantizer):
         return multiply(levels, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a scale plus float32's rounding."""
+        """Return half of the tensor's scale plus float32's rounding error."""
         scales = _scales(magnitudes(values, parts.segments)).astype(np.float64)
         return np.repeat(scales * (0.5 + 2.0**-16), np.diff(parts.segments))
 

@@ -53,9 +53,9 @@ def plan(parts: TensorSlices, rank: int) -> Factored:
 
 
 def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
-    """Return the number of rows and columns of a tensor as a matrix.
+    """Return the rows and columns of the matrix that a tensor of ``size`` entries is written as.
 
-    The matrix is nearly a square if only some entries of the tensor are sent.
+    If only some entries of the tensor are sent, the matrix is nearly a square.
     """
     if shape is None:
         cols = math.isqrt(max(size - 1, 0)) + 1
@@ -73,7 +73,7 @@ def as_matrix(values: Vector, matrix: Matrix) -> Vector:
 
 
 def revive(q: Vector, rng: Rng) -> None:
-    """Replace columns of zeros by Gaussian columns, in place.
+    """Replace columns of Q that are zero by random Gaussian columns, in place.
 
     If the rank of M is low, columns of Q become zero. They would stay zero, because M 0 = 0.
     """

@@ -1,4 +1,4 @@
-"""Packs several small levels in one byte, as nibbles or base-3 digits, the first level lowest."""
+"""Packs several small levels into one byte, as nibbles or base-3 digits; the first is lowest."""
 
 from functools import cache
 
@@ -15,14 +15,14 @@ _AT_ONCE = 13_107  # packed bytes per block; their 65,535 levels fit into the ca
 
 
 def pack_nibbles(levels: Levels) -> Bytes:
-    """Return (m / 2,) uint8 with two int8 levels in [-8, 7] per byte, two's complement, m even."""
+    """Pack (m,) int8 levels in [-8, 7] in two's complement, two per byte; m is even."""
     pairs = levels.view("<u2") & 0x0F0F
     pairs |= pairs >> 4
     return pairs.astype(np.uint8)
 
 
 def unpack_nibbles(packed: Bytes) -> Levels:
-    """Return (2m,) int8 from (m,) uint8."""
+    """Return the (2m,) int8 levels in (m,) bytes that `pack_nibbles` made."""
     pairs = packed.astype("<u2")
     pairs |= pairs << 4
     pairs &= 0x0F0F
@@ -33,7 +33,7 @@ def unpack_nibbles(packed: Bytes) -> Levels:
 
 
 def pack_trits(levels: Levels) -> Bytes:
-    """Return (m / 5 rounded up,) uint8 below 243 from (m,) levels in {-1, 0, 1}.
+    """Pack (m,) levels in {-1, 0, 1}, five per byte; return (m / 5 rounded up,) uint8 below 243.
 
     A byte is the sum of (level_j + 1) 3^j over its five levels j. Levels 0 pad the last byte.
     """
@@ -55,7 +55,10 @@ def pack_trits(levels: Levels) -> Bytes:
 
 
 def unpack_trits(packed: Bytes, count: int) -> Levels:
-    """Return (count,) int8 in {-1, 0, 1}; raises PayloadError for bytes not from `pack_trits`."""
+    """Return the first (count,) int8 levels in bytes that `pack_trits` made.
+
+    Raises PayloadError for bytes that `pack_trits` never makes.
+    """
     if len(packed) and packed.max() >= 3**TRITS:
         raise PayloadError("payload holds a byte that is not five base-3 digits")
     table = _trits()
@@ -70,7 +73,10 @@ def unpack_trits(packed: Bytes, count: int) -> Levels:
 
 
 def check_padding(packed: Bytes, count: int, bits: int) -> None:
-    """Raise PayloadError unless all bits after ``count`` levels of ``bits`` (1, 2 or 4) are 0."""
+    """Raise PayloadError unless all bits after the first ``count`` levels are 0.
+
+    ``bits``: bits per level, 1, 2 or 4.
+    """
     used = count * bits % 8
     if used and packed[-1] >> used:
         raise PayloadError("payload holds padding that is not 0")
@@ -78,6 +84,6 @@ def check_padding(packed: Bytes, count: int, bits: int) -> None:
 
 @cache
 def _trits() -> Levels:
-    """Return (243, 5) int8, the five levels of each byte."""
+    """Return the five levels of each of the 243 possible bytes, (243, 5) int8."""
     digits = np.arange(3**TRITS)[:, None] // 3 ** np.arange(TRITS) % 3
     return (digits - 1).astype(np.int8)

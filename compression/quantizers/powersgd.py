@@ -39,21 +39,22 @@ _MOST_P, _MOST_Q = 2.0, 2.0**15
 class PowerSgd(Quantizer):
     """Sends each matrix M as two factors P and Q of low rank, where P Q^T approximates M.
 
-    P = orthonormal M Q, then Q = M^T P (one step of subspace iteration). This is Algorithm 1 with
-    warm start: the next step begins with this step's Q. M is a tensor of shape
-    (out, ...), written as a matrix of out rows and divided by its largest magnitude. This magnitude
-    is sent as the scale. A tensor is sent uncompressed if it has fewer than two dimensions, or no
-    more entries than P and Q together. If only k entries of a tensor are selected, they fill a
-    matrix of ceil(sqrt(k)) columns row by row. Zeros pad the last row. In this case each step
-    starts with a random Q, because the selected entries have other positions at each step.
+    This is Algorithm 1 of Vogels et al. with warm start. One step of subspace iteration computes
+    P = M Q, makes P orthonormal, and computes Q = M^T P. The next step begins with this step's Q. M
+    is a tensor of shape (out, ...), written as a matrix of out rows and divided by its largest
+    magnitude. This magnitude is sent as the scale. A tensor is sent uncompressed if it has fewer
+    than two dimensions, or no more entries than P and Q together. If only k entries of a tensor are
+    selected, they fill a matrix of ceil(sqrt(k)) columns row by row. Zeros pad the last row. In
+    this case each step starts with a random Q, because the selected entries have other positions at
+    each step.
 
-    In the paper all workers begin with the same Q, and all-reduce first P, then Q. Their result
-    approximates the mean of the matrices M with this rank. Here each node begins with a different Q
-    and sends its P and Q, and the server averages the products. So a payload can be decoded alone,
-    and one message per step is enough. The rank of the mean is up to ``rank`` times the number of
-    nodes. But the server's traffic grows with the number of nodes. P is made orthonormal by QR in
-    float64 instead of Gram-Schmidt. QR gives the same space, and also works if M Q has dependent
-    columns.
+    In the paper all workers begin with the same Q, and all-reduce first P, then Q. Their result is
+    a matrix of this rank that approximates the mean of the matrices M. Here each node begins with a
+    different Q and sends its P and Q, and the server averages the products. So a payload can be
+    decoded alone, and one message per step is enough. The rank of the mean is up to ``rank`` times
+    the number of nodes. But the server's traffic grows with the number of nodes. P is made
+    orthonormal by QR in float64 instead of Gram-Schmidt. QR gives the same space, and also works if
+    M Q has dependent columns.
 
     Streams, float32: T' scales; all P, (rows, rank) each; all Q, (cols, rank) each; the
     uncompressed tensors.
@@ -69,11 +70,11 @@ class PowerSgd(Quantizer):
         expect_between(self.name, "rank", self.rank, _RANKS[0], _RANKS[-1])
 
     def params(self) -> tuple[int, ...]:
-        """Return the rank."""
+        """Return the number that the decoder needs, the rank."""
         return (self.rank,)
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Return the bytes of all Q as float32, for updates of which all entries are sent."""
+        """Return the bytes of the matrices Q that a node stores, if all entries are sent."""
         return 4 * plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
     def encode(
@@ -103,14 +104,20 @@ class PowerSgd(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe scales, P, Q and raw tensors; raises PayloadError for a rank outside 1 to 64."""
+        """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors.
+
+        Raises PayloadError for a rank outside 1 to 64.
+        """
         return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
 
     @classmethod
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply, and clip at float32's largest; raises PayloadError for too large factors."""
+        """Compute scale P Q^T for each tensor, clipped to finite float32 values.
+
+        Raises PayloadError if P or Q has larger entries than the encoder makes.
+        """
         scales, p, q, raw = (cast(Vector, stream) for stream in streams)
         check_scales(scales, 1)
         if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and is_finite(raw)):
@@ -128,7 +135,7 @@ class PowerSgd(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return |M|, the tensor's L2 norm: the error is the part of M outside the span of P."""
+        """Return the tensor's L2 norm |M|; the error is the part of M outside the span of P."""
         bounds = np.zeros(len(values))
         for matrix in plan(parts, self.rank).matrices:
             norm = np.linalg.norm(values[matrix.values].astype(np.float64))
@@ -144,7 +151,10 @@ def _rank(params: tuple[int, ...]) -> int:
 
 
 def _start(memory: Memory, size: int, rng: Rng) -> Vector:
-    """Return the memory's array of all Q; if it is missing, create it as (size,) Gaussian."""
+    """Return the stored matrices Q of all tensors; if there are none, make random ones.
+
+    They are Gaussian, (size,) float32.
+    """
     kept = memory.get(_MEMORY)
     if kept is None or kept.shape != (size,) or kept.dtype != np.float32:
         kept = memory[_MEMORY] = rng.generator.standard_normal(size, dtype=np.float32)

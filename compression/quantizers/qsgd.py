@@ -61,13 +61,16 @@ class Qsgd(Quantizer):
         expect_one_of(self.name, "norm", self.norm, ("max", "l2"))
 
     def params(self) -> tuple[int, ...]:
-        """Return levels and bucket size; the decoder does not need the kind of norm."""
+        """Return the numbers that the decoder needs: levels, and values per bucket."""
         return self.levels, self.bucket
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round at random and cast, in groups of buckets that fit into the cache."""
+        """Divide values by their bucket's scale, round at random, and convert to int8.
+
+        The values are processed in groups of buckets that fit into the cache.
+        """
         scales = self._scales(values)
         levels = np.empty(len(values), dtype=_I1)
         work = buckets.scratch(len(values), self.bucket)
@@ -80,7 +83,7 @@ class Qsgd(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: one scale per bucket, one level per value."""
+        """Return the `Spec` of each stream: one scale per bucket, one int8 level per value."""
         expect_params(params, 2)
         if not 1 <= params[0] <= 127:
             raise PayloadError(f"payload holds {params[0]} levels of qsgd")
@@ -92,10 +95,10 @@ class Qsgd(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales.
+        """Multiply each level by its bucket's scale.
 
-        Raises PayloadError for levels beyond the highest, and for scales that are negative or
-        infinite when multiplied by the highest level.
+        Raises PayloadError for levels above the number of levels, for negative scales, and for
+        scales that are infinite when multiplied by the highest level.
         """
         top, size = params
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))
@@ -110,7 +113,7 @@ class Qsgd(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return one scale plus float32's rounding."""
+        """Return the bucket's scale plus float32's rounding error."""
         scales = self._scales(values).astype(np.float64) * (1 + 2.0**-14)
         return np.repeat(scales, self.bucket)[: len(values)]
 

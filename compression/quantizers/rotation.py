@@ -1,4 +1,7 @@
-"""Rotates chunks at random, by random signs and then Hadamard's matrix as two matrix products."""
+"""Rotates chunks of values: multiplies by random signs, then by Hadamard's matrix.
+
+The product with Hadamard's matrix is computed as two smaller matrix products.
+"""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -21,7 +24,7 @@ while len(_HADAMARD) < 128:  # its upper left corners are the smaller Hadamard m
 
 
 class EqualChunks(NamedTuple):
-    """Consecutive chunks of the same length."""
+    """Consecutive chunks (values that are rotated together) of the same length."""
 
     length: int  # values per chunk
     padded: int  # length of a chunk padded with zeros to a power of two
@@ -29,7 +32,7 @@ class EqualChunks(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some chunks of an `EqualChunks`, and two uninitialised temporary arrays (c, padded)."""
+    """Some chunks of equal length, and two uninitialised temporary arrays (c, padded) for them."""
 
     values: slice  # the chunks' slice of the vector
     chunks: slice  # numbers of the chunks
@@ -53,7 +56,7 @@ def runs(segments: Segments) -> Iterator[EqualChunks]:
 
 
 def batches(segments: Segments) -> Iterator[Batch]:
-    """Yield all chunks in order, in batches; all batches share the temporary arrays."""
+    """Yield the chunks of all tensors in order, in batches that share two temporary arrays."""
     most = sum(run.padded * run.chunks for run in runs(segments))
     work, spare = np.empty((2, min(most, _BATCH)), dtype=np.float32)
     value = chunk = byte = 0
@@ -79,16 +82,17 @@ def normalise(values: Vector, batch: Batch) -> Vector:
     """
     here = (slice(None), slice(batch.length))
     largest: Vector = np.abs(values, out=batch.spare[here]).max(axis=1)
-    # A division, because 1 / largest overflows for the smallest magnitudes.
+    # Values are not multiplied by 1 / largest, which overflows for the smallest magnitudes.
     np.divide(values, np.where(largest, largest, np.float32(1))[:, None], out=batch.work[here])
     batch.work[:, batch.length :] = 0
     return largest
 
 
 def random_bits(seed: int, size: int) -> NDArray[np.uint8]:
-    """Return ``size`` bytes of Philox4x64-10 (Salmon et al. 2011), key (seed, 0), counter from 1.
+    """Return ``size`` random bytes of Philox4x64-10 (Salmon et al. 2011).
 
-    The raw words are used, because only these are the same in all versions of numpy (NEP 19).
+    The key is (seed, 0), and the counter starts at 1. The raw words are used, because only these
+    are the same in all versions of numpy (NEP 19).
     """
     words = np.random.Philox(key=seed).random_raw(-(-size // 8))
     return words.astype("<u8", copy=False).view(np.uint8)[:size]
@@ -103,9 +107,10 @@ def as_signs(bits: NDArray[np.uint8], out: Vector) -> None:
 def transform(work: Vector, spare: Vector) -> tuple[Vector, Vector]:
     """Multiply each of (c, d) rows by Hadamard's matrix; return the product and the unused array.
 
-    It is Sylvester's matrix, not normalised. Its entry (i, j) is (-1)^m, where m is the number of
-    bits that are 1 in both i and j. The matrix equals H_a ⊗ H_b with d = a b. So the product of a
-    row, written as a matrix X of shape (a, b), is H_a X H_b.
+    The rows are in ``work``; the product is in one of the two arrays ``work`` and ``spare``. The
+    matrix is Sylvester's, not normalised. Its entry (i, j) is (-1)^m, where m is the number of bits
+    that are 1 in both i and j. The matrix equals H_a ⊗ H_b with d = a b. So the product of a row,
+    written as a matrix X of shape (a, b), is H_a X H_b.
     """
     rows, size = work.shape
     inner = min(size, len(_HADAMARD))

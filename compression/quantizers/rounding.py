@@ -22,7 +22,7 @@ def round_by_chance(
 
 
 def widen(halves: NDArray[np.generic], out: Vector | None = None) -> Vector:
-    """Return (m,) float32 with the given uint16 as upper 16 bits, in ``out`` if it is given."""
+    """Return (m,) float32 with the upper 16 bits ``halves``; ``out``, if given, is the result."""
     values = np.empty(len(halves), dtype=np.float32) if out is None else out
     bits = values.view(np.uint32)
     np.copyto(bits, halves, casting="unsafe")

@@ -1,4 +1,4 @@
-"""Helpers of quantizers with one scale per tensor, for blocks that fit into the cache."""
+"""Helpers of quantizers with one scale per tensor; they process blocks that fit into the cache."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,7 +12,7 @@ BLOCK = 1 << 16  # entries that are processed at a time; their 256 kB fit into a
 
 
 class Piece(NamedTuple):
-    """The part of one tensor that is in a block."""
+    """The part of one tensor that lies in a block."""
 
     tensor: int
     whole: slice  # the part's slice of the vector
@@ -51,19 +51,22 @@ def magnitudes(values: Vector, segments: Segments) -> Vector:
 
 
 def divide(values: Vector, scales: Vector, block: Block, work: Vector) -> Vector:
-    """Return x / scale for a block, in ``work``; a tensor with the scale 0 holds only zeros."""
+    """Divide the values of a block by their tensors' scales, into ``work``.
+
+    A tensor with the scale 0 holds only zeros.
+    """
     divisors = scales.tolist()
     if len(set(divisors)) == 1:  # one call instead of one per tensor
         whole_block = work[: block.whole.stop - block.whole.start]
         return np.divide(values[block.whole], divisors[0] or 1.0, out=whole_block)
     for tensor, whole, here in block.pieces:
-        # A division, because 1 / scale overflows for the smallest scales.
+        # Values are not multiplied by 1 / scale, which overflows for the smallest scales.
         np.divide(values[whole], divisors[tensor] or 1.0, out=work[here])
     return work[: block.whole.stop - block.whole.start]
 
 
 def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) -> Vector:
-    """Return (n,) float32, each entry of a stream of levels times its tensor's scale."""
+    """Return (n,) float32: each level in ``stream`` times its tensor's scale."""
     values = np.empty(len(stream), dtype=np.float32)
     factors = scales.tolist()
     if len(set(factors)) == 1:

@@ -1,4 +1,7 @@
-"""1-bit SGD: sends signs, and the mean of each sign's values (Seide et al., Interspeech 2014)."""
+"""1-bit SGD: sends the sign of each value, and two means (Seide et al., Interspeech 2014).
+
+The two means are those of the negative and of the other values of a tensor or column.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,8 +46,8 @@ class Sign(Quantizer):
     ``means="column"`` sends two means for each column of a weight matrix, as in the paper. The
     paper's layers are W^T x + a, so a column belongs to one output unit. In PyTorch a column is one
     index of the first dimension of (out, in, ...). A tensor still has only two means if it has
-    fewer than two dimensions, or fewer than 64 values per column. The same holds if only some of
-    its values are sent. ``means="tensor"`` sends two means for each tensor.
+    fewer than two dimensions, if it has fewer than 64 values per column, or if only some of its
+    values are sent. ``means="tensor"`` sends two means for each tensor.
 
     Streams: float32 means, first all means of negative values; signs, eight per byte.
     """
@@ -59,13 +62,16 @@ class Sign(Quantizer):
         expect_one_of(self.name, "means", self.means, _MODES)
 
     def params(self) -> tuple[int, ...]:
-        """Return (0,) for means of tensors, (1,) for means of columns."""
+        """Return the number for the decoder: 0 for means of tensors, 1 for means of columns."""
         return (_MODES.index(self.means),)
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Compare with 0, and sum negative and other values, in pieces that fit into the cache."""
+        """Return the two means of each group (a tensor or a column), and the signs of the values.
+
+        The values are processed in pieces that fit into the cache.
+        """
         signs = np.empty(len(values), dtype=np.bool_)
         sums, counts = self._sides(values, parts, signs, np.float32)
         if not np.isfinite(sums).all():
@@ -75,7 +81,10 @@ class Sign(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: two means per group, one byte for eight values."""
+        """Return the `Spec` of each stream: two means per group, one byte for eight values.
+
+        A group is a tensor or a column.
+        """
         expect_params(params, 1)
         if params[0] >= len(_MODES):
             raise PayloadError(f"payload holds the kind of means {params[0]}")
@@ -86,7 +95,7 @@ class Sign(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Return a mean for each bit.
+        """Replace each sign by the mean of the values with this sign, in the same tensor or column.
 
         Raises PayloadError for means that are not finite or have the wrong sign, and for padding
         other than 0.
@@ -107,7 +116,7 @@ class Sign(Quantizer):
         return values
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the error itself, because the method is deterministic."""
+        """Return the exact error of each value, because the method is deterministic."""
         streams = self.encode(values, parts, {}, Rng(0, 0))
         decoded = self.decode(self.params(), streams, parts)
         return np.abs(decoded.astype(np.float64) - values)
@@ -119,9 +128,11 @@ class Sign(Quantizer):
         signs: NDArray[np.bool_],
         dtype: type[np.floating[Any]],
     ) -> tuple[Bounds, NDArray[np.int64]]:
-        """Return (2, G) sums and counts, of the negative and of the other values; set ``signs``.
+        """Return the sum and count of negative values in each group, and of the other values.
 
-        ``dtype``: the dtype of sums of up to BLOCK values.
+        A group is a tensor or a column. Both results have the shape (2, G), negative values first.
+        ``signs`` is set to True for values that are not negative. ``dtype``: the dtype of sums of
+        up to BLOCK values.
         """
         by_column = self.means == "column"
         sums = np.zeros((2, columns.count(parts, by_column)))

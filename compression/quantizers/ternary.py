@@ -40,7 +40,7 @@ _U1 = np.dtype("u1")
 @register("quantizer")
 @dataclass(frozen=True)
 class Ternary(Quantizer):
-    """Replaces x by sign(x) scale with probability |x| / scale, otherwise by 0.
+    """Replaces x by sign(x) * scale with probability |x| / scale, and otherwise by 0.
 
     This is TernGrad with one scale per layer, max |x| of a tensor after gradient clipping. Values
     beyond ``clip`` standard deviations of their tensor are clipped; 0 switches clipping off. The
@@ -65,7 +65,10 @@ class Ternary(Quantizer):
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
-        """Divide, round at random and cast, in blocks that fit into the cache, then pack."""
+        """Divide values by their tensor's scale, round at random, and pack five levels per byte.
+
+        The values are processed in blocks that fit into the cache.
+        """
         scales = self._scales(values, parts.segments)
         levels = np.empty(len(values), dtype=np.int8)
         work = scratch(parts.segments)
@@ -78,7 +81,7 @@ class Ternary(Quantizer):
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Describe the streams: one scale per tensor, one byte for five values."""
+        """Return the `Spec` of each stream: one scale per tensor, one byte for five values."""
         expect_params(params)
         scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // TRITS), 3**TRITS)
@@ -87,7 +90,7 @@ class Ternary(Quantizer):
     def decode(
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
-        """Multiply by the scales.
+        """Multiply each level by its tensor's scale.
 
         Raises PayloadError for bytes above 242, for padding other than levels 0, and for scales
         that are negative or not finite.
@@ -98,7 +101,7 @@ class Ternary(Quantizer):
         return multiply(levels, scales, parts.segments)
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the larger of two errors: |x| (rounded to 0) and scale - |x| (rounded to scale).
+        """Return the larger of |x| (the error if rounded to 0) and scale - |x| (if rounded up).
 
         Values beyond the scale are clipped, so their error is the distance to the scale.
         """

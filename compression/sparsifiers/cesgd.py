@@ -1,4 +1,4 @@
-"""CE-SGD: draws coordinates by magnitude and by how often they were sent when the loss fell."""
+"""CE-SGD: sends random entries, which are likelier if large or if they often reduced the loss."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +20,7 @@ OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 @register("sparsifier")
 @dataclass(frozen=True)
 class CESGD(Sparsifier):
-    """Sends entries drawn by their magnitude and by how often they were sent before the loss fell.
+    """Sends random entries; they are likelier if large, or if sending them often reduced the loss.
 
     The set of these entries is the selection vector V. The values of other entries are discarded.
 
@@ -37,10 +37,11 @@ class CESGD(Sparsifier):
         proportional   p = min(1, c |g| (1 + M / max M)), sum of p = density n
         largest        p = 1 for the density n largest |g| (1 + M / max M), else 0
 
-    The last two operators are not in the paper. M is the map. With the operator ``map``, M is the
-    sum of all V, as in the paper. With the other operators, M is the sum of only those V after
-    which the loss fell. The reason is the paper's "previously sending the exact gradient will make
-    the loss function decrease". A map of zeros is treated as ``density`` everywhere.
+    The last two operators are not in the paper. g is the update, and n the number of coordinates.
+    M, the map, counts how often each coordinate was in V. With the operator ``map``, every V
+    counts, as in the paper. With the other operators, only those V count after which the loss fell.
+    The reason is the paper's "previously sending the exact gradient will make the loss function
+    decrease". A map of zeros is treated as ``density`` everywhere.
 
     The first three operators do not control how many coordinates are sent. The last two send the
     share ``density`` on average at every step (c as in Wangni et al. 2018, "Gradient
@@ -66,11 +67,11 @@ class CESGD(Sparsifier):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Return five bytes per parameter (the map and V), plus the bytes of the last loss."""
+        """Return five bytes per parameter (for the map M and V), plus the last loss's bytes."""
         return 5 * layout.size + 8
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Keep V if the loss fell; otherwise draw a new V."""
+        """Select the entries of V: the last V if the loss fell, otherwise a new V."""
         memory, size = step.memory, len(update)
         first, better = "map" not in memory, fallen(step)
         weights = get_or_zeros(memory, "map", size, np.float32)
@@ -90,7 +91,10 @@ class CESGD(Sparsifier):
         return Selection(indices, update[indices], better)
 
     def _chances(self, update: Vector, weights: Vector, layout: Layout, out: Vector) -> None:
-        """Write p of each coordinate to ``out``, computed per tensor or for the whole model."""
+        """Write the probability p that each entry is in the new V to ``out``.
+
+        It is computed for each tensor or for the whole model.
+        """
         for start, stop in pairwise(layout.offsets if self.scope == "tensor" else [0, len(out)]):
             if stop > start and self.density < 1:
                 here = slice(start, stop)
@@ -106,7 +110,7 @@ class CESGD(Sparsifier):
             return
         np.abs(update, out=p)
         if highest := float(p.max()):
-            # A division, because 1 / highest overflows float32 for the smallest magnitudes.
+            # Values are not multiplied by 1 / highest, which overflows for the smallest magnitudes.
             p /= np.float32(highest)
         if self.operator == "proportional":
             p *= 1 + seen
@@ -122,7 +126,7 @@ class CESGD(Sparsifier):
             p[:] = 1 - (1 - seen) * (1 - p)
 
     def _speculate(self, weights: Vector, step: SparsifyContext) -> None:
-        """Draw random coordinates, and add those of them that were sent least often to V."""
+        """Draw random entries, and add those of them that were sent least often to V."""
         size = len(weights)
         wanted = int(self.speculative * size)
         drawn = uniform(size, min(size, 4 * wanted), step.rng.generator)

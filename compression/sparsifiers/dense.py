@@ -17,5 +17,5 @@ class Dense(Sparsifier):
     selects: ClassVar[bool] = False
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Return the update itself."""
+        """Return all entries of the update."""
         return Selection(None, update)

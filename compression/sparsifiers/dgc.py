@@ -27,8 +27,8 @@ class DGC(ResidualSparsifier):
     are also set to 0 in u (momentum factor masking).
 
     ``clip_norm`` (0: off) limits the gradient's L2 norm to clip_norm / sqrt(N) (section 3.2). N is
-    ``workers``; if ``workers`` is 0, N is the number of updates that the server averages, which the
-    server's messages hold. ``warmup_steps``: over this many steps the sparsity rises from 75 %, in
+    ``workers``; if ``workers`` is 0, N is the number of updates that the server averages, as its
+    messages say. ``warmup_steps``: over this many steps the sparsity rises from 75 %, in
     four parts (section 3.3). Tensors of at most one dimension (biases, parameters of norm layers)
     are sent whole. With ``layers="conv"`` all tensors except convolutions are sent whole (Edgify).
 
@@ -75,14 +75,21 @@ class DGC(ResidualSparsifier):
         return velocity
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the indices of each tensor's largest entries, and all of tensors sent whole."""
+        """Return the indices to send: each tensor's largest entries, all entries of some tensors.
+
+        Tensors that are sent whole are those of at most one dimension, and with ``layers="conv"``
+        all except convolutions.
+        """
         wanted = counts(1 - self.sparsity_at(_steps(step)), step.layout)
         sizes = np.diff(step.layout.offsets)
         wanted = np.where(self._whole(step.layout), sizes, wanted)
         return largest_of_each(given, step.layout.offsets, wanted)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Call ``accumulate``, ``choose`` and ``take``; mask the momentum; count the step."""
+        """Select the entries to send, set their momentum to 0, and count the step.
+
+        In the warm-up, at a sparsity below 0.99, the momentum stays.
+        """
         indices, values, _ = super().select(update, step)
         assert indices is not None
         if self.sparsity_at(_steps(step)) >= MASKED_FROM:
@@ -91,7 +98,7 @@ class DGC(ResidualSparsifier):
         return Selection(indices, values)
 
     def sparsity_at(self, steps: int) -> float:
-        """Return the sparsity of a step, counted from 0."""
+        """Return the share of entries that a step (from 0) leaves out; lower in the warm-up."""
         if steps >= self.warmup_steps:
             return self.sparsity
         return min(self.sparsity, WARMUP[steps * len(WARMUP) // self.warmup_steps])
@@ -102,7 +109,7 @@ class DGC(ResidualSparsifier):
         return np.float32(limit / norm if norm > limit else 1)
 
     def _mask(self, indices: Indices, step: SparsifyContext) -> None:
-        """Set the momentum of selected entries to 0, except in tensors that are sent whole."""
+        """Set the momentum u of sent entries to 0, except in tensors that are always sent whole."""
         momentum, bounds = step.memory["momentum"], step.layout.offsets.tolist()
         whole = np.flatnonzero(self._whole(step.layout)).tolist()
         kept = [momentum[bounds[t] : bounds[t + 1]].copy() for t in whole]

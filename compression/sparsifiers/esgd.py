@@ -28,7 +28,9 @@ RESIDUALS = ("momentum", "ema")
 @register("sparsifier")
 @dataclass(frozen=True)
 class ESGD(Sparsifier):
-    """Sends entries that were sent before the loss fell, and large residuals; 1 - ``drop`` in all.
+    """Sends entries that often reduced the loss when they were sent, and large residuals.
+
+    Together they are the share 1 - ``drop`` of all entries.
 
     Tao & Li 2018, "eSGD: Communication efficient distributed deep learning on the edge", Algorithms
     1 and 2. While the loss falls, the same set S of coordinates is sent. The hidden weights H of
@@ -69,7 +71,7 @@ class ESGD(Sparsifier):
         return 9 * layout.size + 8
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
-        """Compute and return the residual r of this step, as the class describes it."""
+        """Add the update g to the decayed residual r, and return the new r, (n,)."""
         residual = get_or_zeros(step.memory, "residual", len(update), np.float32)
         residual *= np.float32(self.beta)
         if self.residual == "momentum":
@@ -80,13 +82,16 @@ class ESGD(Sparsifier):
         return residual
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Select S, after coordinates in Q have replaced the coordinates of S with lowest H."""
+        """Select the set S, after large residuals have replaced its entries with the lowest H.
+
+        H counts how often the loss fell after an entry was sent.
+        """
         memory, generator = step.memory, step.rng.generator
         given = self.accumulate(update, step)
         chosen, same = self._set(step, len(update))
         large = self._large(given, update, chosen)
         if len(large):
-            hidden = memory["hidden"][chosen] + generator.random(len(chosen))  # random among ties
+            hidden = memory["hidden"][chosen] + generator.random(len(chosen))  # ties: random
             lowest = np.argpartition(hidden, len(large) - 1)[: len(large)]
             chosen, same = np.sort(np.concatenate([np.delete(chosen, lowest), large])), False
         if not same:
@@ -100,7 +105,7 @@ class ESGD(Sparsifier):
         return Selection(chosen, values, same)
 
     def _set(self, step: SparsifyContext, size: int) -> tuple[Indices, bool]:
-        """Return the set S, and whether it is the same as in the last step."""
+        """Return the set S of entries to send, and whether it is the same as in the last step."""
         memory, generator = step.memory, step.rng.generator
         first, better = "sent" not in memory, fallen(step)
         sent = get_or_zeros(memory, "sent", size, np.bool_)

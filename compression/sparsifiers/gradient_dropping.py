@@ -1,4 +1,4 @@
-"""Gradient dropping (Aji & Heafield 2017): a threshold drops a share of the entries."""
+"""Gradient dropping (Aji & Heafield 2017): leaves out a share of the entries, the smallest."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -61,7 +61,10 @@ class GradientDropping(ResidualSparsifier):
 
 
 def _sampled(values: Vector, share: float, generator: np.random.Generator) -> Indices:
-    """Return the indices where |x| is at least the quantile of a random sample."""
+    """Return the indices of magnitudes above a threshold: a quantile of a random sample.
+
+    Entries equal to the threshold are included, but never zeros.
+    """
     size = min(len(values), max(LEAST, int(SAMPLE * len(values))))
     if not size:
         return np.empty(0, dtype=np.uint32)

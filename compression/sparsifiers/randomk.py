@@ -18,9 +18,9 @@ class RandomK(ResidualSparsifier):
     """Sends random entries of residual + update, a share of ``density``, drawn anew at each step.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
-    2.1). With ``rescale=true`` there is no residual. Instead the values sent are multiplied by
-    n / k (the paper's equation 3; Konecny et al. 2016, "random mask"). Then their expectation is
-    the update, but their variance is large.
+    2.1). With ``rescale=true`` there is no residual. Instead the values sent are multiplied by n /
+    k for k of n entries (the paper's equation 3; Konecny et al. 2016, "random mask"). Then their
+    expectation is the update, but their variance is large.
     """
 
     name: ClassVar[str] = "randomk"
@@ -36,7 +36,10 @@ class RandomK(ResidualSparsifier):
 
     @property
     def contracts(self) -> bool:
-        """False with ``rescale``: the error is n / k times the update, and would grow."""
+        """Whether error feedback converges: False with ``rescale``, because the error would grow.
+
+        The error is then up to n / k times the update, for k of n entries.
+        """
         return not self.rescale
 
     @property
@@ -45,15 +48,18 @@ class RandomK(ResidualSparsifier):
         return None if self.rescale else super().kept
 
     def memory_bytes(self, layout: Layout) -> int:
-        """Return four bytes per parameter; 0 with ``rescale``."""
+        """Return four bytes per parameter for the residual; 0 with ``rescale``."""
         return 0 if self.rescale else super().memory_bytes(layout)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return uniformly drawn indices."""
+        """Return the indices of random entries, all equally likely."""
         return random_in(step.layout, self.density, self.scope, step.rng.generator)
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Select as `ResidualSparsifier` does; with ``rescale``, draw indices and multiply."""
+        """Select random entries of residual + update; with ``rescale``, of the update alone.
+
+        With ``rescale`` the values are multiplied by n / k, if k of n entries are sent.
+        """
         if not self.rescale:
             return super().select(update, step)
         indices = self.choose(update, step)

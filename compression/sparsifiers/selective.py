@@ -41,7 +41,7 @@ class Selective(Sparsifier):
             raise ValueError("option threshold of selective goes with pick random and scope global")
 
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
-        """Return the largest or random entries."""
+        """Return the largest entries of the update, or random ones."""
         indices = self._choose(update, step)
         return Selection(indices, update[indices])
 

@@ -39,11 +39,15 @@ class Threshold(ResidualSparsifier):
             )
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the indices where the magnitude is above the threshold."""
+        """Return the indices of the entries whose magnitude is above the threshold."""
         return above(given, self.threshold)
 
     def take(self, given: Vector, indices: Indices) -> Vector:
-        """Return the values at ``indices``, as ``sent`` says, and subtract them from ``given``."""
+        """Return the values to send, and subtract them from ``given``, the residual.
+
+        With ``sent="tau"`` a value is the threshold with the entry's sign. With ``sent="value"`` it
+        is the entry.
+        """
         if self.sent == "value":
             return super().take(given, indices)
         values = np.copysign(np.float32(self.threshold), given[indices])

@@ -31,5 +31,5 @@ class TopK(ResidualSparsifier):
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
-        """Return the indices of the largest magnitudes."""
+        """Return the indices of the entries with the largest magnitudes."""
         return largest_in(given, step.layout, self.density, self.scope)

@@ -1,4 +1,4 @@
-"""A mod for a node's ClientApp, which decodes the model and encodes the app's update."""
+"""A mod for a node's ClientApp; it decodes the model and encodes the app's update."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the records that this mod puts i
 
 
 class Change(NamedTuple):
-    """The values that a reply encodes: an update, or the model itself if `whole` is True.
+    """The values that a reply encodes: the change of the model, or the model if `whole` is True.
 
     `named`: True if the payload must hold the names of its tensors.
     """
@@ -130,7 +130,7 @@ class CompressionMod:
         self._warned = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Decode the model, call the app, and encode the app's update."""
+        """Decode the model in the message, call the app with it, and encode the app's update."""
         began = time.perf_counter()
         asked = message.content
         header = read(asked, DownlinkHeader)
@@ -178,7 +178,10 @@ class CompressionMod:
     def _change(
         self, record: ArrayRecord, header: DownlinkHeader, form: TensorSplit, start: Model
     ) -> Change:
-        """Return the values to encode from a record that the app returned."""
+        """Return the values to encode for a reply whose model or update is in `record`.
+
+        `form`, `start`: how the message's model is split (`TensorSplit`), and its values.
+        """
         if (update := update_of(record)) is not None:
             return Change(Model(update), form)
         if self._layout is not None:
@@ -211,7 +214,11 @@ class CompressionMod:
         content: RecordDict,
         context: Context,
     ) -> tuple[bytes, UplinkHeader]:
-        """Return the reply's payload and header; `ties`: the copies that the message left out."""
+        """Encode a reply's values; return its payload and its header.
+
+        `ties`: the copies of tensors that the message left out (`tied_weights.py`). `clip`: the
+        clipping norm of differential privacy.
+        """
         values, form, whole, named = change
         layout = form.layout
         node = int(context.node_config.get("partition-id", context.node_id))
@@ -252,10 +259,11 @@ class CompressionMod:
     def _left_out(
         self, ties: Ties, form: TensorSplit, values: Model, state: NodeState | None
     ) -> Ties:
-        """Return the copies that a reply leaves out: each has the same update as its source.
+        """Return the copies of tensors that a reply leaves out (`tied_weights.py`).
 
-        The reply holds a copy if a pattern of the codec's `exact_names` matches the copy or its
-        source. It also holds a copy if the memory has a separate residual for this copy.
+        Each has the same update as its source, the tensor of which it is a copy. The reply holds a
+        copy if a pattern of the codec's `exact_names` matches the copy or its source. It also holds
+        a copy that has a separate residual in the node's state.
         """
         names, exact = form.whole.names, self.codec.exact_names
         return tuple(
@@ -315,8 +323,8 @@ def _unseen(message: Message, context: Context, call_next: ClientAppCallable) ->
 def _key_of_parcel(content: RecordDict, header: DownlinkHeader) -> str | None:
     """Return the name of the record that holds the model; None if there is no such record.
 
-    If the node already has the server's version, the list of steps is empty. Then the record holds
-    no payload.
+    A message with the server's steps has no payload if the node already has the newest version. The
+    record is then the first ArrayRecord.
     """
     if (found := payload_of(content)) is not None:
         return found[0]
@@ -332,8 +340,9 @@ def codec_seed(seed: int, node: int, number: int) -> int:
 def _key_of_model(content: RecordDict, name: str) -> str | None:
     """Return the name of the ArrayRecord in a reply that holds the model; None if it has none.
 
-    `name`: the name of the model's record in the message. If the reply lacks it, its only
-    ArrayRecord is the model. Raises `PayloadError` if it then has several ArrayRecords.
+    It is `name`, the name of the model's record in the message. If the reply has no record with
+    this name, the reply's only ArrayRecord is the model. Raises `PayloadError` if it then has
+    several ArrayRecords.
     """
     keys = [key for key, _ in records(content, ArrayRecord)]
     if len(keys) > 1 and name not in keys:
@@ -344,19 +353,23 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
 
 
 def _tensors(layout: Layout, types: bool) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return the shape and dtype of each tensor by name; if not `types`, the dtype is ""."""
+    """Return the shape and dtype of each tensor by name; without `types` every dtype is ""."""
     dtypes = layout.dtypes if types else ("",) * len(layout)
     return dict(zip(layout.names, zip(layout.shapes, dtypes, strict=True), strict=True))
 
 
 def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout:
-    """Return the layout of the app's tensors with the dtypes in which the reply sends them.
+    """Return the layout of the app's tensors, with the dtypes in which the reply sends them.
 
-    `theirs`: the tensors that the app returned. `ours`: the tensors of the message. A tensor that
-    was a float in the message, and is a float now, keeps the app's dtype. A new tensor also keeps
-    it. So does an integer tensor that was a float in the message and whose name matches `exact`,
-    because a server's mean may have turned integers into floats. All other tensors get the dtype of
-    the message.
+    `theirs`: the tensors that the app returned. `ours`: the tensors of the message. Three kinds of
+    tensors keep the app's dtype:
+
+    - tensors that were floats in the message and are floats now;
+    - new tensors;
+    - integer tensors that were floats in the message and whose name matches a pattern in `exact`. A
+      server's mean may have turned these integers into floats.
+
+    All other tensors get the dtype of the message.
     """
     was = dict(zip(ours.names, ours.dtypes, strict=True))
     dtypes = tuple(

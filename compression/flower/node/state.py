@@ -1,4 +1,4 @@
-"""Stores a node's residual, its last reply and related numbers in the node's `Context.state`."""
+"""Stores a node's residual, its last reply and their numbers in the node's `Context.state`."""
 
 from __future__ import annotations
 
@@ -60,27 +60,30 @@ def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> 
 
 @lru_cache(maxsize=16)
 def fingerprint(layout: Layout) -> bytes:
-    """Return an 8-byte hash of the tensors' names and shapes."""
+    """Return an 8-byte hash of the names and shapes of a layout's tensors."""
     return xxh3_64_digest(repr((layout.names, layout.shapes)).encode())
 
 
 def left_out(layout: Layout, tied: Mapping[str, str]) -> Layout:
-    """Return a layout without the tensors `tied`: names of copies, each with its source's name."""
+    """Return a layout without the copies in `tied`: names of copies, each with its source's name.
+
+    A copy is a tensor that equals another tensor of the model, its source.
+    """
     if not tied:
         return layout
     return layout.without([t for t, name in enumerate(layout.names) if name in tied])
 
 
 def _trained(codec: Codec, layout: Layout) -> Layout:
-    """Return the layout of the tensors that the codec's memory covers: all except exact ones."""
+    """Return the layout of the tensors that have a residual: all except those sent without loss."""
     return layout.without(codec.exact_tensors(layout))
 
 
 class NodeState:
-    """A node's codec memory, such as a residual, and the node's last reply.
+    """The arrays that a node's codec stores, such as a residual, and the node's last reply.
 
-    The last reply is needed until the server confirms that the reply was applied. `save` writes all
-    data back to the node's state.
+    The arrays are called the memory. The last reply is needed until the server confirms that the
+    reply was applied. `save` writes all data back to the node's state.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -90,13 +93,13 @@ class NodeState:
         self.last: Buffer | None = None if last is None else last.data
         numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
         self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
-        self._tensors = numbers.get("tensors")  # fingerprint of the layout that the memory fits
+        self._tensors = numbers.get("tensors")  # fingerprint of the model that the memory is for
         said = cast(list[str], numbers.get("tied", []))
-        # Names of the copies that the memory leaves out, and of their sources.
+        # Names of the copies that have no residual of their own, and of the tensors they equal.
         self._tied = dict(zip(said[::2], said[1::2], strict=True))
 
     def save(self) -> None:
-        """Put all data into the node's state."""
+        """Write all data of this object into the node's `Context.state`."""
         last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
         keep(self._state, MEMORY, {**self.memory, **last})
         numbers: dict[str, object] = {"sequence": self.sequence, "tensors": self._tensors}
@@ -105,16 +108,16 @@ class NodeState:
         self._state[NUMBERS] = filled(ConfigRecord, numbers)
 
     def may_tie(self, layout: Layout, name: str, source: str) -> bool:
-        """Return whether a copy may be left out: the memory has no separate residual for it.
+        """Return whether a reply may leave out the copy `name` of the tensor `source`.
 
-        `layout`: the layout of all tensors.
+        It may unless the copy has a separate residual here. `layout`: the layout of all tensors.
         """
         kept = bool(self.memory) or self.last is not None
         there = kept and self._tensors == fingerprint(layout)
         return not there or self._tied.get(name) == source
 
     def _expect(self, layout: Layout) -> None:
-        """Delete the memory and the last reply if they belong to other tensors than `layout`."""
+        """Delete the residual and the last reply if they belong to other tensors than `layout`."""
         tensors = fingerprint(layout)
         if self.memory and self._tensors != tensors:
             log.warning("the model has other tensors now: what this node kept unsent is dropped")
@@ -123,9 +126,10 @@ class NodeState:
         self._tensors = tensors
 
     def _untie(self, codec: Codec, layout: Layout, tied: Mapping[str, str]) -> bool:
-        """Make the memory cover all tensors except `tied`; return whether the copies changed.
+        """Make the residual cover all tensors but the copies `tied`; return whether these changed.
 
-        A tensor that was a copy until now gets the residual of its source, because both had equal
+        `tied`: names of copies, each with the name of its source, the tensor that it equals. A
+        tensor that was a copy until now gets the residual of its source, because both had equal
         updates.
         """
         before, self._tied = self._tied, dict(tied)
@@ -141,9 +145,10 @@ class NodeState:
         return True
 
     def _start_anew(self, applied: int) -> None:
-        """Delete the memory and continue from `applied`, the sequence number that the server knows.
+        """Delete the residual, and number the next replies from `applied` + 1 on.
 
-        The number is higher than in this state, so the state was lost or is an old copy.
+        `applied`: the sequence number of the node's last applied reply, according to the server. It
+        is higher than the number in this state, so the state was lost or is an old copy.
         """
         log.warning(
             "this node's state ends with its reply %d, and the server has applied %d: the state "
@@ -170,22 +175,23 @@ class NodeState:
         own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
     ) -> bytes:
-        """Return the payload of the next reply, and save the state.
+        """Encode an update as the payload of the next reply, and save the state.
 
         Afterwards `sequence` is the sequence number of this reply. Raises the errors of
         `Codec.encode`.
 
-        `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with its
-        source's name; `may_tie` must allow each. `update`: the vector without these copies.
+        `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with the
+        name of its source, the tensor that it equals; `may_tie` must allow each. `update`: the
+        vector without these copies.
 
         `applied`: the sequence number of this node's last applied reply (0: none was applied).
 
-        - If `applied` is lower than `sequence`, the last reply is first added back to the memory.
+        - If `applied` is lower than `sequence`, the last reply is first added back to the residual.
           So its values are not lost, and the payload does not depend on a reply that the server
           lacks.
         - If `applied` is higher than `sequence`, this state was lost or is an old copy. An old
-          memory would still contain values that later replies sent. So the memory is deleted, and
-          `sequence` continues from `applied`.
+          residual would still contain values that later replies sent. So the residual is deleted,
+          and `sequence` continues from `applied`.
         - If `applied` is None, it is unknown whether the last reply was applied. Then the last
           reply is never added back.
         """

@@ -1,4 +1,4 @@
-"""A Grid for the server that compresses the models it sends, and decodes the updates it gets."""
+"""A Grid for the server that sends models as payloads and decodes the nodes' updates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ UNUSABLE = 1  # code of the error that replaces an unusable reply
 
 @dataclass
 class CompressedGridState:
-    """State of a `CompressedGrid` while it waits for no reply, as a checkpoint holds it.
+    """State of a `CompressedGrid` that waits for no reply; a checkpoint holds it.
 
     `round`: the number of rounds of training so far. `warned`: True if the log has warned of
     tensors without names.
@@ -103,7 +103,7 @@ class CompressedGrid(GridWrapper):
     `model`: the model at the start of the run, if the nodes know its layout. Then the strategy and
     the nodes' app get the model as one flat vector. `state`: the state of an earlier
     `CompressedGrid` with the same options, from which this one resumes. Raises `TypeError` or
-    `ValueError` for any other values.
+    `ValueError` for values that are not allowed.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class CompressedGrid(GridWrapper):
     # Flower's Grid
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> list[str]:
-        """Send messages; return their ids."""
+        """Send messages with payloads in place of models; return the messages' ids."""
         self._session.acks.applied(self._session.acks.pending)
         outgoing, sent = self._outgoing(list(messages))
         self.state.round += any(each is not None and each.train for each in sent)
@@ -166,15 +166,15 @@ class CompressedGrid(GridWrapper):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that have arrived, with models in place of payloads."""
+        """Return the replies that have arrived, with decoded models in place of payloads."""
         return self._pulled(super().pull_messages(message_ids))
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Wait for the next replies; see `TimedGrid`."""
+        """Wait for the next replies; return none at the deadline (`TimedGrid.pull_before`)."""
         return self._pulled(super().pull_before(message_ids, deadline))
 
     def _pulled(self, found: Iterable[Message]) -> list[Message]:
-        """Return the replies with payloads decoded to models, and count them."""
+        """Return replies with decoded models in place of payloads, and count the replies."""
         found = list(found)
         asked = [self._in_flight.asked(reply) for reply in found]
         replies = self._screened([self._incoming(reply) for reply in found], asked)
@@ -218,10 +218,13 @@ class CompressedGrid(GridWrapper):
         """Raise `PayloadError` if nodes were asked to train and no update was ever used."""
         self._failures.end()
 
-    # down
+    # from the server to the nodes
 
     def _outgoing(self, messages: list[Message]) -> tuple[list[Message], list[SentMessage | None]]:
-        """Return messages with payloads in place of models; nodes share equal encoded contents."""
+        """Return messages with payloads in place of models, and what to store about each.
+
+        Nodes that get the same contents share one object.
+        """
         cache: dict[Key, Encoded] = {}
         models: dict[int, FoundModel | None] = {}
         if gone := self._session.gone(self._grid.get_node_ids):
@@ -285,10 +288,10 @@ class CompressedGrid(GridWrapper):
         sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
 
-    # up
+    # from the nodes to the server
 
     def _incoming(self, reply: Message) -> Message:
-        """Return a reply with its payload decoded to a model; an error if it is unusable."""
+        """Return a reply with a decoded model in place of its payload; an error if unusable."""
         sent = self._in_flight.take(reply.metadata.reply_to_message_id)
         if sent is None and reply.has_error():
             return reply  # its message held no model
@@ -317,7 +320,7 @@ class CompressedGrid(GridWrapper):
         return reply
 
     def _readable(self, reply: Message) -> Message:
-        """Return an uncompressed reply; an error in place of one whose arrays cannot be read."""
+        """Return an uncompressed reply, or an error if its arrays cannot be read."""
         try:
             if not reply.has_error():
                 expect_readable(reply.content)
@@ -334,7 +337,11 @@ class CompressedGrid(GridWrapper):
         return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
 
     def _unpack(self, reply: Message, header: UplinkHeader, sent: SentMessage) -> None:
-        """Put the model in place of a reply's payload; raises `PayloadError` if it is unusable."""
+        """Put the decoded model in place of a reply's payload.
+
+        Raises `PayloadError` if the payload cannot be used. `sent`: the data about the message that
+        the node replies to.
+        """
         found = payload_of(reply.content)
         if found is None:
             raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
@@ -368,7 +375,7 @@ class CompressedGrid(GridWrapper):
             self._look_at_names(form, payload, update.exact)
 
     def _look_at(self, message: Message, model: str | None) -> None:
-        """Record which records of a message are sent uncompressed."""
+        """Record which records of a message are sent uncompressed; `model`: the model's record."""
         if self._uncompressed and self._uncompressed.open:
             self._uncompressed.sent(message.metadata.message_type, message.content, model)
 
@@ -389,13 +396,19 @@ class CompressedGrid(GridWrapper):
     def _screened(
         self, replies: list[Message], asked: Sequence[SentMessage | None]
     ) -> list[Message]:
-        """Put errors in place of replies with refused updates; clip updates that are too large."""
+        """Put errors in place of replies with refused updates, and scale too large updates down.
+
+        An update is refused or scaled by the limits in `Screening`.
+        """
         found, self._lengths = self._lengths, {}
         bad = screened(replies, asked, found, self._filters, self._replies.weighted_by_key)
         return self._without(replies, asked, bad)
 
     def _alike(self, replies: list[Message], asked: list[SentMessage | None]) -> list[Message]:
-        """Put errors in place of replies unlike most others, with which a strategy would fail."""
+        """Put errors in place of replies that hold other tensors or metrics than most replies.
+
+        A strategy would fail with such a mixture of replies.
+        """
         return self._without(
             replies, asked, inconsistent(replies, asked, self._replies.weighted_by_key)
         )
@@ -403,7 +416,7 @@ class CompressedGrid(GridWrapper):
     def _without(
         self, replies: list[Message], asked: Sequence[SentMessage | None], bad: Mapping[int, str]
     ) -> list[Message]:
-        """Return replies with errors in place of bad ones; `bad`: reasons by the reply's `id`."""
+        """Put errors in place of bad replies; `bad`: the reason for each, by the reply's `id`."""
         return [
             self._left_out(reply, sent.node, self.state.round, bad[id(reply)])
             if sent is not None and id(reply) in bad

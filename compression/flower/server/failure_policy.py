@@ -28,11 +28,11 @@ HINTS = {
 
 @dataclass
 class FailurePolicyState:
-    """State of `FailurePolicy`.
+    """State of `FailurePolicy`, which counts rounds without a usable reply.
 
     `asked`: the number of messages that asked for training. `consecutive_failures`: the number of
-    consecutive unusable rounds. `consecutive_failures_of_many`: how many of these rounds had
-    replies of at least `MANY` nodes.
+    consecutive rounds without a usable reply. `consecutive_failures_of_many`: how many of these
+    rounds had replies of at least `MANY` nodes.
     """
 
     asked: int = 0
@@ -42,7 +42,7 @@ class FailurePolicyState:
 
 @dataclass(frozen=True)
 class FailureLimits:
-    """Says after how many consecutive unusable rounds a run ends.
+    """Says after how many consecutive rounds without a usable reply a run ends.
 
     A round is unusable if it has replies and the server can use none of them. The run ends after
     `patience` consecutive unusable rounds with replies of at least three nodes. It also ends after
@@ -66,7 +66,7 @@ ONE_ROUND = FailureLimits()
 
 
 class FailurePolicy:
-    """Counts and logs unusable replies, and ends the run after too many unusable rounds.
+    """Counts and logs unusable replies, and ends a run after too many rounds without a usable one.
 
     `FailureLimits` says how many are too many. A round without replies is not counted, because the
     network may recover. A round after which the server sends the whole model again is not counted
@@ -90,13 +90,16 @@ class FailurePolicy:
         self._reasons.clear()
 
     def leave_out(self, server_round: int, node: int, reason: str) -> None:
-        """Count and log a reply that the server leaves out; `reason`: why."""
+        """Count and log a reply that the server does not use; `reason`: why it does not."""
         self._traffic.failures += 1
         self._reasons.append(reason)
         log.warning("round %d: node %d left out: %s", server_round, node, in_one_line(reason))
 
     def end_round(self, server_round: int, used: int, replies: int) -> None:
-        """Count a round's used replies; raises `PayloadError` after too many unusable rounds."""
+        """Count a round's usable replies; raises `PayloadError` after too many rounds without one.
+
+        `used`: how many replies were usable. `replies`: how many replies came.
+        """
         self._traffic.client_updates += used
         heals = any(HEALS in reason for reason in self._reasons)
         of_use = used or heals
@@ -118,7 +121,7 @@ class FailurePolicy:
 
 
 def nobody_usable(reasons: Iterable[str], replies: int) -> str:
-    """Return one line about a round without a usable reply: the most frequent reason and a hint."""
+    """Return a line about a round without usable replies: the most frequent reason, and a hint."""
     reason = Counter(reasons).most_common(1)[0][0]
     hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
     return f"not one of {replies} replies could be used: {reason}{hint and '; ' + hint}"

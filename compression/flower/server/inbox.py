@@ -52,7 +52,7 @@ class ReplyRules:
 
 
 class SentMessage(NamedTuple):
-    """The server's data about a message that it sent and that the node has not replied to."""
+    """What the server stores about a message until the node replies to it."""
 
     node: int
     number: int  # `number` in the message's header
@@ -67,7 +67,7 @@ class SentMessage(NamedTuple):
 
 
 class InFlight:
-    """The messages with a model to which the nodes have not replied yet."""
+    """The messages with a model for which the server waits for a reply."""
 
     def __init__(self) -> None:
         self._sent: dict[str, SentMessage] = {}  # by the message's id
@@ -90,8 +90,8 @@ class InFlight:
     def owes(self, node: int) -> bool:
         """Return whether the server waits for a node's reply to a message for training.
 
-        A node replies in order. So a message is lost if it was sent before the message that the
-        node last replied to.
+        A node replies in the order of the messages. So a message is lost if it was sent before the
+        message that the node last replied to.
         """
         return node in self._owing
 
@@ -102,7 +102,7 @@ class InFlight:
             self._owing.pop(node, None)
 
     def asked(self, reply: Message) -> SentMessage | None:
-        """Return the data of the message that a reply belongs to; None if it is unknown."""
+        """Return the data of the message that a reply answers; None if the message is unknown."""
         return self._sent.get(reply.metadata.reply_to_message_id)
 
     def take(self, message_id: str) -> SentMessage | None:
@@ -124,7 +124,7 @@ LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256
 def expected(
     payload: bytes, sent: TensorSplit, *, whole: bool, named: bool, counts: Collection[str] = ()
 ) -> TensorSplit:
-    """Return the `TensorSplit` that a reply's payload must have.
+    """Return how a reply's payload must split the model (`TensorSplit`).
 
     `sent`: the `TensorSplit` for changes of the message's model. `whole`, `named`: fields of the
     reply's header (`UplinkHeader`). `counts`: names of tensors that were not floats in an earlier
@@ -160,14 +160,14 @@ def expected(
 
 
 def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return a tensor's bytes; an entry counts as 8 bytes in 64-bit types, else as 4 bytes."""
+    """Return a tensor's bytes, with 8 bytes per entry for 64-bit types and 4 for all others."""
     return math.prod(shape) * (8 if dtype.endswith("64") else 4)
 
 
 def answered(
     update: Update, form: TensorSplit, sent: TensorSplit, start: Model, *, whole: bool
 ) -> Model:
-    """Return the node's model after its update.
+    """Return the node's model, from its decoded update and the model that it got.
 
     `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
     values of the message's model. `whole`: True if the payload holds the model, not its change.
@@ -188,7 +188,10 @@ def answered(
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
-    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message."""
+    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message.
+
+    `own`: the reply's tensors that are sent in their own dtype. `start`: the message's.
+    """
     before = {each.name: each.array for each in start}
     for each in own:
         if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
@@ -203,7 +206,7 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
 
 
 def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
-    """Return a reply's content with only the metrics in `names` and the model that it trained.
+    """Return a reply's content with only the metrics in `names` and the trained model.
 
     Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
     and for an accuracy outside [0, 1]. Also raises it for a reply to training that does not hold
@@ -228,7 +231,7 @@ def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> Rec
 
 
 def weight_of(content: RecordDict, key: str) -> float:
-    """Return a node's weight, the metric `key`.
+    """Return a node's weight in the average, the metric `key` of its reply.
 
     Raises `PayloadError` unless the reply has one MetricRecord with a weight above 0 and below
     2^63. Any other reply would make Flower's strategy discard the whole round.
@@ -246,7 +249,7 @@ def _usable_weight(weight: object, key: str) -> float:
 
 
 def expect_weight(content: RecordDict, key: str) -> None:
-    """Raise `PayloadError` if a reply's weight, the metric `key`, is not in (0, 2^63)."""
+    """Raise `PayloadError` unless a node's weight, the metric `key`, is above 0 and below 2^63."""
     for _, metrics in records(content, MetricRecord):
         if key in metrics:
             _usable_weight(metrics[key], key)
@@ -255,7 +258,7 @@ def expect_weight(content: RecordDict, key: str) -> None:
 def inconsistent(
     replies: Sequence[Message], asked: Sequence[SentMessage | None], weight: str
 ) -> dict[int, str]:
-    """Return, by the reply's `id`, the reasons to leave out replies that differ from most others.
+    """Find replies that differ from most others; return why, by the reply's `id`.
 
     Only replies to messages of the same type with the same tensors are compared (`unlike`).
     `weight`: the name of the metric with the node's weight. If two kinds of replies are equally
@@ -290,7 +293,7 @@ def count_used(replies: Sequence[Message], asked: Sequence[SentMessage | None]) 
 
 
 def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Return, by the reply's `id`, the reasons to leave out replies that differ from the others.
+    """Find replies that differ from the others; return why each does, by the reply's `id`.
 
     All replies must belong to messages of the same type with the same tensors.
 
@@ -335,7 +338,7 @@ def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
-    """Return the names, types, shapes and lengths that must be equal in all replies."""
+    """Return what must be equal in all replies: names, types, shapes and lengths in a content."""
     found = set[tuple[object, ...]]()
     for name, record in content.items():
         type_ = type(record)

@@ -16,7 +16,7 @@ from ..tensor_split import Model
 
 
 class TrainedFrom(NamedTuple):
-    """The checksum of the model that a node got to train, and the round of the strategy."""
+    """The model (as a checksum) that a node got for training, and the round in which it got it."""
 
     model: bytes
     round: int | None  # None: the message holds no round
@@ -35,20 +35,20 @@ class InferredAcksState:
 
 
 def name_of(model: Model) -> bytes:
-    """Return a checksum of all values of a model, in its vector and beside it (`TensorSplit`)."""
+    """Return a checksum of all values of a model: its float32 vector and its other tensors."""
     own = (xxh3_64_digest(each.array.tobytes()) for each in model.own)
     return checksum(model.vector) + b"".join(own)
 
 
 class InferredAcks:
-    """Infers whether nodes' updates were applied, because Flower's strategies do not report it.
+    """Infers whether a strategy has applied nodes' updates, because Flower's strategies do not say.
 
-    When the strategy sends a node its next message, the node's pending update is settled. The
-    update counts as applied if the message holds another model, or the same model in the same
-    round. It counts as not applied if the message holds the same model in another round, or without
-    a round: the update's round has failed. If any node gets the same model in a later round, all
+    An update is pending until this is known. The next message to the node decides. The update
+    counts as applied if that message holds another model, or the same model in the same round. It
+    counts as not applied if that message holds the same model in another round, or without a round:
+    then the update's round has failed. If any node gets the same model in a later round, all
     pending updates of the failed round count as not applied. Messages to other nodes in the same
-    round settle nothing, because a strategy may send a round's messages in batches.
+    round decide nothing, because a strategy may send a round's messages in batches.
     """
 
     def __init__(self, acks: AckTracker, state: InferredAcksState | None = None) -> None:
@@ -56,9 +56,10 @@ class InferredAcks:
         self._state = InferredAcksState() if state is None else state
 
     def give(self, messages: Iterable[Message], models: Mapping[int, Model]) -> None:
-        """Settle pending updates from these messages for training, and store the messages' models.
+        """Decide from these messages for training which pending updates the strategy has applied.
 
-        `models`: the messages' models, by the `id` of the message's content.
+        The messages' models are then stored for the next call. `models`: the messages' models, by
+        the `id` of the message's content.
         """
         asked = [m for m in messages if id(m.content) in models and trains(m)]
         names = {key: name_of(models[key]) for key in {id(m.content) for m in asked}}
@@ -85,7 +86,11 @@ class InferredAcks:
             self._state.given.pop(node, None)
 
     def _give_up(self, given: Mapping[int, TrainedFrom]) -> None:
-        """Settle the pending updates of failed rounds as not applied."""
+        """Record that the pending updates of failed rounds were not applied.
+
+        `given`: by node, the model and round of its message. A round has failed if its model is
+        sent again in a later round.
+        """
         latest = dict[bytes, int]()
         for each in given.values():
             latest[each.model] = max(each.round or 0, latest.get(each.model, 0))

@@ -1,4 +1,4 @@
-"""Two ways to update nodes to the newest model: differences of versions, or the server's steps."""
+"""Two ways to bring nodes to the newest model: differences of models, or the server's steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from ..tied_weights import (
 )
 from .session import UNHEARD, ModelUpdate
 
-BUDGET = 512 << 20  # bytes of stored versions; nodes whose version is deleted get the whole model
+# The most bytes of stored versions. A node whose version is deleted gets the whole model.
+BUDGET = 512 << 20
 RAW = make_codec(quantizer="float32", coder="raw")
 
 
@@ -49,7 +50,7 @@ class DeltaSyncState:
 
 
 class OfferedModel(NamedTuple):
-    """The model to send next, as given to `DeltaSync.offer`."""
+    """The newest model, to which nodes are updated, as given to `DeltaSync.offer`."""
 
     model: Model
     form: TensorSplit
@@ -88,7 +89,7 @@ class DeltaSync:
         self._offered: OfferedModel | None = None
 
     def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
-        """Set the model that the next model updates send.
+        """Set the newest model, to which later model updates lead.
 
         `model`: the values, split by `form_of_models(form)`. `form`: the `TensorSplit` for the
         model's changes. `named`: True if the payloads must hold the names of their tensors, for
@@ -97,13 +98,13 @@ class DeltaSync:
         self._offered = OfferedModel(model, form, named, ties)
 
     def knows(self, version: int) -> bool:
-        """Return whether a version is stored and has the same tensors as the model to send."""
+        """Return whether a version is stored and has the same tensors as the newest model."""
         if self._offered is None:
             return False
         return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the model update for nodes that have the version `base` (`ModelSync`)."""
+        """Encode the newest model for nodes at the version `base` (`ModelSync.model_update`)."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
         self._state.encoded += 1
@@ -138,7 +139,7 @@ class DeltaSync:
         return self._parcel(payload, converted(received, whole, form), offered, {})
 
     def _parcel_unheard(self, codec: Codec, offered: OfferedModel) -> ModelUpdate:
-        """Return the whole model with quantized values, for nodes that never confirm a version."""
+        """Encode the whole model with quantized values, for nodes that never confirm a version."""
         model, form, named, ties = offered
         small = without(form, ties)
         values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
@@ -159,17 +160,20 @@ class DeltaSync:
         return ModelUpdate(payload_record(payload), says, len(payload), received)
 
     def tidy(self, held: Iterable[int]) -> None:
-        """Delete the versions that are not in `held`, and above `BUDGET` the least recent ones."""
+        """Delete stored versions of the model that no node has (`held`: those that nodes have).
+
+        If the rest exceeds `BUDGET` bytes, also delete the least recently used versions.
+        """
         for version in self._state.versions.keys() - set(held):
             self._drop(version)
         while self._bytes > BUDGET:
             self._drop(next(iter(self._state.versions)))
 
     def crowded(self, nodes: int) -> bool:
-        """Return whether to call `tidy`, if the server sends messages to `nodes` nodes one by one.
+        """Return whether so many versions are stored that the caller should call `tidy`.
 
-        The result is True if `tidy` would delete at least half of the versions, or if the versions
-        exceed `BUDGET`.
+        For servers that send messages to `nodes` nodes one by one. The result is True if `tidy`
+        would delete at least half of the versions, or if the versions exceed `BUDGET`.
         """
         return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
@@ -191,7 +195,7 @@ class DeltaSync:
 
 
 def of_models(codec: Codec | None) -> Codec | None:
-    """Return a codec for whole models, with the quantizer and the coder of `codec`.
+    """Return a codec that sends whole models with the quantizer and the coder of `codec`.
 
     The result is None if the quantizer is lossless, or may increase a vector's norm. Only a
     quantizer that never increases the norm is precise enough for whole models.
@@ -235,7 +239,10 @@ class StepLogSync:
         self._snapshot_bytes = sum(a.nbytes for a in floats)
 
     def add(self, payload: bytes, rate: float) -> None:
-        """Store the update that made the newest version; call `add` after the replica's step."""
+        """Store the averaged update that made the newest version, and its learning rate.
+
+        Call `add` after the server's replica has taken the step.
+        """
         self._cache.clear()
         if not self._follow:
             return
@@ -245,11 +252,11 @@ class StepLogSync:
             self._recent_bytes -= len(self.recent.popleft()[0])
 
     def knows(self, version: int) -> bool:
-        """Return whether all updates after a version are stored."""
+        """Return whether all updates of the server's steps after a version are stored."""
         return self._replica.version - version <= len(self.recent)
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the model update for all nodes that have the version `base` (`ModelSync`)."""
+        """Return the newest model for nodes at the version `base`: missing steps, or a snapshot."""
         if base not in self._cache:
             self._cache[base] = self._snapshot() if base is None else self._updates(base)
         return self._cache[base]

@@ -1,4 +1,4 @@
-"""Finds the model in a strategy's message, and decides which tensors are sent in their dtype."""
+"""Finds the model in a strategy's message, and decides which tensors keep their own dtype."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SentModels:
         self._state, self._apart = state, apart
 
     def of(self, content: RecordDict, *, first: bool) -> FoundModel | None:
-        """Return the model in a content; None if the content has no model to compress.
+        """Find the model in a message's content; return None if there is no model to compress.
 
         `first`: True for the first model of the run. Raises `ValueError` for a message of Flower's
         old API, and for a record with the header's name. Also raises `ValueError` for a pattern in
@@ -129,10 +129,10 @@ class SentModels:
         return FoundModel(form, model, flower_bytes(arrays), ties=self._ties(form, model))
 
     def _ties(self, form: TensorSplit, model: Model) -> Ties:
-        """Return the tensors that were copies of another tensor in all models so far.
+        """Return the tensors that were equal to another tensor (copies of it) in all models so far.
 
-        A tensor that once differed from its source is never treated as a copy again, because later
-        equality is chance.
+        A tensor that once differed is never treated as a copy again, because later equality is
+        chance.
         """
         key = fingerprint(form.whole)
         if (ties := self._state.tied.get(key)) is None:
@@ -141,7 +141,7 @@ class SentModels:
         return ties
 
     def _patterns(self, arrays: ArrayRecord, layout: Layout, first: bool) -> tuple[str, ...]:
-        """Return the patterns of names of tensors that are sent in their own dtype.
+        """Return patterns for the names of the tensors that are sent in their own dtype.
 
         They include tensors that were integers in an earlier model, because a strategy's mean turns
         integers into float64. They also include tensors that hold infinity in the first model, such
@@ -158,7 +158,7 @@ class SentModels:
         return (*self._exact, *made)
 
     def _note_infinite(self, arrays: ArrayRecord, layout: Layout) -> None:
-        """Find float tensors that hold infinity, so that they are sent exactly, and warn of them.
+        """Note the float tensors that hold infinity, which are then sent exactly, and warn of them.
 
         Raises `PayloadError` for NaN, because a payload cannot hold NaN.
         """

@@ -1,4 +1,7 @@
-"""The server's session with its nodes: the nodes' versions of the model, and applied updates."""
+"""The server's session with its nodes: makes messages, reads replies, and tracks each node.
+
+For each node the session tracks its version of the model and its applied updates.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from ..traffic import Traffic, flower_bytes, reason_of
 
 
 class ModelUpdate(NamedTuple):
-    """The payloads that update a node to the newest model, and their header fields."""
+    """The payloads that bring a node to the newest model, and the fields of their header."""
 
     arrays: ArrayRecord  # one Array per payload
     header: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
@@ -42,7 +45,7 @@ class ModelUpdate(NamedTuple):
 
 
 class ModelSync(Protocol):
-    """Makes model updates, either from differences of versions or from the server's steps.
+    """Brings nodes to the newest model by differences of versions or by the server's steps.
 
     `skips`: True if a node ignores the steps that it has already applied. Then the server may send
     a step again before the node has confirmed it.
@@ -51,13 +54,13 @@ class ModelSync(Protocol):
     skips: bool
 
     def knows(self, version: int) -> bool:
-        """Return whether a model update can build on this version."""
+        """Return whether a model update can begin at this version of the model."""
 
     def model_update(self, base: int | None) -> ModelUpdate:
-        """Return the model update for all nodes that have the version `base`.
+        """Return the payloads that bring nodes from the version `base` to the newest model.
 
-        None: the node has no version. `UNHEARD`: the node has no version and will not confirm one,
-        because it never replies.
+        `base` None: the node has no version. `UNHEARD`: the node has no version and will not
+        confirm one, because it never replies.
         """
 
 
@@ -69,8 +72,9 @@ SILENT = 2  # after SILENT models without a reply the server assumes that the no
 class VersionTrackerState:
     """State of `VersionTracker`; each dictionary's keys are node ids.
 
-    `has`: the version that the node confirmed last. `sent`: the version that it should confirm
-    next. `unheard`: how many versions the server sent to it since its last confirmation.
+    `has`: the version of the model that the node confirmed last. `sent`: the version that the node
+    should confirm next. `unheard`: how many versions the server has sent to the node since the node
+    last confirmed one.
     """
 
     has: dict[int, int] = field(default_factory=dict)
@@ -79,7 +83,7 @@ class VersionTrackerState:
 
 
 class VersionTracker:
-    """Tracks the versions that nodes have confirmed.
+    """Tracks which version of the server's model each node has confirmed in a reply.
 
     A node without a confirmed version gets the whole model.
     """
@@ -89,7 +93,7 @@ class VersionTracker:
         self._state = VersionTrackerState() if state is None else state
 
     def base_of(self, node: int) -> int | None:
-        """Return the version that can be the `base` of a message to the node, or None."""
+        """Return a node's version, if the server can send a difference from it; otherwise None."""
         base = self._state.has.get(node)
         return base if base is not None and self.sync.knows(base) else None
 
@@ -98,7 +102,7 @@ class VersionTracker:
         return self._state.unheard.get(node, 0) >= SILENT and not self.sync.skips
 
     def send(self, node: int, model_update: ModelUpdate) -> None:
-        """Record that a model update is sent to a node."""
+        """Record that the server sends a model update to a node."""
         version = model_update.header.get("version")
         if not self.sync.skips:
             self._state.has.pop(node, None)  # its version is unknown until it replies
@@ -107,14 +111,14 @@ class VersionTracker:
             self._state.unheard[node] = self._state.unheard.get(node, 0) + 1
 
     def confirm(self, node: int, version: int | None) -> None:
-        """Record that a node has a version, if the server sent this version to the node last."""
+        """Record that a node has a version of the model, if that was the last one sent to it."""
         sent = self._state.sent.pop(node, None)
         if sent is not None and version == sent:
             self._state.has[node] = sent
             self._state.unheard.pop(node, None)
 
     def lose(self, node: int) -> None:
-        """Record that a node's version is unknown, so that the node gets the whole model next."""
+        """Record that a node's version of the model is unknown: it gets the whole model next."""
         self._state.has.pop(node, None)
         self._state.sent.pop(node, None)
 
@@ -137,7 +141,7 @@ Key = tuple[int, int | None, int | None, bool]
 
 
 class Encoded(NamedTuple):
-    """An encoded content, its model update, and its bytes."""
+    """A message's encoded content, the model update in it, and its bytes."""
 
     content: RecordDict
     model_update: ModelUpdate
@@ -145,7 +149,7 @@ class Encoded(NamedTuple):
 
 
 class ReceivedUpdate(NamedTuple):
-    """A node's update, which may be sparse, its metrics, and its native tensors."""
+    """A node's decoded update (which may be sparse), its metrics, and its native tensors."""
 
     update: Update
     metrics: MetricRecord
@@ -167,7 +171,7 @@ class ServerSessionState:
     acks: AckTrackerState = field(default_factory=AckTrackerState)
 
     def go_back(self, along: Collection[int] = ()) -> None:
-        """Record that the server resumes from a checkpoint; its nodes may have later versions.
+        """Record that the server resumes from a checkpoint, while nodes may have later versions.
 
         All nodes except `along` get the whole model next. The data about applied replies is not
         deleted. So a node whose last reply is newer than the checkpoint adds this reply back to its
@@ -234,8 +238,8 @@ class ServerSession:
     ) -> list[tuple[Message, ModelUpdate]]:
         """Return, for each node, a message of type `kind`, and the model update in the message.
 
-        `orders`: the `config` for the ClientApp. `natives`: the current native tensors. Messages to
-        nodes with the same version share one content object.
+        `orders`: the `config` for the ClientApp. `natives`: the current native tensors. Nodes with
+        the same version get one shared content object.
         """
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
@@ -261,11 +265,11 @@ class ServerSession:
         decided: bool = True,
         natives: Mapping[str, NDArray[Any]] = {},
     ) -> Encoded:
-        """Return a content for a node, and count it as sent.
+        """Return a message's content with a model update for a node, and count its bytes as sent.
 
-        In the content the record `name` is replaced by a model update. `plain_bytes`: the bytes of
-        the model without compression. `decided`: False if it is unknown which of the node's replies
-        were applied; then the header does not say it. `natives`: the current native tensors.
+        The model update replaces the record `name`. `plain_bytes`: the bytes of the model without
+        compression. `decided`: False if it is unknown which of the node's replies were applied;
+        then the header does not say it. `natives`: the current native tensors.
         """
         base = self.versions.base_of(node)
         if base is None and self.versions.silent(node):
@@ -296,7 +300,10 @@ class ServerSession:
     def _with_natives(
         self, model_update: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
     ) -> ModelUpdate:
-        """Return a model update with payloads of the model's native tensors added, if any."""
+        """Add the payloads with native tensors to a model update, if the model has such tensors.
+
+        `lacks`: True if the node lacks the initial native tensors.
+        """
         if not self.initial.arrays:
             return model_update
         arrays = model_update.arrays
@@ -310,7 +317,7 @@ class ServerSession:
         return model_update._replace(arrays=arrays, header=header)
 
     def gone(self, living: Callable[[], Collection[int]]) -> set[int]:
-        """Delete the data of absent nodes if they are too many, and return these nodes.
+        """Delete the data of absent nodes if they are too many, and return the ids of these nodes.
 
         Absent nodes are too many if they outnumber the present nodes by more than `SPARE`. Until
         then the data of an absent node is stored, because the node may come back. `living` returns
@@ -330,7 +337,7 @@ class ServerSession:
         return found
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
-        """Return the header of a node's reply, and count the reply's bytes.
+        """Count the bytes of a node's reply, and return its header.
 
         `node`: the node that got the message; in an error that a grid makes, the reply may hold
         another node. `asked`: the `number` in the message's header. `plain_bytes`: the bytes of the
@@ -357,7 +364,7 @@ class ServerSession:
     def read(
         self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()
     ) -> ReceivedUpdate:
-        """Return a node's update, which is pending until `acks.applied` is called.
+        """Decode the update in a node's reply; it is pending until `acks.applied` is called.
 
         `asked`: the `number` in the message's header. `measured`: names of the metrics that must be
         finite numbers. Raises `PayloadError`, with the reason, for a reply that cannot be used.
@@ -385,7 +392,7 @@ class ServerSession:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update with `AckTracker.decode`, and count its entries."""
+        """Decode a node's update (see `AckTracker.decode`), and count its entries."""
         update = self.acks.decode(node, payload, sequence, layout, own)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size

@@ -38,7 +38,7 @@ from .inbox import weight_of
 
 
 def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:
-    """Return the weighted mean in the arrays' dtype; it never leaves the range of the values.
+    """Return the weighted mean of arrays, in their dtype; it never leaves the range of the values.
 
     Means of integers are rounded. If an entry is equal in all arrays, the mean has exactly this
     value.
@@ -63,10 +63,10 @@ def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[An
 
 
 def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Return the median of each entry; of two middle values it is the lower, not their mean."""
+    """Return the median of each entry; of two middle values the lower one, not their mean."""
     stacked = np.stack(values)
     middle = (len(stacked) - 1) // 2
-    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # asarray: 0-d is a scalar
+    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # a 0-d result is a scalar
 
 
 ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
@@ -86,7 +86,7 @@ STATISTICS = ""  # the key of BatchNorm's statistics in `SplitRecord.rest`; no t
 
 
 class SplitRecord(NamedTuple):
-    """A model's record in two parts: the tensors that a strategy sees, and the other tensors."""
+    """A model's tensors in two parts: those that a strategy sees, and those hidden from it."""
 
     seen: ArrayRecord
     rest: dict[str, Array]
@@ -125,7 +125,7 @@ class StatisticsAveraging(Strategy):
         wrapped = _wrapped_by(strategy)
         self._robust = isinstance(wrapped[-1], ROBUST)
         self._private = any(isinstance(each, PRIVATE) for each in wrapped)
-        # The native tensors that were sent, if the strategy adds differential privacy.
+        # The native tensors sent to nodes; stored only for a strategy with differential privacy.
         self._sent: dict[str, NDArray[Any]] = {}
 
     def summary(self) -> None:
@@ -135,7 +135,7 @@ class StatisticsAveraging(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Call the wrapped strategy's method, and add the hidden tensors to its messages."""
+        """Let the wrapped strategy make its messages, and add the tensors hidden from it."""
         cut = self._cut(arrays)
         if self._private and self._values(layout_of(arrays) if self._layout is None else None):
             raise ValueError(UNCOVERED)
@@ -147,7 +147,7 @@ class StatisticsAveraging(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Do the same as `configure_train`, for evaluation at the nodes."""
+        """Let the wrapped strategy make messages for evaluation, and add the hidden tensors."""
         cut = self._cut(arrays)
         return self._whole(
             self.strategy.configure_evaluate(server_round, cut.seen, config, grid), arrays, cut.rest
@@ -156,7 +156,7 @@ class StatisticsAveraging(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Call the wrapped strategy's method, and average the hidden tensors."""
+        """Let the wrapped strategy average the tensors it sees, and average the hidden tensors."""
         shown, reports, weights, order = list[Message](), list[dict[str, Array]](), [], None
         for reply in replies:
             if not reply.has_error() and len(found := records(reply.content, ArrayRecord)) == 1:
@@ -182,11 +182,11 @@ class StatisticsAveraging(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Call the wrapped strategy's method."""
+        """Let the wrapped strategy average the metrics of an evaluation."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def _values(self, layout: Layout | None) -> list[str]:
-        """Return the names of the tensors that the wrapper averages itself."""
+        """Return the names of the tensors that the strategy does not see."""
         layout = layout or self._layout
         assert layout is not None
         expect_matches(layout, self.exact)
@@ -210,7 +210,10 @@ class StatisticsAveraging(Strategy):
         return SplitRecord(flat_record(parts.gather(vector)), beside)
 
     def _joined(self, order: ArrayRecord, seen: ArrayRecord, rest: dict[str, Array]) -> ArrayRecord:
-        """Return the record of a whole model, with the order and dtypes of the record `order`."""
+        """Join the tensors that the strategy returned and the hidden tensors to one record.
+
+        The result has the order and the dtypes of the record `order`.
+        """
         if self._layout is None:
             return ArrayRecord(
                 {n: rest[n] if n in rest else _typed(seen[n], order[n]) for n in order}
@@ -225,12 +228,12 @@ class StatisticsAveraging(Strategy):
     def _whole(
         self, messages: Iterable[Message], order: ArrayRecord, rest: dict[str, Array]
     ) -> list[Message]:
-        """Return messages with the hidden tensors `rest` added.
+        """Add the hidden tensors `rest` to the model in each message.
 
         Messages that shared one content object share one afterwards too.
         """
         messages, whole = list(messages), dict[int, RecordDict]()
-        contents = [message.content for message in messages]  # referenced, so each id stays unique
+        contents = [message.content for message in messages]  # kept, so that ids stay unique
         for message, content in zip(messages, contents, strict=True):
             if rest and id(content) not in whole:
                 name, seen = records(content, ArrayRecord)[0]
@@ -250,12 +253,12 @@ class StatisticsAveraging(Strategy):
 
 
 def _natives(rest: dict[str, Array]) -> dict[str, NDArray[Any]]:
-    """Return the native tensors in `SplitRecord.rest` of a flat model."""
+    """Return the native tensors among the hidden tensors of a model that is one flat vector."""
     return {name: _values_of(a) for name, a in rest.items() if name != STATISTICS}
 
 
 def _typed(array: Array, like: Array) -> Array:
-    """Return an array in the dtype of `like`; FedAdam, for example, returns float64 for float32."""
+    """Convert an array to the dtype of `like`; FedAdam, for example, turns float32 into float64."""
     return array if array.dtype == like.dtype else Array(array.numpy().astype(like.dtype))
 
 
@@ -264,7 +267,7 @@ def _values_of(array: Array) -> NDArray[Any]:
 
 
 def _wrapped_by(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and all strategies that it wraps, the innermost last."""
+    """Return a strategy and all strategies inside it, the innermost last."""
     found = [strategy]
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)

@@ -1,4 +1,4 @@
-"""Clips or refuses unusual updates before a strategy sees them.
+"""Scales down or refuses unusual updates before a strategy sees them.
 
 An update is unusual by its L2 norm, by its BatchNorm statistics, or by its weight in the average.
 """
@@ -33,9 +33,9 @@ from ..tensor_split import (
 from .inbox import SentMessage
 
 log = getLogger("edgewire")
-LEAST = 3  # the fewest nodes from which a usual value is computed
+LEAST = 3  # the fewest nodes from which a usual norm, change or weight is computed
 FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard deviations
-RECENT = 15  # the most nodes from which the centre of the statistics is computed
+RECENT = 15  # the most nodes whose statistics are stored, for their median
 REACH = 10.0  # while the usual norm is unknown: the largest norm, in units of the model's norm
 
 
@@ -44,9 +44,9 @@ class UpdateFilterState:
     """State of `UpdateFilter`.
 
     By node: `lengths`: the L2 norm of its last used update. `weights`: its last weight in training.
-    `evaluations`: its last weight in an evaluation. For all nodes: `usual`: the usual norm (0:
-    unknown). `since`: the number of updates used since `usual` was computed. `origin`: the norm of
-    the first model, at least 1.
+    `evaluations`: its last weight in an evaluation. For all nodes: `usual`: the usual norm of an
+    update (0: unknown). `since`: the number of updates used since `usual` was computed. `origin`:
+    the norm of the first model, at least 1.
     """
 
     lengths: dict[int, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def length(*parts: Vector) -> float:
 
 
 class Lengths(NamedTuple):
-    """The norms of an update, and BatchNorm's statistics before and after it."""
+    """The L2 norms of a node's update, and BatchNorm's statistics before and after it."""
 
     vector: float  # L2 norm of the change of the float32 vector, without statistics
     beside: float  # L2 norm of the change of native tensors, without statistics
@@ -73,10 +73,11 @@ class Lengths(NamedTuple):
 
 
 def lengths(form: TensorSplit, model: Model, asked: TensorSplit, start: Model) -> Lengths | None:
-    """Return the `Lengths` of a reply; None if its tensors are not those of the message.
+    """Compute the `Lengths` of a reply; None if its tensors are not those of the message.
 
-    `form`, `model`: the node's model. `asked`, `start`: the model in the message. Raises
-    `PayloadError` for values that the tensor's dtype in the message cannot hold.
+    `form`, `model`: the node's model and how it is split (`TensorSplit`). `asked`, `start`: the
+    same for the model in the message. Raises `PayloadError` for values that the tensor's dtype in
+    the message cannot hold.
     """
     theirs, ours = form.whole, asked.whole
     if (theirs.names, theirs.shapes) != (ours.names, ours.shapes):
@@ -99,8 +100,11 @@ def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
 
 
 class UpdateFilter:
-    """Computes the usual L2 norm from the last used update of each node, and limits updates.
+    """Limits the L2 norms of nodes' updates and the nodes' weights in the average.
 
+    The server repeatedly takes the median of the norms of all nodes' last used updates. The usual
+    norm is the largest of these medians so far. The usual weight is the median of the weights that
+    the nodes sent last.
     `floor`: the lower bound of the usual norm.
     """
 
@@ -117,7 +121,7 @@ class UpdateFilter:
 
     @property
     def knows(self) -> bool:
-        """Whether the usual norm is known; otherwise call `observe` with a round's norms."""
+        """Whether the usual norm of updates is known; if not, call `observe` in each round."""
         return len(self._state.lengths) >= LEAST
 
     @property
@@ -126,13 +130,16 @@ class UpdateFilter:
         return self._options.equal
 
     def observe(self, lengths: Iterable[float]) -> None:
-        """Compute the usual norm from a round's norms, while too few updates have been used."""
+        """Compute the usual norm of updates from one round's norms.
+
+        The result is used only until the norms of LEAST nodes are known.
+        """
         found = [*self._state.lengths.values(), *lengths]
         few = len(found) < LEAST or self.knows
         self._now = 0.0 if few else max(median_of(found), self._floor)
 
     def clip_factor(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
-        """Return the factor, at most 1, that clips a node's update; count the update as used.
+        """Return the factor, at most 1, that limits a node's update, and count the update as used.
 
         `long`: the update's L2 norm. `model`: the model that the update changes; None if it is
         unknown. `rate`: the rate at which the server applies the update. Raises `PayloadError` for
@@ -156,7 +163,10 @@ class UpdateFilter:
         return share
 
     def _reach(self, model: Vector) -> float:
-        """Return the first model's L2 norm, at least 1; later models do not change it."""
+        """Return the L2 norm of the run's first model, at least 1.
+
+        The first call stores it; later calls ignore `model`.
+        """
         self._state.origin = self._state.origin or max(length(model), 1.0)
         return self._state.origin
 
@@ -171,7 +181,7 @@ class UpdateFilter:
     def cap_weights(
         self, weights: dict[int, float], *, evaluated: bool = False
     ) -> dict[int, float]:
-        """Return the nodes' weights, limited by `Screening.weight`, and store the given weights.
+        """Limit the nodes' weights by `Screening.weight`; store the weights before the limit.
 
         `evaluated`: True for weights of evaluations. Their usual weight is computed separately.
         """
@@ -194,7 +204,7 @@ class UpdateFilter:
 
 
 def median_of(values: Iterable[float]) -> float:
-    """Return the median; of two middle values the lower."""
+    """Return the median of numbers; of two middle values the lower; 0 without numbers."""
     found = sorted(values)
     return found[(len(found) - 1) // 2] if found else 0.0
 
@@ -204,10 +214,10 @@ class StatisticsState:
     """State of `StatisticsScreen`.
 
     By node, the most recent last: `reports`: the node's last statistics, (s,). `moves`: the
-    distance of these statistics from those in the message. For all nodes: `usual`: the usual change
-    (0: unknown). `centre`: the median of the reports, (s,). `since`: the number of reports used
-    since `usual` and `centre` were computed. `names`: the names of the statistics. `origin`: the
-    L2 norm of the first model, at least 1.
+    distance of these statistics from those in the message. For all nodes: `usual`: the usual
+    distance between statistics in a message and in its reply (0: unknown). `centre`: the median of
+    the reports, (s,). `since`: the number of reports used since `usual` and `centre` were computed.
+    `names`: the names of the statistics. `origin`: the L2 norm of the first model, at least 1.
     """
 
     names: list[str] = field(default_factory=list)
@@ -220,12 +230,13 @@ class StatisticsState:
 
 
 class StatisticsScreen:
-    """Limits the distance of running statistics from the median of the nodes' last reports.
+    """Limits how far BatchNorm's statistics may be from the median of the nodes' last statistics.
 
-    The unit of distance is the usual change. A node's change is the distance between the statistics
-    in a message and those in the node's reply. The usual change is the largest median of the nodes'
-    changes so far. The server's statistics are not used as the centre, because in every new model
-    they are 0 and 1.
+    This median is called the centre. A node's change is the distance between the statistics in a
+    message and those in the node's reply. The server repeatedly takes the median of the nodes'
+    changes. The usual change is the largest of these medians so far. The limits of `Screening` are
+    multiples of the usual change. The server's own statistics are not used as the centre, because
+    in every new model they are 0 and 1.
     """
 
     def __init__(
@@ -233,20 +244,21 @@ class StatisticsScreen:
     ) -> None:
         self._options = Screening() if options is None else options
         self._state = StatisticsState() if state is None else state
-        # `_now`: the usual change and the centre in the first round, before both are known.
-        # `_left`: the number of reports of that round that `taken` has not seen yet.
+        # `_now`: the usual change, and the median of the statistics, from the first round alone.
+        # `_left`: the number of statistics of that round that `taken` has not seen yet.
         self._now = 0.0, np.zeros(0, np.float32)
         self._left = 0
 
     @property
     def knows(self) -> bool:
-        """Whether the usual change is known; otherwise call `observe` with a round's statistics."""
+        """Whether the usual change of statistics is known; if not, call `observe` with a round."""
         return len(self._state.reports) >= LEAST
 
     def observe(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
-        """Compute the usual change and the centre from a round, while too few reports were used.
+        """Compute the usual change and the median of the statistics from one round.
 
-        `found`: for each reply the statistics in the reply and those in the message, each (s,).
+        The results are used only until the statistics of LEAST nodes are known. `found`: for each
+        reply the statistics in the reply and those in the message, each (s,).
         """
         self._begin(layout)
         reports = list(found)
@@ -261,11 +273,12 @@ class StatisticsScreen:
     def taken(
         self, node: int, layout: Layout, report: Vector, sent: Vector, model: Vector | None
     ) -> Vector:
-        """Return the statistics to use for a node, (s,): its report, clipped towards the centre.
+        """Return the BatchNorm statistics to use for a node, (s,).
 
-        `layout`: the statistics' layout. `report`: the statistics in the reply. `sent`: the
-        statistics in the message. `model`: the model in the message; None if it is unknown. Raises
-        `PayloadError` for statistics that are refused.
+        They are its own statistics, moved towards the median of the nodes' statistics if they are
+        too far from it. `layout`: the statistics' layout. `report`: the statistics in the reply.
+        `sent`: the statistics in the message. `model`: the model in the message; None if it is
+        unknown. Raises `PayloadError` for statistics that are refused.
         """
         if not layout.size:
             return report
@@ -278,8 +291,8 @@ class StatisticsScreen:
             self._used(node, report, scale.distance(report, sent, sent), scale)
             return report
         far, before = (scale.distance(each, centre, centre) for each in (report, sent))
-        # If the statistics in the message were bad themselves, the report may be as far from the
-        # centre as they were.
+        # If the statistics in the message were bad themselves, those in the reply may be as far
+        # from the centre.
         most = max((options.statistics or math.inf) * usual, before)
         if options.statistics is not None and far > most:
             raise PayloadError(
@@ -292,14 +305,17 @@ class StatisticsScreen:
         return report
 
     def _begin(self, layout: Layout) -> None:
-        """Reset the state if the statistics belong to another model."""
+        """Delete the state if it holds the statistics of another model."""
         if self._state.names != (names := list(layout.names)) or (
             len(self._state.centre) not in (0, layout.size)
         ):
             vars(self._state).update(vars(StatisticsState(names)))
 
     def _expect_short(self, long: float, model: Vector | None) -> None:
-        """Raise `PayloadError` if the first statistics have many times the norm of the model."""
+        """Raise `PayloadError` if the first change of statistics is much larger than the model.
+
+        `long`: the L2 norm of the change.
+        """
         if self._options.statistics is None or model is None:
             return
         self._state.origin = self._state.origin or max(length(model), 1.0)
@@ -325,14 +341,14 @@ class StatisticsScreen:
 
 
 def _middle(reports: list[Vector]) -> Vector:
-    """Return the median of each entry; of two middle values the lower."""
+    """Return the median of each entry of the nodes' statistics; of two middle values the lower."""
     middle = (len(reports) - 1) // 2
     found: Vector = np.partition(np.stack(reports), middle, axis=0)[middle].copy()
     return found
 
 
 class UpdateFilters(NamedTuple):
-    """The filters of one server: for float32 vectors, for native tensors, for statistics."""
+    """A server's three filters: of float32 vectors, of native tensors, and of statistics."""
 
     vectors: UpdateFilter
     beside: UpdateFilter
@@ -351,7 +367,7 @@ def screened(
     screens: UpdateFilters,
     weight: str,
 ) -> dict[int, str]:
-    """Clip unusual replies in place; return, by the reply's `id`, why other replies are refused.
+    """Scale down unusual replies in place; return, by the reply's `id`, why others are refused.
 
     `asked`: the message of each reply. `lengths`: the updates' `Lengths`, by the id of the message
     that the reply belongs to. `weight`: the name of the metric with the node's weight.
@@ -400,7 +416,7 @@ def screened(
 
 
 def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector) -> None:
-    """Multiply a reply's update by `share`, and replace its running statistics by `statistics`.
+    """Multiply a reply's update by `share`, and replace its BatchNorm statistics by `statistics`.
 
     The update is the difference between the float tensors in the reply and those in the message.
     """
@@ -429,7 +445,7 @@ def _weigh(
     *,
     evaluated: bool = False,
 ) -> None:
-    """Reduce weights that are far above the usual weight, and log the change."""
+    """Limit the weights in replies to a multiple of the usual weight, and log each change."""
     found = {
         sent.node: metrics
         for reply, sent in replies
