@@ -18,12 +18,14 @@ def ratios(
     cycles: int = 10,
     least: float = 0.02,
 ) -> dict[str, dict[str, Any]]:
-    """Measure each function `cycles` (at least 2) times, between two measurements of `baseline`.
+    """Measure each function `cycles` (at least 2) times, each time between two of `baseline`.
+
+    `contestants`: name -> function; `baseline`: the name of the function for comparison.
 
     One measurement repeats the call for at least `least` seconds of CPU time. Each function is
     called once before the first measurement. The time includes freeing the result. Set torch to one
-    thread before. If NumPy calls BLAS, also run with OMP_NUM_THREADS=1, because idle BLAS threads
-    use CPU time.
+    thread before you call this function. If NumPy calls BLAS, also run with OMP_NUM_THREADS=1,
+    because idle BLAS threads use CPU time.
 
     Returns for each function: `seconds` of CPU time per call (median), `fastest`, and `ratio`
     (median) with its `quartiles`. A ratio compares a measurement with the baseline's measurements

@@ -48,7 +48,10 @@ FOREVER = 1_000_000
 
 
 def overrides(work: Work, rounds: int) -> list[str]:
-    """Return the overrides that describe the work; the digits are enlarged to 28 x 28 pixels."""
+    """Return the command-line overrides that make the application do this work.
+
+    The images are scikit-learn's digits, enlarged to 28 x 28 pixels.
+    """
     return [
         "algorithm=fedavg",
         "dataset=digits",
@@ -72,7 +75,7 @@ class Paced(Run):
     turns: Turns
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Record the round, then wait if its block has ended."""
+        """Do what a run does after a round; then wait for a request if a block has ended."""
         metrics = super().round_done(server_round, arrays)
         if not self.turns.lap():
             raise StopRun
@@ -106,18 +109,21 @@ def serve(workers: int, settings: list[str]) -> None:
 
 
 def application(workers: int, settings: list[str]) -> Child:
-    """Return the application in a process that lasts for the whole comparison."""
+    """Return the whole application in a process that lasts for the comparison.
+
+    `workers`: its worker processes; `settings`: its command-line overrides.
+    """
     arguments = ["serve", str(workers), *settings]
     return Child([sys.executable, "-m", "benchmarks.engine", *arguments])
 
 
 def ours(workers: int, work: Work) -> Child:
-    """Return the application on the benchmark's work, as `application` does."""
+    """Return the whole application on this work, in a process that lasts for the comparison."""
     return application(workers, overrides(work, FOREVER))
 
 
 def on_ray(settings: list[str]) -> list[float]:
-    """Return the seconds of each round of the same application on Flower's Ray engine, 2 actors."""
+    """Return the seconds of each round of the application on Flower's Ray engine with 2 actors."""
     with tempfile.TemporaryDirectory() as folder:
         composed = compose_config(settings)
         values: dict[str, Any] = run_config(composed, output=folder)
@@ -158,7 +164,10 @@ def ray(work: Work, rounds: int = 8) -> dict[str, Any]:
 
 
 def population(small: int = 1_000, large: int = 100_000, cycles: int = 10) -> dict[str, Any]:
-    """Compare round time and peak memory of two numbers of registered nodes, 50 per round."""
+    """Compare round time and peak memory with `small` and with `large` numbers of registered nodes.
+
+    50 nodes train in each round.
+    """
     with ExitStack() as stack:
         counts = {f"{nodes} nodes": Work(nodes=nodes) for nodes in (small, large)}
         children = {k: stack.enter_context(ours(1, work)) for k, work in counts.items()}

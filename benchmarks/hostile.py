@@ -42,7 +42,7 @@ TURNS = 5
 
 
 class Case(NamedTuple):
-    """A payload. `named`: it contains the layout, and the receiver reads the layout from it."""
+    """A payload to measure. `named`: it contains the tensors' names and shapes."""
 
     name: str
     payload: bytes
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 def layout_of(model: str) -> Layout:
-    """Return the layout of a whole model, with BatchNorm's statistics between the weights."""
+    """Return the names and shapes of a whole model's tensors, also of BatchNorm's statistics."""
     # Not at the top: it imports torch, which the fresh processes do not need.
     from task.models import build_model
 
@@ -62,13 +62,13 @@ def layout_of(model: str) -> Layout:
 
 
 def delta(layout: Layout) -> Vector:
-    """Return a Gaussian update: it is like those of the first steps, and compresses the least."""
+    """Return a Gaussian update, as the first training steps give; it compresses the least."""
     values = np.random.default_rng(0).standard_normal(layout.size, dtype=np.float32)
     return values * np.float32(1e-3)
 
 
 def honest(layout: Layout, coder: str) -> Iterator[Case]:
-    """Yield dense payloads, as honest nodes send them."""
+    """Yield a dense payload for each quantizer, with default options, as honest nodes send it."""
     values = delta(layout)
     for quantizer in names("quantizer"):
         codec = make_codec(quantizer=quantizer, coder=coder, feedback=False)
@@ -102,7 +102,7 @@ def treat(case: Case, layout: Layout, model: Vector) -> Vector:
 
 
 def measure(case: Case, layout: Layout, model: Vector) -> dict[str, Any]:
-    """Return a payload's seconds and traced memory."""
+    """Return the CPU seconds and the traced memory that a payload costs the server."""
     seconds = []
     for _ in range(TURNS):
         started = process_time()

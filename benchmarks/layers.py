@@ -5,8 +5,8 @@
 
 The gradients are from `--steps` steps of SGD on scikit-learn's digits, enlarged to 32 x 32 pixels
 in three channels, with batches of 8. A gradient has two parts: the weights of all convolutions, and
-everything else. Each part is encoded separately, with a separate memory. The output has the size of
-the last step's payload in MB, and `encode_ms`: the smallest CPU time of a step, for both parts.
+everything else. Each part is encoded separately, with a separate residual. The output has the size
+of the last step's payload in MB, and `encode_ms`: the smallest CPU time of a step, for both parts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 class Part:
-    """Some tensors of a model, concatenated, with the memory of each method."""
+    """Some tensors of a model, concatenated, and what each method stores for them between steps.
+
+    A method stores, for example, a residual.
+    """
 
     def __init__(self, flat: FlatModel, chosen: list[int], methods: list[str]) -> None:
         sizes = [int(np.prod(shape)) for shape in flat.shapes]
@@ -78,7 +81,7 @@ class Part:
 
 
 def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[str, Any]:
-    """Return by method the MB of a message (convolutions, others, both) and the encoding time."""
+    """Return for each method the MB of a message (convolutions, others, both) and encoding time."""
     data = load_data("digits", size=32)
     images = prepare(data.train.images, data.mean, data.std).expand(-1, 3, -1, -1)
     flat = FlatModel(build_model(model, channels=3, size=32, classes=classes, seed=0))

@@ -39,7 +39,10 @@ TIMES_SMALLER: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def check(name: str, value: float, demanded: float, *, least: bool = False, **more: Any) -> Check:
-    """Return one row of the result; `least`: the target is a lower bound."""
+    """Return one row of the result: a value and its target, `demanded`.
+
+    `least`: the target is a lower bound.
+    """
     met = value >= demanded if least else value <= demanded
     demand = f"{'>=' if least else '<='} {demanded:g}"
     return {
@@ -64,7 +67,7 @@ def set_bytes(n: int, k: int) -> float:
 
 
 def index_checks(every: dict[str, Updates]) -> Iterator[Check]:
-    """Compare index sets, uniform and of real updates, with n H(k / n)."""
+    """Compare the bytes of encoded index sets, random and of real updates, with n H(k / n) / 8."""
     for n in (1_000_000, 11_200_000):
         for density in UNIFORM:
             k = int(density * n)
@@ -101,7 +104,7 @@ def level_checks(every: dict[str, Updates]) -> Iterator[Check]:
 
 
 def _levels(codec: Codec, values: Vector, layout: Layout) -> tuple[Array, int]:
-    """Return the quantizer's last stream, and its size in bytes after the default coder."""
+    """Return the last stream of integers that a quantizer makes, and its size in bytes, coded."""
     parts = parts_of(None, layout)
     levels = codec.quantizer.encode(values, parts, {}, Rng(0, 1))[-1]
     spec = codec.quantizer.specs(codec.quantizer.params(), parts)[-1]

@@ -41,7 +41,7 @@ class Work:
 
     @classmethod
     def from_argument(cls, argv: Sequence[str]) -> "Work":
-        """Read the last argument, which `as_argument` has written."""
+        """Return the work that the last argument, made by `as_argument`, describes."""
         return cls(**json.loads(argv[-1]))
 
     def as_argument(self) -> str:
@@ -94,7 +94,7 @@ def training_loss(model: nn.Module, images: Tensor, labels: Tensor, nodes: int =
 
 
 def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) -> Iterator[None]:
-    """Run rounds of federated averaging without end; `model` has the new parameters after each."""
+    """Run rounds of federated averaging without end; each round updates the model's parameters."""
     rng = torch.Generator().manual_seed(work.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=work.lr)
     parameters = [p.detach() for p in model.parameters()]
@@ -170,7 +170,7 @@ def pfl_seconds(
 
 
 def add_losses(result: dict[str, dict[str, Any]], children: Mapping[str, Child]) -> None:
-    """Add `loss`: [rounds, loss] after the first and the last block that all programs have run."""
+    """Add `loss` to each result: [rounds, loss] after the first and last block that all ran."""
     common = sorted(set.intersection(*(set(child.losses) for child in children.values())))
     for name, child in children.items():
         result[name]["loss"] = [[r, round(child.losses[r], 3)] for r in (common[0], common[-1])]

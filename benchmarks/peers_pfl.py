@@ -69,7 +69,7 @@ class TakeTurns(TrainingProcessCallback):  # type: ignore[misc]  # pfl is untype
 
 
 def make_turns(loss: Callable[[], float]) -> Turns:
-    """Return `Turns` that talk to the benchmark in rank 0, and send its requests to all ranks."""
+    """Return `Turns` for this process: rank 0 gets the benchmark's requests for all ranks."""
     ranks = pytorch_ops.distributed
     pipe = Pipe(loss) if ranks.global_rank == 0 else None
 

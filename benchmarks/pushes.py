@@ -9,7 +9,7 @@ parameters, c = 0.01. The images are scikit-learn's digits, enlarged, so nothing
 
 The local engine runs the whole application: a message with the model to a node, its gradient,
 selection, payload, a reply, the staleness, the step. The plain loop only computes gradients of
-mini-batches of the same size. Two plain loops at the same time are the limit for two workers.
+mini-batches of the same size. Two workers cannot be faster than two plain loops at the same time.
 
 The programs alternate (`benchmarks.timing`) in blocks of `BLOCK` updates. A block has many updates,
 because the engine computes gradients in bursts.
@@ -41,7 +41,7 @@ PAPER = 250_000  # the paper's updates; the target with two workers is 15 minute
 
 
 def settings(algorithm: str) -> list[str]:
-    """Return the overrides that describe the work."""
+    """Return the command-line overrides of the runs that this benchmark compares."""
     return [
         f"algorithm={algorithm}",
         "model=adacomp_cnn",
@@ -107,7 +107,7 @@ def measure(algorithm: str, cycles: int) -> dict[str, Any]:
 
 
 def memory(algorithm: str) -> dict[str, Any]:
-    """Return the peak memory after 5,000 updates and after the paper's, with a small model."""
+    """Return the peak memory with a small model after 5,000 and after 250,000 updates."""
     words = [*settings(algorithm), "dataset.size=8", "model=mlp"]
     few, all_of_them = 5_000 // BLOCK, PAPER // BLOCK
     with application(1, words) as child:

@@ -55,7 +55,7 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
 
 
 class Watch:
-    """Adds up the seconds spent in functions; nested calls of watched functions count once."""
+    """Adds up the seconds that functions take; a call within another timed call is not added."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -78,7 +78,7 @@ class Watch:
 
 
 def shares(words: list[str], watch: Watch) -> dict[str, float]:
-    """Run once; return the shares of the run's seconds, in percent."""
+    """Run once with these overrides; return in percent how much of the time each check takes."""
     composed = compose_config(words)
     config = to_config(composed)
     watch.seconds = dict.fromkeys(PARTS, 0.0)
@@ -91,7 +91,7 @@ def shares(words: list[str], watch: Watch) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the shares."""
+    """Print as JSON how much of each run's time each check takes, in percent."""
     logging.disable()
     watch = Watch()
     for part, places in PARTS.items():

@@ -13,7 +13,7 @@ downloaded.
 * `one node` and `2 nodes` run the whole application. Every activation and every gradient is a
   payload, which a node sends to the server and the server sends to another node.
 * `stage` is one stage alone, without messages.
-* `limit` is both stages at the same time. No pipeline can be faster than its slower stage.
+* `limit` runs both stages at the same time. No pipeline can be faster than its slower stage.
 
 The programs alternate (`benchmarks.timing`) in blocks of `BLOCK` mini-batches. When a block ends,
 each node has at most two unfinished mini-batches. Their time is not counted.
@@ -52,7 +52,7 @@ WORK = ("model=eight_layers", "strategy.cuts=[2]", "strategy.hidden=32")
 
 
 def settings(algorithm: str, *words: str) -> list[str]:
-    """Return the overrides that describe the work."""
+    """Return the command-line overrides of the runs that this benchmark compares."""
     return [
         f"algorithm={algorithm}",
         "dataset=digits",
@@ -79,7 +79,7 @@ class Bare:
         self._number, self.loss = 0, 0.0
 
     def block(self) -> None:
-        """Take the steps of one block."""
+        """Take the training steps of one block."""
         for _ in range(BLOCK):
             x, y = self._samples.batch(Node(0, 1), self._number)
             self._number += 1
@@ -108,7 +108,7 @@ class Alone:
         self._number, self.loss = 0, 0.0
 
     def block(self) -> None:
-        """Take the steps of one block, for the layers and for the module."""
+        """Take a block's training steps, for the layers and the module that predicts gradients."""
         stage = self._stage
         for _ in range(BLOCK):
             x, y = self._given, self._labels

@@ -47,9 +47,10 @@ def compare(
     demanded: float | None = None,
     **more: bool,
 ) -> Check:
-    """Return one check: the times of `ours` and `others`, divided by the time of the first other.
+    """Return one check: the CPU times of `ours` and `others`, as ratios to that of the first other.
 
-    The check is met if the ratio of `ours` is at most `demanded` and all values of `more` are true.
+    `what`: the check's name. The check is met if the ratio of `ours` is at most `demanded` and all
+    values of `more` are true.
     """
     baseline = next(iter(others))
     timed = ratios({**others, "ours": ours}, baseline, cycles)
@@ -61,7 +62,10 @@ def compare(
 
 
 def is_exact(values: Vector, k: int, found: Indices) -> bool:
-    """Return whether `found` has the k largest magnitudes in order; the lower index wins a tie."""
+    """Return whether `found` has the indices of the k largest magnitudes, in increasing order.
+
+    Of equal magnitudes, the one with the lower index must be in `found`.
+    """
     order = np.argsort(-np.abs(values), kind="stable")[:k]
     return bool(np.array_equal(found, np.sort(order)))
 
@@ -73,7 +77,7 @@ def is_set(n: int, k: int, found: Indices) -> bool:
 
 
 def exact_check(n: int, density: float, cycles: int, demanded: float | None = None) -> Check:
-    """Check exact top-k selection."""
+    """Compare EdgeWire's exact top-k selection with torch and NumPy; check that it is exact."""
     values, k = update(n), max(1, int(density * n))
     x = torch.from_numpy(values)
     magnitudes = x.abs()
@@ -97,7 +101,10 @@ def exact_check(n: int, density: float, cycles: int, demanded: float | None = No
 
 
 def weighted_checks(n: int, cycles: int) -> Iterator[Check]:
-    """Check selection of k of n by weight (magnitude); torch accepts at most 2**24 weights."""
+    """Compare random selections of k of n entries by weight (the magnitude) with torch.
+
+    torch accepts at most 2**24 weights.
+    """
     weights, k, draw = np.abs(update(n)), n // 100, np.random.default_rng(1)
     w = torch.from_numpy(weights)
     yield compare(
@@ -127,7 +134,7 @@ def weighted_checks(n: int, cycles: int) -> Iterator[Check]:
 
 
 def uniform_check(n: int, density: float, cycles: int) -> Check:
-    """Measure uniform selection of k of n entries; there is no target."""
+    """Compare uniform random selection of k of n entries with torch and NumPy, without a target."""
     draw, k = np.random.default_rng(2), int(density * n)
     return compare(
         f"uniform, n {n:,}, {density:.1%}",

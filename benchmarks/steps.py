@@ -5,7 +5,7 @@
 
 Four nodes train LeNet-5 or an MLP with mini-batches of 64 images of 1x28x28. The images are
 scikit-learn's digits, enlarged, so nothing is downloaded. The algorithms are the presets sgd, esgd
-and dgc at a constant learning rate. dgc sends 0.1 % from the first step on.
+and dgc at a constant learning rate. dgc sends 0.1 % of the entries from the first step on.
 
 The local engine runs the whole application: ServerApp, ClientApp, records, and a message in each
 direction for every node and step. The plain loop does the same computation without messages, and
@@ -57,7 +57,7 @@ RAY_ROUNDS = 12  # the first two are not counted
 
 
 def settings(model: str, algorithm: str, rounds: int = FOREVER) -> list[str]:
-    """Return the overrides that describe the work."""
+    """Return the command-line overrides of the runs that this benchmark compares."""
     return [
         f"algorithm={algorithm}",
         f"model={model}",
@@ -73,7 +73,7 @@ def settings(model: str, algorithm: str, rounds: int = FOREVER) -> list[str]:
 
 
 class Worker:
-    """A node of the plain loop: normalised images, and the memory of its compressor."""
+    """A node of the plain loop: its normalised images, and its compressor's residual."""
 
     def __init__(self, images: Tensor, labels: Tensor, batch: int, seed: tuple[int, int]) -> None:
         self._images, self._labels, self._batch, self._seed = images, labels, batch, seed
@@ -82,7 +82,7 @@ class Worker:
         self.sent: Indices | None = None  # the entries that its last payload selected
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return mini-batch `step` (from 0), the same one as in the application."""
+        """Return the images and labels of a step (from 0), the same as in the application."""
         epoch, position = divmod(step, len(self._labels) // self._batch)
         if position == 0:
             rng = torch.Generator().manual_seed(stream_seed(*self._seed, epoch))
@@ -95,7 +95,7 @@ class Bare:
     """The plain PyTorch loop in one process, without Flower, messages or an engine.
 
     The parameters of the module are views of one vector. The loop calls the codecs directly: one
-    codec for the gradient of each node, and one for the average that the nodes would get.
+    codec for the gradients of the nodes, and one for the average that the server would send back.
     """
 
     def __init__(self, config: Config) -> None:
@@ -118,7 +118,7 @@ class Bare:
         self._total = np.zeros(self._layout.size, dtype=np.float32)
         self._mark = np.zeros(self._layout.size, dtype=np.bool_)
         self._lr, self._seed, self._step = np.float32(config.lr), config.seed, 0
-        self.loss = 0.0  # of the last step, mean over the nodes
+        self.loss = 0.0  # of the last step: mean over the nodes
 
     def step(self) -> None:
         """Take one step with the average of all nodes' compressed gradients."""
@@ -148,7 +148,7 @@ class Bare:
         return flat.numpy(), loss.item()
 
     def _sent(self, node: int, worker: Worker, gradient: Any, loss: float) -> tuple[Any, Any]:
-        """Return a node's indices and values as the server would decode them."""
+        """Encode a node's gradient; return the indices and values that the server would decode."""
         payload = self._codec.encode(
             gradient,
             self._layout,
@@ -162,7 +162,10 @@ class Bare:
         return update.indices, update.values
 
     def _apply(self, union: Indices | None) -> None:
-        """Encode and decode the mean with the downlink's codec, and take the step with it."""
+        """Encode and decode the mean gradient with the downlink's codec; take a step with it.
+
+        `union`: the indices that any node has sent; None: all entries.
+        """
         values = (self._total if union is None else self._total[union]) / np.float32(
             len(self._workers)
         )
@@ -206,7 +209,7 @@ def measure(model: str, algorithm: str, cycles: int, ray: bool) -> dict[str, Any
 
 
 def unmet(results: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the targets that are not met, and losses that did not fall or differ."""
+    """Return the targets that are not met, and losses that did not fall or are not equal."""
     found = []
     for model, algorithms in results.items():
         for algorithm, result in algorithms.items():

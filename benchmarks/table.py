@@ -12,11 +12,14 @@ from compression import decode, make_codec, names
 
 Row = dict[str, Any]
 DENSITY = 0.01  # the threshold is chosen so that this share of the entries exceeds it
-LEAST = 1e-4  # where the log scale shows an error of 0
+LEAST = 1e-4  # the log scale shows an error of 0 at this value
 
 
 def rows(updates: Updates) -> list[Row]:
-    """Encode the delta with every combination and its default options, as a first update."""
+    """Encode a first update with every sparsifier, quantizer and coder, and default options.
+
+    Return a row for each combination: its bytes, error and times.
+    """
     delta = updates.delta
     tau = float(np.quantile(np.abs(delta), 1 - DENSITY))
     table = []
@@ -53,10 +56,10 @@ def _row(combination: tuple[str, str, str], options: dict[str, Any], updates: Up
 def draw(table: list[Row], file: Path) -> None:
     """Draw bytes against relative error: colour for the quantizer, marker for the sparsifier.
 
-    Each pair of sparsifier and quantizer is drawn with the coder that makes it smallest. The line
-    joins the Pareto front: no other pair has fewer bytes and a smaller error. The upper plot has
-    all pairs, with errors on a log scale. The lower plot magnifies errors around 1. Pairs that send
-    a small share of the entries have such errors.
+    Each pair of sparsifier and quantizer is drawn with the coder that needs the fewest bytes. The
+    line joins the Pareto front: the pairs for which no other pair has fewer bytes and a smaller
+    error. The upper plot has all pairs, with errors on a log scale. The lower plot magnifies errors
+    around 1. Pairs that send a small share of the entries have such errors.
     """
     import matplotlib
 
@@ -112,7 +115,7 @@ def draw(table: list[Row], file: Path) -> None:
 
 
 def _label(axes: Any, found: list[Row]) -> None:
-    """Write the rows' names beside their dots; move a name down if it would overlap the last."""
+    """Write the rows' names beside their dots; move a name down if it would overlap another."""
     left = 0.0
     level = 0
     for row in found:

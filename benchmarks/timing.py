@@ -1,7 +1,8 @@
 """Compares the times of training programs (contestants) that alternate on a noisy machine.
 
-A contestant is a callable. It gets a number of rounds, runs them, and returns the seconds of each.
-It exists for the whole comparison, so its start-up is not measured. The rounds run in short blocks.
+A contestant is a callable. It gets a number of rounds, runs them, and returns the seconds of each
+round. It exists for the whole comparison, so its start-up is not measured. The rounds run in short
+blocks.
 Each block is compared with the baseline's blocks just before and just after it:
 
     bare  pfl1  bare  pfl2  bare  local1  bare ...      a cycle; the next one has the reverse order
@@ -41,7 +42,7 @@ class Turns:
         self._seconds: list[float] = []
 
     def lap(self) -> bool:
-        """Store the time of the last round; wait if its block has ended. False: no more rounds."""
+        """Store the last round's time; wait if a block has ended. Return False to stop the loop."""
         now = time.perf_counter()
         if self._left:
             self._seconds.append(now - self._started)
@@ -87,9 +88,10 @@ def take_turns(a_round: Callable[[], object], loss: Callable[[], float]) -> None
 class Child:
     """A contestant in separate processes, one for each of `envs`; only the first gets requests.
 
-    Each process runs on one thread and on the CPU. `losses` has the training loss after each block,
-    by the number of rounds so far. A call raises `RuntimeError` if the process ends before it has
-    answered; the process's own error message is on stderr.
+    `envs`: environment variables of each process. Each process runs on one thread and on the CPU.
+    `losses` has the training loss after each block, by the number of rounds so far. A call raises
+    `RuntimeError` if the process ends before it has answered; the process's own error message is on
+    stderr.
     """
 
     def __init__(self, command: Sequence[str], envs: Sequence[Mapping[str, str]] = ({},)) -> None:
@@ -109,7 +111,7 @@ class Child:
         ]
 
     def __call__(self, rounds: int) -> list[float]:
-        """Run `rounds` rounds; return the seconds of each."""
+        """Run `rounds` rounds; return the seconds of each round."""
         process = self._processes[0]
         assert process.stdin is not None
         assert process.stdout is not None
@@ -127,7 +129,7 @@ class Child:
         return [float(seconds) for seconds in answer["seconds"]]
 
     def peak_memory_mb(self) -> float:
-        """Return the largest peak resident memory of its processes so far, MB; Linux only."""
+        """Return the peak resident memory in MB of the process that had most; Linux only."""
         statuses = [Path(f"/proc/{p.pid}/status").read_text() for p in self._processes]
         return max(int(s.split("VmHWM:")[1].split()[0]) for s in statuses) / 1000
 
@@ -153,16 +155,16 @@ class Child:
 class AtOnce:
     """Contestants that run at the same time, to measure the limit of the machine.
 
-    Each contestant runs separate rounds. The seconds of a round are the mean over the contestants,
-    divided by the number of contestants. This is the time of an engine that divides a round without
-    any cost.
+    Each contestant runs separate rounds. The time of a round is the mean of the contestants' times,
+    divided by the number of contestants. An engine would need this time if it could divide a round
+    among them without any cost.
     """
 
     def __init__(self, *children: Contestant) -> None:
         self._children = children
 
     def __call__(self, rounds: int) -> list[float]:
-        """Run `rounds` rounds in every contestant; return the seconds of each (see the class)."""
+        """Run `rounds` rounds in every contestant; return each round's seconds (see the class)."""
         with ThreadPoolExecutor(len(self._children)) as pool:
             all_seconds = list(pool.map(lambda child: child(rounds), self._children))
         return [sum(each) / len(each) ** 2 for each in zip(*all_seconds, strict=True)]
@@ -177,8 +179,9 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """Compare all contestants, each in `cycles` (at least 2) blocks of `rounds` rounds.
 
-    Returns for each: `seconds` per round (median), `fastest`, and the number of timed `rounds`. For
-    all but `baseline` it also returns `ratio` (median over the blocks), its `quartiles`, and
+    Returns for each contestant: `seconds` per round (median), `fastest` (the seconds of the fastest
+    round), and the number of timed `rounds`. For all but `baseline` it also returns `ratio`, the
+    contestant's time over the baseline's (median over the blocks), its `quartiles`, and
     `ratio_fastest`, the ratio of the fastest rounds. Use `ratio_fastest` if the machine was
     disturbed all the time.
     """

@@ -33,9 +33,9 @@ class Updates(NamedTuple):
 def train(model: str, dataset: str = "digits", root: str | None = None) -> Updates:
     """Train a model (SGD, momentum 0.9) and return two updates from the middle of the training.
 
-    The first steps are not used: their delta is nearly Gaussian and less compressible than later
-    deltas. `dataset` and `root` are as in `task.datasets.load_data`. Images are resized to the size
-    that the model needs.
+    The updates are not from the first steps, whose change of the model is nearly Gaussian and less
+    compressible than later changes. `dataset` and `root` are as in `task.datasets.load_data`.
+    Images are resized to the size that the model needs.
     """
     side, lr, batch, before, steps = MODELS[model]
     data = load_data(dataset, root=root, size=side)
@@ -69,7 +69,7 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
 
 
 def _layout(flat: FlatModel) -> Layout:
-    """Return the layout of the parameters, without BatchNorm's statistics."""
+    """Return the names and shapes of the parameters, without BatchNorm's statistics."""
     shapes, names, left = [], [], flat.num_parameters
     for name, shape in zip(flat.names, flat.shapes, strict=True):
         if left > 0:

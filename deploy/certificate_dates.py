@@ -10,10 +10,10 @@ from deploy.findings import OK, SOON, WARNING, WRONG, Finding
 
 
 def lasting(what: str, name: str, certificate: x509.Certificate, renew: str) -> Finding:
-    """Return the finding (one line of the doctor's output) about a certificate's dates.
+    """Return a finding (one line of the doctor's output): whether a certificate is valid now.
 
-    `what`: the name of the check; `name`: the name of the certificate; `renew`: the advice for an
-    expiring certificate.
+    `what`: the name of the check; `name`: the name of the certificate in the line; `renew`: the
+    advice for a certificate that has expired or soon expires.
     """
     now = datetime.datetime.now(datetime.UTC)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc

@@ -1,4 +1,4 @@
-"""Makes the files of keys and certificates: the CA's, the server's, the nodes'.
+"""Makes the files with the keys and certificates of the CA, the server and the nodes.
 
 ca.key, ca.crt            of the CA; anyone who has ca.key can impersonate the server
 server.key, server.crt    of the server
@@ -136,7 +136,7 @@ def public_key(keys: Path, name: str) -> bytes:
 
 
 def alternatives(names: list[str]) -> list[x509.GeneralName]:
-    """Return the names of a certificate: the given names, and the loopback names of the machine.
+    """Return the names for the server's certificate: the given names, and the loopback names.
 
     Raises `UsageError` for an invalid name.
     """

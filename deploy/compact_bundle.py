@@ -14,7 +14,8 @@ A bundle is a list of parts, each with a name and a content. The compact format
     raw       large contents, and names of 32 bytes, in the order in which `numbers` refers to them
 
     deflated  u32 size of `numbers` in bytes, `numbers`, `text`
-    text      names that are not a SHA-256, and the pieces of small contents around the names
+    text      names that are not a SHA-256, and the text before, between and after the names in
+              small contents
     numbers   (LEB128) the number of parts; how many of the first parts are moved to the end; then
               for each part
               - its name: 0 if it is the hash of the content; 1 if it is the next 32 bytes of `raw`;
@@ -24,7 +25,7 @@ A bundle is a list of parts, each with a name and a content. The compact format
                 the text before it, and 0 for the next 32 bytes of `raw`, or the number of the
                 part, from 1; the length of the text after the last name
 
-The first parts may name later parts, so they are moved to the end.
+The first parts may contain the names of later parts, so the first parts are moved to the end.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _WORDS = (  # the dictionary of zlib: likely strings, the most likely last
 
 def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
     """Return the compact bundle of parts, each (name, content). `parts_of` decodes it."""
-    # A content can refer only to earlier parts. The parts before the first object name objects, so
-    # they are moved to the end.
+    # A content can refer only to earlier parts. The parts before the first object contain the names
+    # of objects. So these parts are moved to the end.
     first = next((i for i, (name, _) in enumerate(parts) if _hashed(name)), len(parts))
     made = _Writer()
     made.numbers += [len(parts), first]
@@ -104,7 +105,7 @@ class _Writer:
         self._room = MOST // 2  # bytes left for `text`; `numbers` takes less than the other half
 
     def put(self, name: bytes, content: bytes) -> None:
-        """Add a part."""
+        """Add a part to the bundle."""
         small = len(content) <= min(SMALL, self._room)
         self._room -= (len(content) if small else 0) + len(name) + 8
         if small and name == _hash(content):
@@ -167,7 +168,7 @@ class _Reader:
         self._room = min(limit, MOST)  # bytes of small contents and names that may still follow
 
     def number(self) -> int:
-        """Return the next number of `numbers`."""
+        """Return the next number of `numbers` (see the module's format)."""
         found = shift = 0
         while shift < 63:
             byte = self._numbers.take(1)[0]
@@ -222,7 +223,7 @@ class _Cursor:
 
     @property
     def left(self) -> int:
-        """The number of bytes left."""
+        """The number of bytes that are not read yet."""
         return len(self._data) - self.at
 
     def take(self, size: int) -> bytes:

@@ -82,7 +82,8 @@ def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
 def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
     """Return the bytes of memory that a new process can use; None if Linux does not tell.
 
-    This is the smaller of the machine's free memory and the rest of the cgroup's limit.
+    The smaller of two numbers counts: the machine's free memory, and the unused part of the
+    cgroup's limit.
     """
     found = []
     with suppress(OSError, StopIteration, ValueError, IndexError):

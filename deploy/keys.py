@@ -142,7 +142,10 @@ def _list(given: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
-    """Yield a client of the options' SuperLink. Raises `EngineError` with a one-line message."""
+    """Yield a client of the SuperLink that the options name.
+
+    Raises `EngineError` with a one-line message if the SuperLink refuses a call or is lost.
+    """
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
     superlink = Superlink(given.superlink, root, ("--superlink ", "--keys: "))
     control = superlink.control()

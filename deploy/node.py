@@ -119,7 +119,10 @@ def client_of(
     key: ec.EllipticCurvePrivateKey,
     kind: type[FleetClient] | None = None,
 ) -> FleetClient:
-    """Return a client of the server in the options. Raises `MistakenWord` for invalid options."""
+    """Return a client of the server that the options name.
+
+    Raises `MistakenWord` for invalid options.
+    """
     certificates = given.root_certificates
     if given.insecure and certificates is not None:
         raise MistakenWord("--insecure and --root-certificates exclude each other")

@@ -24,7 +24,8 @@ LONGEST = _SEAL.size + 255  # bytes of the longest signed header
 class SignedHeader(NamedTuple):
     """The signed header of a request.
 
-    `wait`: for how many seconds the server may hold the request; `stamp`: the time in ISO format.
+    `wait`: for how many seconds the server may hold the request; `stamp`: the time of signing, in
+    ISO format.
     """
 
     node_id: int

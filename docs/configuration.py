@@ -78,7 +78,7 @@ the groups. [algorithms.md](algorithms.md) explains each compression method and 
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the text of docs/configuration.md."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
         chosen = compose("config", return_hydra_config=True).hydra.runtime.choices
@@ -138,7 +138,7 @@ def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> 
 
 
 def _of_options(about: str) -> str:
-    """Return a class's docstring for readers of the command line, where None is null."""
+    """Return a docstring with null (as on the command line) for None, and without "Raises"."""
     without = re.sub(r"\s*Raises\s`\w+` for [^.]*\.$", "", about.strip())
     return re.sub(r"\bNone\b", "null", without)
 
@@ -248,7 +248,7 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         options = dict(_flat(content))
         plain = [key for key in options if key not in notes or group in VALUES]
         if group == "dataset":
-            plain = []  # they are in the table
+            plain = []  # the table lists the data sets' options
         words = [f"{prefix}.{key}={word(options[key])}" for key in plain]
         lines += wrap(text, "* ", "  ")
         sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
@@ -265,7 +265,7 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
 
 
 def _base(group: str, entry: Any) -> str:
-    """Describe an entry of a choice's `defaults`: a choice of this group or of another group."""
+    """Return the words for an entry of a YAML file's `defaults`: a choice of a group."""
     if isinstance(entry, str):
         return f"{'the options' if group in VALUES else 'those'} of `{entry}`"
     (key, value), *_ = entry.items()
@@ -279,13 +279,13 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _head(path: Path) -> str:
-    """Return the first comment of a file that is not a directive for Hydra (`# @package`)."""
+    """Return a file's first comment, except a directive for Hydra such as `# @package`."""
     comments = re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
     return next((line for line in comments if not line.startswith("@")), path.stem)
 
 
 def _notes(path: Path) -> dict[str, str]:
-    """Return the comment after each key of a file."""
+    """Return key -> comment for the keys of a YAML file that have a comment on their line."""
     found = re.findall(r"^(\w+):[^#\n]*#\s*(.*)$", path.read_text(), re.MULTILINE)
     return {key: sentence(note) for key, note in found}
 

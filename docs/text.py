@@ -28,7 +28,7 @@ def word(value: Any) -> str:
 
 
 def summary(method: type) -> str:
-    """Return the first sentence of a docstring, with its literals in Markdown."""
+    """Return the first sentence of a class's docstring, with code in Markdown."""
     first = (inspect.getdoc(method) or "").split("\n\n")[0].replace("``", "`")
     return sentence(re.split(r"(?<=\.)\s", " ".join(first.split()))[0])
 

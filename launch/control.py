@@ -54,7 +54,7 @@ def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
 
 
 def deflated(fab: Fab) -> Fab:
-    """Return the app in a compressed bundle, which has 0.4 times the bytes of Flower's bundle."""
+    """Return an app's bundle compressed, which takes 0.4 times the bytes of Flower's bundle."""
     made = BytesIO()
     with ZipFile(BytesIO(fab.content)) as plain, ZipFile(made, "w", ZIP_DEFLATED) as target:
         for entry in plain.infolist():
@@ -83,8 +83,8 @@ def follow(
 ) -> RunStatus:
     """Wait for the end of a run, and copy its output to `log`; return its last status.
 
-    `on_poll`: called twice a second. If the run does not start, warnings say so, at intervals that
-    double.
+    `on_poll`: called twice a second. While the run has not started, warnings are logged, at
+    intervals that double.
     """
     began, say_after = time.monotonic(), _PENDING_SECONDS
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
@@ -118,7 +118,7 @@ def _copy_log(client: ControlHttpClient, run_id: int, log: Path) -> None:
 class LogRelay:
     """Repeats the warnings in a ServerApp's log in the log of this process.
 
-    These are the lines of the logger `edgewire`, in `logging.BASIC_FORMAT`.
+    It repeats the warnings of the logger `edgewire`, which are in `logging.BASIC_FORMAT`.
     """
 
     def __init__(self, file: Path) -> None:
@@ -148,9 +148,9 @@ _EMPTY_WORDS = {
 
 
 def cause_of(status: RunStatus, log: str) -> str:
-    """Return one line: why the run failed.
+    """Return, in one line, why a run failed: the ServerApp's exception, or the log's first one.
 
-    This is the ServerApp's exception, or the first exception in the log.
+    `status`: the run's last status; `log`: the text of its log.
     """
     if status.sub_status == "stopped":
         return "the run was stopped"

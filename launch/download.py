@@ -23,13 +23,13 @@ class Source(Protocol):
 
 
 class ServedFiles:
-    """The files of a run on this project's server (`deploy.server.run_files`)."""
+    """The files of a run on this project's server (module `deploy.server.run_files`)."""
 
     def __init__(self, http: httpx.Client, run: str) -> None:
         self._http, self._path = http, f"/v1/control/edgewire/runs/{run}"
 
     def sizes(self) -> dict[str, int]:
-        """See `Source`."""
+        """Return the files' names and sizes in bytes; {} if the run does not exist."""
         found = self._http.get(self._path)
         if found.status_code == 404:
             return {}
@@ -37,7 +37,7 @@ class ServedFiles:
         return sizes
 
     def read(self, name: str, start: int, into: Path) -> None:
-        """See `Source`."""
+        """Append a file's content from byte `start` on to the local file `into`."""
         where = f"{self._path}/{name}"
         with self._http.stream("GET", where, params={"start": start}) as found:
             found.raise_for_status()
@@ -53,14 +53,14 @@ class LocalFiles:
         self._folder = folder
 
     def sizes(self) -> dict[str, int]:
-        """See `Source`."""
+        """Return the files' names and sizes in bytes; {} if the run does not exist."""
         if not self._folder.is_dir():
             return {}
         files = [path for path in self._folder.iterdir() if path.is_file()]
         return {path.name: path.stat().st_size for path in files}
 
     def read(self, name: str, start: int, into: Path) -> None:
-        """See `Source`."""
+        """Append a file's content from byte `start` on to the local file `into`."""
         with (self._folder / name).open("rb") as there, into.open("ab") as file:
             there.seek(start)
             while piece := there.read(1 << 20):
@@ -68,7 +68,7 @@ class LocalFiles:
 
 
 def follow_history(source: Source, folder: Path) -> None:
-    """Append the new bytes of the run's history to the history in `folder`."""
+    """Append the rows that a run has added to its history to the copy in `folder`."""
     here = folder / GROWING
     have = here.stat().st_size if here.exists() else 0
     there = source.sizes().get(GROWING, 0)

@@ -35,10 +35,10 @@ def private_superlink(
     """Start a SuperLink; yield its process and a client of its Control API; end it afterwards.
 
     The SuperLink's state is in memory, and Flower's home is a temporary folder. So the user's
-    `~/.flwr` and other SuperLinks are not changed. At the end, all processes that the SuperLink has
-    started are ended, also Ray. A cluster at `ray_address` continues. On Linux the SuperLink and
-    Ray serve only this user. On other systems, a warning says that any user of the machine can
-    reach them.
+    `~/.flwr` and other SuperLinks are not changed. At the end, this function ends all processes
+    that the SuperLink has started, also Ray. An existing Ray cluster at `ray_address` continues. On
+    Linux the SuperLink and Ray serve only this user. On other systems, a warning says that any user
+    of the machine can reach them.
 
     Raises:
         EngineError: the SuperLink did not start; its output is in `log_file`.
@@ -79,7 +79,7 @@ def private_superlink(
 
 
 def _superlink(path: str) -> list[str]:
-    """Return the command that starts a SuperLink; on Linux it serves only this user."""
+    """Return the command that starts a SuperLink, which on Linux serves only this user."""
     if same_user_only.can_tell():
         return [
             sys.executable,
@@ -104,7 +104,7 @@ def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
         "RAY_ADDRESS": ray_address or "",  # "" means no address
     }
     if ray_address is None:
-        # In its usual folder, Ray would find and join a cluster that `ray start` has started.
+        # In Ray's usual folder, Ray would find and join a cluster that `ray start` has started.
         settings["RAY_TMPDIR"] = str(home)
         if "RAY_AUTH_MODE" not in os.environ:  # Ray accepts only clients with this token
             settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -118,7 +118,7 @@ def _free_port() -> int:
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> str:
-    """Wait until the SuperLink answers; return "", or the reason if it does not answer."""
+    """Wait until the SuperLink answers; return "", or why it does not answer."""
     health = f"http://127.0.0.1:{port}/health"
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:

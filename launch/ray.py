@@ -43,8 +43,9 @@ def run_on_ray(
 ) -> None:
     """Run a job to its end; the log is `ray.log` in the job's folder.
 
-    The options are those of `run_ray`, and `actors` 0 means one actor per core. Raises `UsageError`
-    for settings that Ray would ignore silently, and the errors of `run_ray`.
+    `actors`, `gpus_per_client` and `address` are as in `run_ray`; `actors` 0 means one actor per
+    core. Raises `UsageError` for settings that Ray would ignore silently, and the errors of
+    `run_ray`.
     """
     refuse(job, actors=actors, gpus_per_client=gpus_per_client, address=address)
     stop = job.folder / STOP
@@ -190,7 +191,7 @@ def expect_options(
 def _check_gpus(share: float, address: str | None) -> None:
     """Raise `UsageError` for an invalid share of a GPU, or for more GPUs than this machine has.
 
-    Ray would wait for them without a message.
+    Ray would wait for missing GPUs without a message.
     """
     if not 0 <= share < float("inf"):
         raise UsageError(f"engine.gpus_per_client must be 0 or more, not {share:g}")
@@ -203,9 +204,9 @@ def _check_gpus(share: float, address: str | None) -> None:
 
 
 def _reach(address: str) -> None:
-    """Raise `UsageError` if the cluster at `address` cannot be reached.
+    """Raise `UsageError` if the Ray cluster at `address` cannot be reached.
 
-    Ray would wait for it without a message.
+    Ray would wait for the cluster without a message.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():

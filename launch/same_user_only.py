@@ -23,14 +23,14 @@ App = Callable[[Scope, Any, Send], Awaitable[None]]
 
 
 def can_tell() -> bool:
-    """Return whether this system tells the user of a connection."""
+    """Return whether this system tells which user has opened a local connection."""
     return sys.platform == "linux" and os.access(TABLE, os.R_OK)
 
 
 def user_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
-    """Return the id of the user of the client of a local IPv4 connection; None: unknown.
+    """Return the id of the user whose process is the client of a local IPv4 connection.
 
-    `client`, `server`: the address and port of each end.
+    `client`, `server`: the address and port of each end. None: the user is not known.
     """
     ends = [_as_in_table(client), _as_in_table(server)]
     for line in TABLE.read_text().splitlines()[1:]:

@@ -108,7 +108,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     (job.folder / GROWING).unlink(missing_ok=True)
     status, values = None, dict(job.run_config, output=name)
     if resumed and (run_id := _under_way(control, name)):
-        # it still runs, or the server has not noticed that its process is dead
+        # the run continues, or the server has not noticed that the run's process is dead
         log.warning("the run is still under way at the SuperLink: it is followed")
         status = _followed(control, run_id, output, source, job.folder)
     if resumed and source is not None and CHECKPOINT not in source.sizes():
@@ -142,7 +142,7 @@ def _forget(place: Path) -> None:
 
 
 def _new_name(place: Path) -> str:
-    """Return a new name for the run's folder at the server; store it for a later resume."""
+    """Return a new name for the run's folder at the server; store it in `place` for a resume."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     place.write_text(json.dumps({"output": name}) + "\n")
     return name
@@ -158,7 +158,7 @@ def _name_in(place: Path) -> str:
 
 
 def expect_there(source: Source | None, folder: Path, name: str) -> None:
-    """Raise `EngineError` if a run has begun and the server has no files of the run."""
+    """Raise `EngineError` if a run has written files to `folder` but the server has none of it."""
     begun = any(f.exists() and f.stat().st_size for f in (folder / CHECKPOINT, folder / GROWING))
     if source is not None and begun and not source.sizes():
         raise EngineError(
@@ -168,7 +168,7 @@ def expect_there(source: Source | None, folder: Path, name: str) -> None:
 
 
 def _under_way(control: ControlHttpClient, name: str) -> int:
-    """Return the id of the unfinished run with this folder name; 0 if none exists."""
+    """Return the id of the unfinished run whose folder at the server has this name; or 0."""
     runs = control.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict
     for run_id, run in runs.items():
         values = user_config_from_proto(run.override_config)
@@ -243,9 +243,9 @@ def wait_for_nodes(
 ) -> None:
     """Wait until `wanted` nodes are online; log their number whenever it changes.
 
-    `more`: more nodes may be online, because a resumed run knows its nodes. Raises `UsageError` if
-    more nodes are online and `more` is False. Raises `EngineError` if fewer nodes are online after
-    `seconds`.
+    `more`: more than `wanted` nodes may be online, because a resumed run knows its nodes. Raises
+    `UsageError` if more nodes are online and `more` is False. Raises `EngineError` if fewer nodes
+    are online after `seconds`.
     """
     deadline, before = time.monotonic() + seconds, -1
     while (there := online(control)) < wanted:

@@ -75,7 +75,7 @@ class Superlink:
         self.http.close()
 
     def _expect(self) -> None:
-        """Raise `UsageError` unless a SuperLink answers."""
+        """Raise `UsageError` unless a SuperLink answers that accepts clients of this machine."""
         try:
             found = self.http.get("/health")
         except httpx.RemoteProtocolError as error:

@@ -1,4 +1,4 @@
-"""Draws a sweep: one curve for all runs that differ only in the seed, with a band over the seeds.
+"""Draws the runs of a sweep: one curve, with a band, for all runs that differ only in the seed.
 
 `python -m report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out curves.png`
 With `--extremes` the band covers all values of all seeds that a moving average includes.
@@ -45,7 +45,7 @@ LINE = 150  # characters that fit in a line below the axes
 
 @dataclass(frozen=True)
 class Curve:
-    """A group's curve: at every x the mean, lowest and highest y of its seeds."""
+    """The curve of runs that differ in the seed: at every x their mean, lowest and highest y."""
 
     x: Values
     mean: Values
@@ -68,12 +68,13 @@ def curve(
     extremes: bool = False,
     log_x: bool = False,
 ) -> Curve | None:
-    """Return the curve of several seeds' rows, in the axes' units; None if no round has x and y.
+    """Return the curve of runs that differ in the seed; None if no round has x and y in all runs.
 
-    The curve has a point for each round in which every seed has x and y. The point is at the mean
-    of the seeds' x. On a logarithmic axis (`log_x`) points at 0 or below are left out. `smooth`:
-    the number of points in a moving average of each seed's y. With `extremes` the band covers all
-    points in the averages, also for one seed.
+    `histories`: the rows of each run; `x`, `y`: the keys of a row that the axes show. The curve is
+    in the axes' units. It has a point for each round in which every run has x and y. The point is
+    at the mean of the runs' x. On a logarithmic axis (`log_x`) points at 0 or below are left out.
+    `smooth`: the number of points in a moving average of each run's y. With `extremes` the band
+    covers all values that the averages include, also for a single run.
     """
     seeds = [_points(rows, x, y) for rows in histories]
     rounds = sorted(set(seeds[0]).intersection(*seeds)) if seeds else []
@@ -103,7 +104,7 @@ def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float
 
 
 def moving_average(values: Values, count: int) -> Values:
-    """Return the centred moving average of `count` values.
+    """Return the centred moving average of `values`: at each index the mean of `count` values.
 
     Near both ends the window is smaller: a one-sided window would shift a falling curve there.
     """
@@ -112,7 +113,10 @@ def moving_average(values: Values, count: int) -> Values:
 
 
 def window(at: int, size: int, count: int) -> slice:
-    """Return the slice of `count` of `size` values around index `at`; fewer near the ends."""
+    """Return the slice of `count` values around index `at` in a list of `size` values.
+
+    Near both ends of the list the slice has fewer values.
+    """
     room = min(at, size - 1 - at)
     return slice(at - min(count // 2, room), at + min((count - 1) // 2, room) + 1)
 
@@ -126,7 +130,10 @@ def draw(
     extremes: bool = False,
     log_x: bool = False,
 ) -> Figure:
-    """Return a figure with a curve for each group. Raises `ResultsError` if no group has one."""
+    """Return a figure with a curve for each group of runs that differ only in the seed.
+
+    The arguments are those of `curve`. Raises `ResultsError` if no group has a curve.
+    """
     from matplotlib.figure import Figure  # not pyplot: it would look for a display
 
     figure = Figure(figsize=(12, 7.5), layout="constrained")
@@ -149,7 +156,7 @@ def draw(
 
 
 def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
-    """Return the legend's heading, and each group's label: the overrides in which groups differ."""
+    """Return the legend's heading, and a label for each group: the overrides that differ."""
     keys = varying(groups)
     if len(keys) == 1:
         return keys[0], [group.words.get(keys[0], PRESET) for group in groups]

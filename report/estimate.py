@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of `count` values; `half`: half the interval's width, None for a single value."""
+    """A mean of `count` values; `half`: half the width of its 95 % interval, None for one value."""
 
     mean: float
     half: float | None
@@ -34,7 +34,10 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
-    """Return the mean of `ours` - `theirs` over the seeds in both; None if no seed is in both."""
+    """Return the mean of `ours` - `theirs` over the seeds that both have; or None.
+
+    `ours`, `theirs`: seed -> value. None: they have no seed in common.
+    """
     differences = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
     return estimate(differences) if differences else None
 
@@ -50,7 +53,10 @@ def student(freedom: int) -> float:
 
 
 def _within(t: float, freedom: int) -> float:
-    """Return the probability of [-t, t] (Abramowitz & Stegun, equations 26.7.3 and 26.7.4)."""
+    """Return the probability that Student's t with `freedom` degrees of freedom is in [-t, t].
+
+    By equations 26.7.3 and 26.7.4 of Abramowitz & Stegun.
+    """
     angle, odd = atan(t / sqrt(freedom)), freedom % 2
     term, total = cos(angle) if odd else 1.0, 0.0
     for power in range(odd, freedom - 1, 2):

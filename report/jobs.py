@@ -71,7 +71,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Group:
-    """The jobs with the same overrides, one for each seed."""
+    """The runs that differ only in the seed: all have the overrides `words`."""
 
     words: dict[str, str]
     jobs: list[Job]
@@ -82,9 +82,10 @@ class Group:
 
 
 def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
-    """Return all jobs below `folders`, in the order of their numbers, and the unfinished folders.
+    """Return the finished runs below `folders`, by job number, and the folders of the others.
 
-    A run whose files are damaged counts as unfinished. Raises `ResultsError` if none has finished.
+    A run whose files are damaged counts as unfinished. Raises `ResultsError` if no run has
+    finished.
     """
     jobs: list[Job] = []
     unfinished: list[Path] = []
@@ -110,8 +111,8 @@ def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
 def group_jobs(jobs: Iterable[Job]) -> list[Group]:
     """Return the groups in the order of their first jobs.
 
-    Of several jobs with the same overrides and seed only the last one is used. A repeated run is
-    not another seed: it would make the spread look smaller than it is.
+    Of several jobs with the same overrides and seed only the last one is used. A repeated run has
+    the same seed, and would make the spread over the seeds look smaller than it is.
     """
     groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
     for job in jobs:
@@ -136,7 +137,11 @@ def varying(groups: Sequence[Group]) -> list[str]:
 
 
 def _read_job(folder: Path) -> Job:
-    """Return a finished run. Raises `FileNotFoundError`, `YAMLError` or `ValueError` otherwise."""
+    """Return the finished run in a folder.
+
+    Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped,
+    `YAMLError` or `ValueError` for damaged files.
+    """
     result, words = read_result(folder), words_of(folder)
     if not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")

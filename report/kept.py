@@ -52,8 +52,9 @@ Number = float | None
 class KeptRun:
     """A stored run: sorted overrides without experiment and seed, results, and learning curve.
 
-    `course`: a list for each measured key of `COURSE`, with an entry for each stored evaluation.
-    `cpu`: the instruction set that torch uses, "" if the run did not record it.
+    `words`: the overrides in one line. `commit`: the commit of the code. `numbers`: the results.
+    `course`, the learning curve: a list for each measured key of `COURSE`, with an entry for each
+    stored evaluation. `cpu`: the instruction set that torch uses, "" if the run did not record it.
     """
 
     words: str
@@ -66,20 +67,20 @@ class KeptRun:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The key of a run: a newer run with the same key replaces an older one."""
+        """The run's overrides and seed; a newer run with the same key replaces an older one."""
         return self.words, self.seed
 
     def course_rows(self) -> list[dict[str, Number]]:
-        """Return the rows of `course`, one for each stored evaluation."""
+        """Return the learning curve as rows (key -> value), one for each stored evaluation."""
         return [
             dict(zip(self.course, row, strict=True))
             for row in zip(*self.course.values(), strict=True)
         ]
 
     def rows(self) -> list[dict[str, Number]]:
-        """Return the rows of `course`, one for each evaluation of the run.
+        """Return the learning curve as rows (key -> value), one for each evaluation of the run.
 
-        Raises `ResultsError` if not all of its evaluations are stored.
+        Raises `ResultsError` if not all of the run's evaluations are stored.
         """
         rows = self.course_rows()
         if (self.numbers.get("evaluations") or 0) > len(rows):
@@ -124,7 +125,9 @@ def kept_file(root: Path, name: str) -> Path:
 
 
 def kept_run(job: Job, name: str, commit: str) -> KeptRun:
-    """Return the stored form of a job.
+    """Return what is stored of a finished run.
+
+    `name`: the run's experiment; `commit`: the commit of the code that made the run.
 
     Raises `ResultsError` for a job of another experiment, or for a text in place of a number.
     """
@@ -179,7 +182,7 @@ def _measured(run: KeptRun) -> tuple[Any, ...]:
 
 
 def read_kept(file: Path) -> list[KeptRun]:
-    """Return the runs of a file, none if it is missing.
+    """Return the stored runs in a file; an empty list if the file is missing.
 
     Raises `ResultsError` for a file in another format.
     """
@@ -216,7 +219,7 @@ def _read_run(run: Any) -> KeptRun:
 
 
 def write_kept(file: Path, name: str, runs: Iterable[KeptRun]) -> None:
-    """Write an experiment's runs, one per line."""
+    """Write an experiment's runs to a JSON file, one run per line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
     lines = ",\n".join(run.line() for run in runs)
@@ -242,7 +245,7 @@ def _git(root: Path, *words: str) -> str:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Store the runs that the command line names; return the exit code."""
+    """Store the runs in the folders that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m report.kept", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")

@@ -16,8 +16,8 @@ def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
     """Return a history's rows, each with the mean accuracy of its last `count` evaluations.
 
     In asynchronous training at a constant learning rate a single evaluation is inexact: the next
-    one differs by up to one percentage point. The first returned row is that of evaluation number
-    `count`. A run with fewer evaluations gives one row, its last.
+    evaluation differs by up to one percentage point. The first returned row is that of evaluation
+    number `count`. A run with fewer evaluations gives one row, its last.
     """
     rows = [row for row in history if row.get("accuracy") is not None]
     first = min(count, len(rows))
@@ -28,9 +28,10 @@ def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
 
 
 def settled(run: KeptRun, count: int) -> KeptRun:
-    """Return a run with accuracies that are means of `count` evaluations, also in its `course`.
+    """Return a run in which every accuracy is the mean of the last `count` evaluations.
 
-    Raises `ResultsError` for a run without all of its evaluations.
+    The accuracies of the learning curve (`course`) are means, too. Raises `ResultsError` for a run
+    whose evaluations are not all stored.
     """
     if count == 1:
         return run
@@ -46,8 +47,8 @@ def settled(run: KeptRun, count: int) -> KeptRun:
 def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
     """Return the first row from which on all rows have at least this accuracy (0..1); or None.
 
-    If a run reaches the accuracy and falls below it again, this row is later than the row of
-    `first_at`.
+    If a run reaches the accuracy and falls below it again, this row is later than the row that
+    `first_at` returns.
     """
     found = None
     for row in reversed(rows):

@@ -31,7 +31,10 @@ class Measured:
     result: Any = None
 
     def value(self, path: Sequence[str]) -> str:
-        """Return a value as a table's cell: a number with three digits, "-" if it is missing."""
+        """Return the value at a path in the JSON as a table's cell; "-" if the value is missing.
+
+        A float has three digits.
+        """
         found = self.result
         for key in path:
             found = found.get(key) if isinstance(found, dict) else None
@@ -48,7 +51,10 @@ def measured_file(root: Path, name: str) -> Path:
 
 
 def read_measured(file: Path) -> Measured:
-    """Return the stored values, empty without a file. Raises `ResultsError` for another format."""
+    """Return a benchmark's stored values, empty ones if the file is missing.
+
+    Raises `ResultsError` for a file in another format.
+    """
     if not file.is_file():
         return Measured()
     try:

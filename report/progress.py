@@ -98,17 +98,23 @@ class RunProgress:
 
 
 def pause_after(seconds: float) -> float:
-    """Return the seconds until the next line of a log: a tenth of the run's `seconds` so far."""
+    """Return the seconds to wait before a log's next line: a tenth of the run's time, `seconds`.
+
+    The pause is at least 30 and at most 600 seconds.
+    """
     return min(max(seconds / 10, BETWEEN), LONGEST)
 
 
 class ProgressLine:
-    """The progress lines of a log; arguments as in `RunProgress`."""
+    """Makes the progress lines of a run's log.
+
+    `folder`: where the run writes its files; `rounds`: their number; `name`: a line's prefix.
+    """
 
     def __init__(self, folder: Path, rounds: int, name: str = "") -> None:
         self._rows, self._rounds, self._name = _Tail(folder / HISTORY), rounds, name
         self._row: Row = {}
-        self._accuracy: float | None = None  # the last measured one
+        self._accuracy: float | None = None  # the last measured accuracy
         self._first: tuple[float, int] | None = None  # seconds and round of the first row
 
     def line(self, passed: float) -> str:
@@ -142,7 +148,7 @@ class _Tail:
         """Return the last complete line written since the previous call, parsed; or None."""
         if not self._path.exists():
             return None
-        if self._path.stat().st_size < self._offset:  # a resumed run has truncated it
+        if self._path.stat().st_size < self._offset:  # a resumed run has truncated the file
             self._offset = 0
         with self._path.open("rb") as file:
             file.seek(self._offset)

@@ -110,7 +110,7 @@ def _item(page: PageDefinition, tables: Sequence[Filled]) -> str:
 
 
 def _index(file: Path, items: Sequence[str]) -> str:
-    """Return docs/results.md with the list of pages between its two comments."""
+    """Return docs/results.md with these items between its two comments that mark the list."""
     text = file.read_text() if file.is_file() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -44,8 +44,9 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
 
 
 def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
-    """Return the bytes sent in a direction ("uplink", "downlink"), and what Flower would have sent.
+    """Return a run's bytes in a direction, and the bytes if Flower had sent them uncompressed.
 
+    `way`: "uplink" or "downlink". Both numbers include everything in the messages.
     In results of earlier versions both numbers count payloads only.
     """
     other, note = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "note"))
@@ -61,7 +62,7 @@ def _beside_flower(result: dict[str, Any], way: str) -> str:
 
 
 def _on_a_line(result: dict[str, Any]) -> str:
-    """Return the text on how long the run's messages take over a link; "" if unknown."""
+    """Return the text that tells how long the run's messages take over a link; "" if unknown."""
     if result.get("line_seconds") is None:
         return ""
     down, up = (_mbps(result[f"line_{way}_mbps"]) for way in ("down", "up"))
@@ -76,7 +77,7 @@ def _on_a_line(result: dict[str, Any]) -> str:
 
 
 def _took(result: dict[str, Any]) -> str:
-    """Return the text on the wall time, and on the virtual time unless it is shown already."""
+    """Return the text that tells the wall time, and the virtual time unless it is shown already."""
     text = f"{human_seconds(result['seconds'])} here"
     if result["virtual_seconds"] is None or result.get("line_seconds") is not None:
         return text

@@ -25,7 +25,7 @@ SHARES = ("accuracy", "best_accuracy", "top5")  # shown with their spread over t
 
 
 def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Numbers:
-    """Return a group's means over its seeds; None for a key that no run has.
+    """Return the means of runs that differ in the seed; None for a key that no run has.
 
     `smooth`: the last and the best accuracy are means of this number of consecutive evaluations.
     `reach`: an accuracy in 0..1. The result then has the round and the bytes at which the runs
@@ -67,7 +67,10 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
 
 
 def _of(job: Job, rows: list[Row]) -> Numbers:
-    """Return a run's result with the last and the best accuracy of the smoothed rows."""
+    """Return a run's result, with the last and the best accuracy replaced by those of `rows`.
+
+    `rows`: evaluations with smoothed accuracies.
+    """
     accuracies = [row["accuracy"] for row in rows]
     last = accuracies[-1] if accuracies else None
     return job.result | {"accuracy": last, "best_accuracy": max(accuracies, default=None)}
@@ -83,7 +86,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _of_all(rows: Sequence[Numbers | None], key: str) -> float | None:
-    """Return the mean over rows; None if there are no rows, or if a row lacks the value."""
+    """Return the mean of `key` over rows; None if there are no rows, or if a row is None."""
     present = [row[key] for row in rows if row is not None]
     return fmean(present) if present and len(present) == len(rows) else None
 
@@ -94,7 +97,7 @@ def _std(values: Sequence[float | None]) -> float | None:
 
 
 def _times_smaller(results: Sequence[Numbers], way: str) -> float | None:
-    """Return the compression ratio: the bytes Flower would have sent over the bytes sent."""
+    """Return the bytes that Flower would have sent, divided by the bytes sent; None if unknown."""
     sent, plain = (sum(each) for each in zip(*(whole_bytes(r, way) for r in results), strict=True))
     return plain / sent if plain and sent else None
 
@@ -142,7 +145,10 @@ OPTIONAL = {
 
 
 def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[Numbers]) -> str:
-    """Return the groups' `numbers` as a Markdown table; the values of `keys` name a row."""
+    """Return a Markdown table with a row for each group of runs that differ in the seed.
+
+    `rows`: each group's `numbers`. The group's values of `keys` name its row.
+    """
     columns = dict(COLUMNS)
     for column, key in OPTIONAL.items():
         if all(row[key] is None for row in rows):
@@ -164,7 +170,7 @@ def as_json(
     rows: Sequence[Numbers],
     unfinished: Sequence[Path],
 ) -> str:
-    """Return the groups' `numbers` as JSON, with every seed's accuracies."""
+    """Return each group's means (`rows`) as JSON, with every seed's accuracies."""
     named = [
         {"words": {key: group.words[key] for key in keys if key in group.words}} | row
         for group, row in zip(groups, rows, strict=True)
@@ -213,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
-    """Return the keys of `--rows`. Raises `ResultsError` for a key that no run was given."""
+    """Return the keys that `--rows` names. Raises `ResultsError` for a key that no run has."""
     keys = rows.split(",")
     known = sorted({key for group in groups for key in group.words})
     if unknown := [key for key in keys if key not in known]:

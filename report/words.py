@@ -42,7 +42,7 @@ def name_of(result: dict[str, Any], folder: Path) -> str:
         return f"{preset} ({result['strategy']}), as saved"
     chosen = {group: words[group] for group in METHOD if group in words}
     if (experiment := choices.get("experiment")) and "algorithm" not in words:
-        preset = f"experiment={experiment} ({choices['strategy']})"  # may set any group
+        preset = f"experiment={experiment} ({choices['strategy']})"  # it may set any group
     if "strategy._target_" in words:
         chosen["strategy"] = result["strategy"]
     if "strategy" in chosen and "algorithm" not in words:

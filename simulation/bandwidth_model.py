@@ -1,17 +1,17 @@
 """Models how long a run's messages take over a link, compressed and as Flower would send them.
 
 Two additional virtual clocks follow the run's messages. One clock uses the real bytes. The other
-uses the bytes of Flower's Arrays instead of the payloads. The model must know when the server would
-have sent each message over such a link. It distinguishes two cases:
+uses the bytes of Flower's Arrays instead of those of the compressed payloads. The model must know
+when the server would have sent each message over such a link. It distinguishes two cases:
 
 * No other message is under way when a message is sent. Then the server had waited for all replies,
   as in synchronous training.
-* A single message is sent: while other messages are under way, or to a node whose reply the server
-  has just taken. Then the server had waited for the last reply of this node, as in asynchronous
-  training.
+* The server sends a single message, either while other messages are under way, or to a node whose
+  reply it has just taken. Then the server had waited for the last reply of this node, as in
+  asynchronous training.
 
-In all other cases the model cannot know when the message would have been sent. It also cannot know
-this if crashes, losses or time-outs decide which nodes answer.
+In all other cases the model cannot know when the message would have been sent. The time is also
+unknown if crashes, losses or time-outs decide which nodes answer.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class BandwidthModelState:
 
     `known`: whether the run would have made the same decisions over the modelled link. `calls`: the
     calls that sent messages since the server last took replies. `sent`: unanswered messages by id.
-    `arrivals`: node and arrival times of the replies that are not taken yet. `last`: the arrival
-    times of each node's last reply. `now`: the arrival times of the last taken reply. `idle`:
-    whether no message was under way after the server last took replies. `heard`: the nodes that
-    sent these replies.
+    `arrivals`: node and arrival times of the replies that the server has not taken yet. An arrival
+    has two times, one on each clock. `last`: the arrival times of each node's last reply. `now`:
+    the arrival times of the reply that the server took last. `idle`: whether no message was under
+    way after the server last took replies. `heard`: the nodes whose replies the server took last.
     """
 
     known: bool
@@ -90,7 +90,8 @@ class BandwidthModelState:
 class BandwidthModel:
     """Follows a run on two clocks: one for the real bytes, one for the bytes in Flower's format.
 
-    `plain_bytes`: the bytes of the model as Flower sends it, which replace a message's payloads.
+    `plain_bytes`: the bytes of the model as Flower sends it. The second clock counts them in place
+    of the bytes of a message's payloads.
     """
 
     def __init__(self, network: Network, seed: int, plain_bytes: int) -> None:
@@ -100,7 +101,7 @@ class BandwidthModel:
             self._network = copy(network)
             self._network.up_mbps, self._network.down_mbps = UP_MBPS, DOWN_MBPS
         plain = copy(self._network)
-        plain.encoding_seconds = 0.0  # Flower encodes nothing
+        plain.encoding_seconds = 0.0  # Flower does not compress
         self._clocks = VirtualClock(self._network, seed), VirtualClock(plain, seed)
         self._plain = plain_bytes
         known = not (network.loss or network.crash or network.join_seconds)
@@ -114,7 +115,10 @@ class BandwidthModel:
 
     @property
     def comparison(self) -> Comparison | None:
-        """The virtual seconds until the last taken reply arrived; None if they are unknown."""
+        """The modelled arrival of the last reply that the server took, on both clocks; or None.
+
+        None: the times are unknown.
+        """
         if not self.state.known:
             return None
         return Comparison(self._network.down_mbps, self._network.up_mbps, *self.state.now)
@@ -126,7 +130,10 @@ class BandwidthModel:
             self.state.calls.append(PushedMessages(sent, timeout))
 
     def send(self) -> None:
-        """Decide when the last recorded messages were sent. Call it before their first answer."""
+        """Decide when the server sent the messages recorded by `push` since the last call.
+
+        Call it before the first answer to these messages.
+        """
         calls, self.state.calls = self.state.calls, []
         if not calls:
             return
@@ -157,7 +164,7 @@ class BandwidthModel:
             self.lose_track()
 
     def take(self, message_ids: Iterable[str]) -> None:
-        """Record that the server has taken these replies."""
+        """Record that the server has taken the replies to these messages."""
         if not self.state.known:
             return
         now = self.state.now
@@ -169,11 +176,11 @@ class BandwidthModel:
         self.state.now, self.state.idle = now, not (self.state.sent or self.state.arrivals)
 
     def _plain_bytes(self, size: Size) -> int:
-        """Return the bytes of a content as Flower would have sent it."""
+        """Return the bytes of a message's content if Flower had sent it without compression."""
         return other_than_payloads(size) + (self._plain if size[0] else 0)
 
     def lose_track(self) -> None:
-        """Record that the run would have made a different decision over this link."""
+        """Make the modelled times unknown: over this link the run could have other decisions."""
         self.state.known = False
         for kept in (self.state.calls, self.state.sent, self.state.arrivals, self.state.last):
             kept.clear()

@@ -57,7 +57,7 @@ class _ServerLink:
         return self.sending
 
     def receive(self, at: float, size: int, mbps: float | None) -> float:
-        """Return when `size` bytes have been received, if the last one was sent at `at`."""
+        """Return when the server has received `size` bytes, the last of which was sent at `at`."""
         if mbps is None:
             return at
         self.receiving = max(at, self.receiving + _transfer(size, mbps))
@@ -71,8 +71,8 @@ class ClockState:
     Most fields have an entry for each node. `free`: when the node has sent its last computed reply.
     `busy`: a lower bound of the time when it will have computed its other replies. `under_way`: its
     unanswered messages. `answers`: the number of its replies so far, if the network loses replies.
-    `draws`: how often a wait and a crash were drawn. `gone`: when it crashed last. `crashes`: how
-    often it has crashed.
+    `draws`: how often a waiting time and a crash were drawn at random for it. `gone`: when it
+    crashed last. `crashes`: how often it has crashed.
     """
 
     now: float = 0.0
@@ -126,11 +126,11 @@ class VirtualClock:
     ) -> Journey:
         """Return the journey of a message of `down` bytes sent at `sent`; it draws random numbers.
 
-        `steps`: a lower bound of the local steps that the message takes. With a closer bound, fewer
-        other replies have to be computed before this message's reply is known to be the next. If a
-        node has not begun to work on the message after `ttl` seconds, it never will. Calls must be
-        in the order of sending. For each node the calls of `answer` must be in this order too,
-        except for messages that are never answered.
+        `steps`: a lower bound of the local steps that the message takes. With a closer bound, the
+        grid computes fewer other replies before it knows that this message's reply is the next to
+        arrive. If a node has not begun to work on the message after `ttl` seconds, it never will.
+        Calls must be in the order of sending. For each node the calls of `answer` must be in the
+        same order, except for messages that are never answered.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         received = latency + max(
@@ -174,8 +174,9 @@ class VirtualClock:
     def answer(self, task: Journey, steps: float, up: int) -> float:
         """Return when the reply arrives at the server, in virtual seconds, or `NEVER`.
 
-        `up`: the reply's bytes; `steps`: the local steps that were computed. If the message has
-        announced more steps, the announced steps count, because a node that fails needs time too.
+        `up`: the reply's bytes; `steps`: the local steps that were computed. If the message had
+        announced more steps, the clock uses the announced number, because a node that fails after
+        fewer steps needs time too.
         """
         net, node = self.network, task.node
         self.state.under_way[node].popleft()
@@ -199,7 +200,7 @@ class VirtualClock:
         return NEVER if net.loss and self.draw_loss(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
-        """Send a message at the time `sent`, and answer it; return when the reply arrives."""
+        """Send a message at the time `sent`; return when the reply to it arrives, or `NEVER`."""
         return self.answer(self.send(node, sent, down), steps, up)
 
     @property

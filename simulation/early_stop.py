@@ -21,10 +21,11 @@ _before: dict[signal.Signals, Any] = {}  # the handlers that `_leave` has replac
 
 @contextmanager
 def early_stop() -> Iterator[None]:
-    """Within this context SIGINT, SIGTERM and SIGHUP end the process: one line, code 128 + signal.
+    """Within this context SIGINT, SIGTERM and SIGHUP end the process with one line of output.
 
-    The process ends at once. It raises no exception, because running code could catch it. A signal
-    that already has a handler, or is ignored (nohup), is not changed.
+    The exit code is 128 + the signal's number. The process ends at once. It raises no exception,
+    because running code could catch it. A signal that already has a handler, or is ignored (nohup),
+    is not changed.
     """
     usual = (signal.SIG_DFL, signal.default_int_handler)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -40,7 +41,10 @@ def early_stop() -> Iterator[None]:
 
 @contextmanager
 def under_way() -> Iterator[None]:
-    """Within this context the earlier handlers are back, because a run needs a cleanup."""
+    """Within this context, which is for a run, signals have the handlers from before `early_stop`.
+
+    So a signal does not end the process before the run has cleaned up.
+    """
     for number, handler in _before.items():
         signal.signal(number, handler)
     try:

@@ -60,7 +60,7 @@ class LocalGrid(Grid):
     def last_arrival(self) -> float:
         """The virtual second at which the last known message or reply arrives.
 
-        A reply that is not computed yet has no known arrival time; then only its message counts.
+        If a reply is not computed yet, its arrival time is not known, and only its message counts.
         """
         self.settle()
         messages = [task.received for task in self._state.sent.values()]
@@ -77,22 +77,25 @@ class LocalGrid(Grid):
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """The fields of `bandwidth_model.Comparison`; empty if unknown, or without `follow`."""
+        """The modelled times with and without compression: the fields of `Comparison`, or {}.
+
+        {}: the times are unknown, or `follow` was not called.
+        """
         self.settle()
         found = self._line.comparison if self._line else None
         return {} if found is None else found._asdict()
 
     def drain(self) -> None:
-        """Compute all replies under way; their arrival times do not change."""
+        """Compute the replies to all unanswered messages; their arrival times do not change."""
         self.settle()
         for reply in self._pool.drain():
             self._state.early[reply.metadata.reply_to_message_id] = reply
 
     def save(self) -> GridState:
-        """Compute all replies under way; return the run's state in this engine.
+        """Compute the replies to all unanswered messages; return the run's state in this engine.
 
-        Use the state before the next call of this grid, which changes it. Raises `OSError` if
-        memory or disk space for the transfer of the nodes' states is missing.
+        Use the state before the next call of this grid, which changes the state. Raises `OSError`
+        if memory or disk space for the transfer of the nodes' states is missing.
         """
         self.drain()
         line = self._line.state if self._line else None
@@ -113,7 +116,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run; only its id is known here."""
+        """Flower's description of the run, with the run's id only."""
         return Run.create_empty(TaskIdentity.run_id)
 
     def create_message(
@@ -149,7 +152,7 @@ class LocalGrid(Grid):
 
     @property
     def next_change(self) -> float:
-        """The next virtual second at which a node joins or rejoins; infinity if none will."""
+        """The next virtual second at which a node joins or rejoins; infinity if no node will."""
         return self._clock.change(self._nodes)
 
     def push_messages(
@@ -157,7 +160,7 @@ class LocalGrid(Grid):
     ) -> list[str]:
         """Send messages; return their ids.
 
-        `ttl`: virtual seconds. A node drops a message if it has not begun to work on it by then.
+        `ttl`: virtual seconds. A node drops a message on which it has not begun to work by then.
         (The `ttl` in a message is on the wall clock.) `in_turn`: the nodes compute their replies in
         the order of `messages`. Otherwise they first compute the reply that may arrive first.
         """
@@ -201,7 +204,7 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Advance the clock to the next arrival among these messages; return the replies."""
+        """Advance the clock to the next reply to these messages; return the arrived replies."""
         return self.pull_before(message_ids, NEVER)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
@@ -299,7 +302,10 @@ class LocalGrid(Grid):
             del self._state.queues[node]
 
     def _settle_crashes(self, node: int) -> None:
-        """Compute the replies after which this node crashes: its next message may find no state."""
+        """Compute the replies after which this node crashes.
+
+        The node loses its state then, so its next message must be computed without this state.
+        """
         if self._clock.steady or self._clock.network.server_mbps is not None:
             return  # on a limited server link all replies are computed in the order of sending
         for message_id in tuple(self._state.queues.get(node, ())):

@@ -37,8 +37,8 @@ class Network:
     `seconds_per_step`: seconds of one local step on the reference device; `encoding_seconds`:
     seconds in which the reference device encodes one update; `loss`: the share of replies that
     never arrive. The run then needs a `timeout`. The run's seed, the node and the number of the
-    node's replies so far determine which replies are lost. `waiting`: how the time is distributed
-    for which a device does other things before it replies: none, fixed, uniform (0 to 2 T) or
+    node's replies so far determine which replies are lost. `waiting`: the distribution of the time
+    that a device spends on other things before it replies: none, fixed, uniform (0 to 2 T) or
     exponential. The mean T is `waiting_seconds` on the reference device, and longer on slower
     devices. `crash`: the probability that a device crashes after a reply. The device loses its
     state, and comes back after `rejoin_seconds`, or never if this is None. `join_seconds`: each

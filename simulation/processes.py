@@ -3,8 +3,8 @@
 Flower's and Ray's processes start new sessions, and continue after their parents have ended. So a
 process group or a parent's id does not find them. But each process inherits the environment.
 `ProcessTree` sets a marker variable in it, and searches all processes for the marker. Ray's agents
-overwrite their environment with their title, so it also searches the children of the processes that
-it has found.
+overwrite their environment with their title. So `ProcessTree` also searches the children of the
+processes that it has found.
 """
 
 import os
@@ -92,7 +92,10 @@ class ProcessTree:
         return len(pids)
 
     def _look(self) -> list[int]:
-        """Return the processes with the marker, those found before, and their children."""
+        """Return the ids of the living processes of the tree; remember them for the next call.
+
+        They are the processes with the marker, those found before, and all their descendants.
+        """
         processes = {int(each.name): _stat(each) for each in Path("/proc").glob("[0-9]*")}
         now = {pid: stat for pid, stat in processes.items() if stat is not None}
         found = {pid for pid, began in self._found.items() if pid in now and now[pid][1] == began}

@@ -50,7 +50,7 @@ def keep_loopback_direct(address: str = "") -> None:
 
 
 def _readable(said: list[str], host: str) -> Iterator[str]:
-    """Yield the entries that httpx can read, and the host if one of the networks contains it.
+    """Yield the entries of `no_proxy` that httpx can read, and `host` if an entry contains it.
 
     httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for invalid names.
     """
@@ -95,7 +95,7 @@ def expect_usable_proxies(address: str = "") -> None:
 
 @contextmanager
 def unproxied(address: str) -> Iterator[None]:
-    """Within this context the proxy variables are unset, if the address is on loopback."""
+    """If the address is on loopback, the proxy variables are unset within this context."""
     if not is_loopback(host_of(address)):
         yield
         return
@@ -108,7 +108,7 @@ def unproxied(address: str) -> Iterator[None]:
 
 
 def _proxies() -> dict[str, str]:
-    """Return the environment's non-blank proxies by the scheme to which they apply."""
+    """Return the non-blank proxies that the environment sets, by the URL scheme that uses them."""
     found = getproxies()
     return {kind: found[kind].strip() for kind in _KINDS if found.get(kind, "").strip()}
 
@@ -135,7 +135,7 @@ def _shown(proxy: str) -> str:
 
 
 def proxy_of(address: str, secure: bool) -> str:
-    """Return the proxy (HOST:PORT) of connections to an address (HOST:PORT); "" for none."""
+    """Return the proxy (HOST:PORT) of connections to an address (HOST:PORT); "" without a proxy."""
     host = host_of(address)
     if is_loopback(host) or proxy_bypass(host):
         return ""

@@ -3,11 +3,11 @@
     python -m benchmarks.apps.example_apps FOLDER                      # JSON on stdout, a row a run
     python -m benchmarks.apps.example_apps FOLDER --ways plain int8 --settings settings.json
 
-Each folder in FOLDER with a `pyproject.toml` is an app, which the benchmark does not change. The
-way `plain` runs the app itself. The other ways run a copy with compression, made by
-`benchmarks.apps.linked_apps`. The benchmark counts the bytes of every message a second time, where
-Flower's own ServerApp and ClientApp are called: the server and each node count what they send and
-receive, record by record.
+Each folder in FOLDER with a `pyproject.toml` is an app, which the benchmark does not change.
+`--ways` names the methods of compression. `plain` runs the app itself, without compression. The
+other ways run a copy with compression, made by `benchmarks.apps.linked_apps`. The benchmark counts
+the bytes of every message a second time, where Flower's own ServerApp and ClientApp are called: the
+server and each node count the bytes that they send and receive, record by record.
 
 `--settings` is a JSON file with `nodes` and `words` (for `--run-config`) by the app's name, for
 shorter runs: `{"quickstart-pytorch": {"nodes": 4, "words": "num-server-rounds=2"}}`. `--before` is
@@ -149,7 +149,7 @@ def run(app: Path, *, nodes: int, words: str, before: str) -> dict[str, Any]:
 
 
 def _sums(file: Path) -> dict[str, int]:
-    """Return the sums of the bytes that all processes have counted."""
+    """Return the sums of the bytes that all processes have counted and written to this file."""
     sums = dict.fromkeys(("down", "up", "node_down", "node_up"), 0)
     for line in file.read_text().splitlines():
         for name, size in json.loads(line).items():

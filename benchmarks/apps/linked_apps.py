@@ -33,7 +33,7 @@ LIBRARY = "squeeze"  # any name will do
 
 
 class Lines(NamedTuple):
-    """Source code of arguments: `link` for `CompressedGrid`, `uplink` for `CompressionMod`."""
+    """Source code of the arguments of `CompressedGrid` (`link`) and `CompressionMod` (`uplink`)."""
 
     link: str
     uplink: str

@@ -34,7 +34,7 @@ WORDS = "model=lenet5 dataset=digits dataset.size=28"
 
 
 def data_of(field: Field) -> str:
-    """Return $EDGEWIRE_DATA, the folder of the node's data, or else a folder with the digits."""
+    """Return the folder of the node's data: $EDGEWIRE_DATA, or else a folder with the digits."""
     folder = field.folder / "data"
     if "EDGEWIRE_DATA" in os.environ:
         return os.environ["EDGEWIRE_DATA"]
@@ -45,7 +45,10 @@ def data_of(field: Field) -> str:
 
 
 def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
-    """Kill the node and start it again; return the seconds and megabytes of its start."""
+    """Kill the node and start it again; return its seconds to be online and to reply, and its MB.
+
+    `fresh`: remove the node's app first. The MB are the node's peak memory after `REPLIES` replies.
+    """
     field.nodes[0].kill()
     field.nodes[0].wait()
     times = field.folder / "times"
@@ -68,7 +71,7 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """Start the node repeatedly; return the medians and the maxima."""
+    """Start the node repeatedly; return median and maximum of its times and its peak memory."""
     found: dict[str, list[dict[str, float]]] = {"fresh": [], "again": []}
     with tempfile.TemporaryDirectory() as name, Field(Path(name), 1) as field:
         words = ["algorithm=esgd", "rounds=1000000", "eval_every=1000000", "timeout=600"]
@@ -89,7 +92,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the medians and the maxima."""
+    """Print median and maximum of the node's times and of its peak memory; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="of the node (default: this one)")
     parser.add_argument("--words", default=WORDS, help="of the run (%(default)s)")

@@ -96,7 +96,7 @@ class Field:
         self._until(lambda: self._keys("list").stdout.count(" online ") == len(names))
 
     def run(self, words: Sequence[str], name: str) -> dict[str, Any]:
-        """Run a case to its end; return the run's results and the bytes on the links."""
+        """Run a case to its end; return the run's results, and the bytes that the links carried."""
         for log in self.folder.glob("*.pushes"):
             log.unlink()
         folder, before, began = self.folder / name, self.lines.counters(), time.monotonic()
@@ -136,7 +136,7 @@ class Field:
         return {"tries": len(lines), "let_in": let_in, "run": run}
 
     def idle(self, seconds: float) -> dict[str, float]:
-        """Return the bytes of a node per second and per day while there is no run."""
+        """Return the bytes per node on its link, per second and per day, while there is no run."""
         before = self.lines.counters()
         time.sleep(seconds)
         after = self.lines.counters()
@@ -210,14 +210,17 @@ class Field:
 
 
 def paced(history: Path) -> dict[str, float]:
-    """Return the median seconds between two records of the server's history."""
+    """Return the median seconds between two consecutive rows of a run's history."""
     moments = [json.loads(line)["seconds"] for line in history.read_text().splitlines()]
     taken = [b - a for a, b in itertools.pairwise(moments[2:])]
     return {"round_seconds": round(statistics.median(taken), 4)} if taken else {}
 
 
 def beside(result: dict[str, Any], before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
-    """Return the bytes of a run's payloads, the bytes on the links, and the ratios."""
+    """Return the bytes of a run's payloads, the bytes on the links, and their ratio, each way.
+
+    `before`, `after`: the links' counters before and after the run.
+    """
     found: dict[str, Any] = {}
     for way, name in (("up", "uplink_bytes"), ("down", "downlink_bytes")):
         on_line, payloads = after[way] - before[way], result[name]

@@ -44,7 +44,7 @@ class Lines:
         }
 
     def shape(self, up: str | None, down: str | None) -> None:
-        """Limit the speed of each link, such as "10mbit"; None: no limit."""
+        """Limit the speed of each link in both directions, such as "10mbit"; None: no limit."""
         for i, node in enumerate(self.nodes):
             if up is not None:
                 _limit(node, "up", up)

@@ -11,8 +11,9 @@ authenticated nodes. The names of the cases mean:
 * `untouched`: Flower's SuperLink and `deploy.node`;
 * `stock`: Flower's SuperLink and SuperNodes.
 
-The number in a name is the number of nodes. `round_seconds` is the median of a round at the server,
-or of ten updates of AdaComp. The output also has the peak memory of each `deploy.node` in MB.
+The number in a name is the number of nodes. `round_seconds` is the median time of a round at the
+server, or of ten updates of AdaComp. The output also has the peak memory of each `deploy.node` in
+MB.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m deploy.node` that writes a line of JSON to $EDGEWIRE_TIMED for each reply sent."""
+"""A node (`deploy.node`) that appends a line of JSON to the file $EDGEWIRE_TIMED for each reply."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from protocol.lineage import reply_group_id
 
 
 def message_of(response: PullMessagesResponse, objects: dict[str, bytes]) -> Message:
-    """Return the pulled message, and remove its objects from `objects`.
+    """Return the message of a pull's response; remove the message's objects from `objects`.
 
     Raises `TypeError` if the objects hold no message.
     """
@@ -47,8 +47,8 @@ def answered(
     """Run the app on a message; return the reply as a bundle (`protocol.bundle`).
 
     `load`: returns the app. If `load` or the app raises an error, the reply is an error reply, as
-    on Flower's own nodes. `failing` logs this error. `context` holds what the app has stored, even
-    after an error. Raises `OtherApp` if `load` raises it.
+    on Flower's own nodes, and `failing` logs the error. `context` then holds what the app has
+    stored, even after an error. If `load` raises `OtherApp`, this function raises it too.
     """
     TaskIdentity.run_id, TaskIdentity.node_id = context.run_id, context.node_id
     TaskIdentity.task_id = message.metadata.dst_task_id or context.run_id
@@ -73,7 +73,7 @@ def _is_one_line(error: BaseException) -> bool:
 
 
 def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
-    """Return an error reply to a message, as a bundle. `seconds`: the time that the app took."""
+    """Return an error reply to a message, as a bundle. `seconds`: how long the app has run."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     reason = str(error) if _is_one_line(error) else f"{type(error).__name__}: {error}"
     if isinstance(error, AppError):
@@ -82,7 +82,10 @@ def refused(message: Message, error: Exception, seconds: float = 0.0) -> bytes:
 
 
 def _bundle(reply: Message, message: Message, seconds: float) -> bytes:
-    """Return the bundle of a reply, its objects, and the confirmation of the message."""
+    """Return a bundle that holds a reply, its objects, and the confirmation of the message.
+
+    `seconds`: how long the app has run.
+    """
     node = ProtoNode(node_id=reply.metadata.src_node_id)
     reply.metadata.group_id = reply_group_id(message.metadata.group_id)
     with no_object_id_recompute():

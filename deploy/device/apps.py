@@ -45,7 +45,7 @@ class Apps:
         folder.mkdir(parents=True, exist_ok=True)
 
     def has(self, digest: str) -> bool:
-        """Return whether an app is unpacked here. Raises `AppError` if `only` excludes the app.
+        """Return whether this folder holds an app. Raises `AppError` if `only` excludes the app.
 
         `digest`: the SHA-256 of the app's bundle.
         """
@@ -54,7 +54,7 @@ class Apps:
         return self._path(digest).is_dir()
 
     def put(self, digest: str, bundle: bytes) -> None:
-        """Unpack a bundle. Raises `AppError` if its hash differs or it cannot be unpacked."""
+        """Unpack an app's bundle. Raises `AppError` if it is damaged or its hash not `digest`."""
         if hashlib.sha256(bundle).hexdigest() != digest:
             raise AppError("the app's bundle is not the one that the run names")
         draft = self._folder / "draft"
@@ -73,7 +73,10 @@ class Apps:
         self._forget(digest)
 
     def config(self, digest: str, overrides: UserConfig) -> UserConfig:
-        """Return an app's configuration, changed by a run's overrides. Raises `AppError`."""
+        """Return an app's `run_config` with a run's overrides applied.
+
+        Raises `AppError` if the app's pyproject.toml is missing or damaged.
+        """
         own = flatten_dict(self._described(digest).get("config", {}))
         return fuse_dicts(own, overrides)
 
@@ -99,7 +102,10 @@ class Apps:
         return self._folder / digest
 
     def _described(self, digest: str) -> dict[str, Any]:
-        """Return the table `tool.flwr.app` of an app's pyproject.toml. Raises `AppError`."""
+        """Return the table `tool.flwr.app` of an app's pyproject.toml.
+
+        Raises `AppError` if the file is missing or damaged.
+        """
         try:
             text = (self._path(digest) / "pyproject.toml").read_text(encoding="utf-8")
             described: dict[str, Any] = tomllib.loads(text)["tool"]["flwr"]["app"]

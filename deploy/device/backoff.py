@@ -40,7 +40,7 @@ class Wait:
         self._pause = min(self._pause * GROWTH, LONGEST)
 
     def over(self) -> None:
-        """Log that the node continues, if it has paused; start again with the shortest pause."""
+        """Note a success: log it if there were pauses; the next pause is the shortest again."""
         if self._reason:
             log.info("it goes on")
         self._pause, self._reason = FIRST, ""
@@ -64,7 +64,7 @@ def reason_of(
 
 
 def clock_trouble(ahead: float | None) -> str | None:
-    """Return one line of advice if this machine's clock differs too much, else None.
+    """Return one line of advice if this clock differs too much from the server's, else None.
 
     `ahead`: by how many seconds this clock is ahead of the server's; None: not known.
     """
@@ -122,7 +122,7 @@ def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
 
 
 def _advice(words: str) -> str:
-    """Return what to do about a refused certificate, given OpenSSL's error text."""
+    """Return advice about a server's certificate that is not accepted, given OpenSSL's text."""
     if "not yet valid" in words:
         return "is this machine's clock behind?"
     if "expired" in words:

@@ -37,7 +37,7 @@ class Draft:
         self._number, self._end = number, 0
 
     def put(self, content: memoryview) -> Blob:
-        """Add a blob; return where it will be in the file."""
+        """Add a blob; return its place in the file that will be written."""
         blob = Blob(self._number, self._end, content.nbytes, xxh3_64_hexdigest(content))
         self.blobs.append(content)
         self._end += content.nbytes
@@ -50,15 +50,18 @@ def path_of(folder: Path, number: int) -> Path:
 
 
 def size_of(folder: Path, number: int) -> int:
-    """Return a file's size in bytes; for a missing file 1 << 62, so its blobs are rewritten."""
+    """Return a file's size in bytes, or 1 << 62 for a missing file.
+
+    Blobs that are a small share of their file are written again, so those of a missing file too.
+    """
     try:
         return path_of(folder, number).stat().st_size
     except OSError:
-        return 1 << 62  # blobs that are a small share of their file are rewritten
+        return 1 << 62
 
 
 def numbers_in(folder: Path) -> Iterator[int]:
-    """Yield the numbers of a folder's files."""
+    """Yield the numbers of all numbered files in a folder."""
     for file in folder.glob(f"*{_SUFFIX}"):
         if file.stem.isdecimal():
             yield int(file.stem)

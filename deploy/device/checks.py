@@ -37,7 +37,7 @@ PACKAGES = ("torch", "numpy", "hydra", "safetensors", "PIL", "xxhash", "pcodec",
 
 
 def checks(given: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return the checks with their names, first of this machine, then of the server."""
+    """Return the checks with their names: first those of this machine, then those of the server."""
     here = DeviceChecks(given)
     yield from [("Python", python), ("64 bit", bits), ("memory", here.memory)]
     yield "disk", partial(disk, here.state, "--state")

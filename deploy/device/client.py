@@ -36,7 +36,7 @@ COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
 TWIN = 409  # HTTP status: a newer process uses this node's key
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's error codes
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
-# Seconds that an idle connection stays open: a new connection costs 3 kB. The server waits longer.
+# Seconds that an idle connection stays open: a new one costs 3 kB. The server closes it later.
 _KEPT = 60.0
 _PROTOBUF = "application/protobuf"
 _BINARY = {"content-type": _PROTOBUF, "accept": _PROTOBUF, "accept-encoding": "gzip"}
@@ -219,7 +219,7 @@ class FleetClient:
 
 
 def says_bundled(response: httpx.Response) -> bool:
-    """Return whether this response to a GET of `BUNDLED` says that bundled calls are offered."""
+    """Return whether a server's response to a GET of `BUNDLED` says that it has bundled calls."""
     return response.status_code == 200 and response.content.strip() == b"1"
 
 
@@ -234,7 +234,7 @@ def _said(response: httpx.Response) -> tuple[int | None, str]:
 
 
 def ahead_of(response: httpx.Response) -> float | None:
-    """Return by how many seconds this machine's clock is ahead of the response's date.
+    """Return by how many seconds this machine's clock is ahead of the date in a response.
 
     None: the response has no valid date.
     """

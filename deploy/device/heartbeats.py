@@ -33,8 +33,8 @@ class Membership:
     """Keeps a node online at its server. After `stop` or `leave` this object sends nothing.
 
     `registers`: the node has made its own key, so it registers the key itself. `beats`: seconds
-    between two heartbeats. No heartbeat is sent before `fleet.counted_until`: until then the server
-    counts the node as online.
+    between two heartbeats. This object sends no heartbeat before the time `fleet.counted_until`,
+    because the server counts the node as online until then.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Membership:
 
     @property
     def node(self) -> ProtoNode:
-        """The node's id in the form that requests carry."""
+        """The node's id as the protobuf message `Node`, which requests contain."""
         return ProtoNode(node_id=self.node_id)
 
     def enter(self) -> None:

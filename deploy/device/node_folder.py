@@ -4,7 +4,7 @@ lock            locked while a node uses this folder
 key             the node's own private key, if no key is given on the command line
 node.json       the server's address, the public key, and the node's id at that server
 claim           the last message pulled from the server, without its objects
-runs/ID/        the node's state of a run (`store.py`)
+runs/ID/        the node's state of a run (`node_store.py`)
 apps/HASH/      an unpacked app (`apps.py`)
 """
 
@@ -75,7 +75,7 @@ class NodeFolder:
         return known_id(self.folder, server, public_key)
 
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
-        """Store the id that `node_id` returns."""
+        """Store the id that this server has given to the node with this key."""
         said = {"server": server, "key": public_key.hex(), "node": node_id}
         _write(self.folder / "node.json", json.dumps(said).encode())
 

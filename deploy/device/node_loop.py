@@ -37,8 +37,8 @@ log = getLogger("edgewire")
 class Device:
     """A node; `serve` runs it.
 
-    `apps`: the SHA-256 of each app that the node accepts, empty: all; `wait`: the backoff after a
-    failure.
+    `apps`: the SHA-256 of each app that the node accepts; if it is empty, the node accepts all
+    apps. `wait`: the pauses after failures.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Device:
     def step(self) -> None:
         """Come online if necessary; reply to the current message, or pull the next one first.
 
-        Raises the errors in `WORTH_WAITING`. No work is lost then: the next call continues.
+        Raises the errors in `WORTH_WAITING`. After such an error the next call continues the work.
         """
         if not self._member.active:
             self._member.enter()
@@ -121,7 +121,7 @@ class Device:
         self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
 
     def _compute(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore, name: str) -> None:
-        if self._bundle is None:  # else only writing the reply has failed
+        if self._bundle is None:  # else only writing the reply to disk has failed
             self._bundle = self._reply(claim, run, shelf)
         shelf.commit(shelf.state, name, self._bundle)
 
@@ -130,7 +130,7 @@ class Device:
         try:
             objects = self._carrier.objects(claim, self._member.node)
         except ObjectGone as error:
-            log.error("a message's objects are gone; %s", TOLD)  # perhaps it has a reply already
+            log.error("a message's objects are gone; %s", TOLD)  # perhaps the server has a reply
             return refused(head, error)
         try:
             message = message_of(claim, objects)

@@ -46,7 +46,10 @@ log = getLogger("edgewire")
 
 @dataclass
 class CheckpointedState:
-    """The node's state at a checkpoint. `records`: the state as the head of a file describes it."""
+    """The node's state at a checkpoint of the run.
+
+    `records`: the state as the head of a file (`blobs.py`) describes it.
+    """
 
     checkpoint: Checkpoint
     records: list[Any]
@@ -92,8 +95,8 @@ class NodeStore:
 
         Usually this is the newest state. If the server has gone back to a checkpoint, it is the
         state at that checkpoint. If the node lacks that state, or if the state belongs to another
-        node, `state` becomes empty, and the log says so. `lineage`: the run's lineage in the
-        message; None: the message holds no lineage.
+        node, `state` becomes empty, and the log says so. `lineage`: the run of the message and the
+        runs that it resumes (`protocol.lineage`); None: the message does not name them.
         """
         choice = StateChoice.STAY
         if lineage is not None:
@@ -169,7 +172,7 @@ class NodeStore:
     def _unchanged(self, found: dict[tuple[str, str], memoryview]) -> Arrays:
         """Return the arrays that need not be written again, with their places on disk.
 
-        These are unchanged arrays of more than `_SMALL` bytes. Arrays that make up at most half of
+        They are unchanged and have more than `_SMALL` bytes. Arrays that make up at most half of
         their file are written again, so that the file can be removed.
         """
         same, live = Arrays(), dict[int, int]()
@@ -185,7 +188,7 @@ class NodeStore:
 
 
 def open_shelf(folder: Path) -> NodeStore:
-    """Return the store in a run's folder; an empty store if it is missing or damaged."""
+    """Return a run's store from its folder; an empty store if the files are missing or damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = max(numbers_in(folder), default=0)
     if newest:
@@ -217,7 +220,7 @@ def _opened(folder: Path, number: int) -> NodeStore:
 
 
 def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
-    """Return the state that the head of a file describes, and the places of its arrays."""
+    """Return the state that `records`, from a file's head, describe, and its arrays' places."""
     state, arrays = RecordDict(), Arrays()
     for name, kind, content in records:
         if kind == "arrays":
@@ -232,7 +235,7 @@ def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
 
 
 def _blobs(records: list[Any]) -> Iterator[Blob]:
-    """Yield the places of all blobs in the head of a file."""
+    """Yield the places of all blobs that `records`, from a file's head, name."""
     for _, kind, content in records:
         for place in [each[2] for each in content] if kind == "arrays" else [content]:
             yield Blob(**place)

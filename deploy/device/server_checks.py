@@ -85,7 +85,7 @@ class ServerView:
         return time.perf_counter() - begun
 
     def _certificate(self, first: httpx.Response) -> Finding:
-        """Check the dates of the server's certificate, which the client has accepted."""
+        """Check how long the server's certificate is valid. The client has accepted it before."""
         line: ssl.SSLObject = first.extensions["network_stream"].get_extra_info("ssl_object")
         shown = line.getpeercert(True)  # as DER
         certificate = x509.load_der_x509_certificate(shown or b"")
@@ -106,7 +106,10 @@ class ServerView:
             yield from self._told(response, named)
 
     def _told(self, response: httpx.Response, named: bool) -> Iterable[Finding]:
-        """Yield findings from the status that this project's server has returned."""
+        """Yield findings (lines of the output) from the status that this project's server returned.
+
+        `named`: the key was given on the command line.
+        """
         said: dict[str, Any] = response.json()
         if not said.get("registered"):
             if named:
@@ -121,7 +124,7 @@ class ServerView:
         yield _versions(str(said.get("flwr", "")), str(said.get("python", "")))
 
     def _online(self, there: bool) -> Finding:
-        """Check that the node is online exactly if it runs here.
+        """Check that the node is online if it runs on this machine, and offline otherwise.
 
         `there`: whether the server counts the node as online.
         """
@@ -137,7 +140,10 @@ class ServerView:
         return Finding(OK, "online", "the node that runs here" if there else "no, none runs here")
 
     def _plainly(self, named: bool) -> Iterable[Finding]:
-        """Check, by the calls that nodes make, whether Flower's own SuperLink knows the key."""
+        """Check whether Flower's own SuperLink knows the key, by the calls that nodes make.
+
+        `named`: the key was given on the command line.
+        """
         before = known_id(self._state, self._fleet.address, self._fleet.public_key)
         if not named and before is None:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")

@@ -1,4 +1,4 @@
-"""Logs a failure that repeats for many of a node's messages less and less often."""
+"""Logs the failures of a node's messages; a reason that repeats is logged less and less often."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ThrottledLog:
     def say(self, what: str, reason: object = "", error: Exception | None = None) -> None:
         """Log the failure of a message.
 
-        `what`, `reason`: the text; `error`: an exception, logged with its traceback at the first
-        time.
+        `what`, `reason`: the text of the line; `error`: an exception, which is logged with its
+        traceback at the first time.
         """
         self._failed += 1
         line = f"{what}; {TOLD}{f': {reason}' if str(reason) else ''}"

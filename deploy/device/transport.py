@@ -122,7 +122,7 @@ class Transport:
     def _push_objects(
         self, reply: PushMessagesRequest, session: str, objects: list[tuple[str, bytes]]
     ) -> None:
-        """Send the objects, the reply itself last, so that it arrives after all other objects."""
+        """Send a reply's objects: the reply itself last, so that it arrives after all others."""
         # In parallel, because Flower's grid waits one second for objects that arrive late.
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             stored = list(pool.map(lambda each: self._stored(reply, session, *each), objects[:-1]))

@@ -32,7 +32,7 @@ FORWARDED = frozenset(name.encode() for name in f"{_ORIGINS} true-client-ip x-cl
 
 
 class LocalOnly:
-    """Wraps an ASGI app: a remote request for a local API gets status 403.
+    """Wraps an ASGI app: a remote request for anything but the API for nodes gets status 403.
 
     `closed`: nodes can be registered only from this machine.
     """
@@ -51,7 +51,7 @@ class LocalOnly:
             await send({"type": "websocket.close", "code": 1008})
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether a request is allowed."""
+        """Return whether a request is allowed: it is local, or it is a call of nodes."""
         if is_inside(scope):
             return True
         path = scope["path"]

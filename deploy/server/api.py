@@ -171,9 +171,9 @@ class BundleApi:
     async def _found(
         self, request: Request, wanted: PullMessagesRequest, seconds: float
     ) -> list[tuple[str, bytes]]:
-        """Wait for a node's next message; return the parts of the message's bundle.
+        """Wait for a node's next message; return it with its objects as the parts of a bundle.
 
-        After `seconds` without a message the parts hold an empty response.
+        If no message exists after `seconds`, the only part is an empty response.
         """
         state, node = get_linkstate(request), wanted.node.node_id
 
@@ -256,15 +256,16 @@ class BundleApi:
 
 
 async def _as_node(request: Request, claimed: Protobuf) -> None:
-    """Let Flower check the signature of a request; `claimed` names the node that it claims."""
+    """Let Flower check that the node in `claimed`, a protobuf message, has signed the request."""
     request.state.protobuf_request = claimed
     await run_in_threadpool(authenticate_node, request)
 
 
 async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
-    """Return the authenticated signed header of a thin request, and the rest of its body in pieces.
+    """Return the signed header of a thin request, and the rest of its body in pieces.
 
-    If the sender is unknown, the rest of the body is not read.
+    Raises `HTTPException` or Flower's error, without reading the rest of the body, unless a known
+    node has signed the header.
     """
     _expect_length(request)
     pieces, first = request.stream(), b""
@@ -294,7 +295,7 @@ async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 async def _task(request: Request) -> Any:
-    """Return the task of a ServerApp, after Flower has checked its token."""
+    """Return the task of the ServerApp that sends a request, after Flower has checked its token."""
     token = request.headers.get(TASK_TOKEN_HEADER)
     return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
 
@@ -328,7 +329,7 @@ def _read(kind: type[Kind], content: bytes) -> Kind:
 
 
 def _seconds(request: Request) -> float:
-    """Return for how many seconds the server may hold a pull."""
+    """Return for how many seconds the server may hold a pull, from the request's header."""
     try:
         asked = float(request.headers.get(WAIT, USUAL_WAIT))
     except ValueError as error:
@@ -349,7 +350,10 @@ def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
 
 
 async def _loaded(load: message_store.Load | None) -> list[tuple[str, bytes]]:
-    """Wait at most `OBJECTS_WAIT` seconds for a message's objects; return its bundle's parts."""
+    """Wait at most `OBJECTS_WAIT` seconds for a message's objects; return its bundle's parts.
+
+    `load`: the pull's result; for None the only part is an empty response.
+    """
     if load is None:
         return [("response", b"")]
     until = time.monotonic() + OBJECTS_WAIT

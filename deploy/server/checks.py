@@ -46,7 +46,7 @@ RENEW = "`python -m deploy.keys server --renew NAME`"
 
 
 def checks(options: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return the checks with their names, in order."""
+    """Return the checks of the server's machine with their names, in the order of the output."""
     yield from [("Python", python), ("64 bit", bits)]
     yield "memory", lambda: memory(free_memory(), ENOUGH, LEAST)
     yield "disk", partial(disk, options.state, "--state")

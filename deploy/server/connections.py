@@ -87,7 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request."""
+        """Start the request whose head is complete, or refuse a head that is too long."""
         self._asked()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > LONGEST_HEAD:

@@ -2,8 +2,9 @@
 
 Flower treats the two machines as one node. Each machine would get some of the node's messages, and
 a message would not match the machine's state. So each process of a node chooses a random number and
-sends this number with each thin pull. A restarted process has a new number. If an old number
-returns after a new one, two processes run at the same time.
+sends this number with each thin pull (`deploy.server.api`), which asks for the next message. A
+restarted process has a new number. If an old number returns after a new one, two processes run at
+the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = getLogger("edgewire")
 class _Processes:
     """The processes of a node: the current number, the time of its last pull, earlier numbers.
 
-    `logged`: the log has named this case already.
+    `logged`: whether the log has already reported that an older process still runs.
     """
 
     now: bytes
@@ -35,14 +36,16 @@ class _Processes:
 
 
 class DuplicateNodes:
-    """Decides which process of a node gets messages. `clock`: returns the time in seconds."""
+    """Decides which of a node's processes gets messages. `clock`: returns the time in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._nodes: dict[int, _Processes] = {}
 
     def is_ousted(self, node: int, number: bytes, busy: Callable[[], bool]) -> bool:
-        """Return whether a newer process of this node exists and still runs; log the first case.
+        """Return whether a process of a node must get no messages, because a newer one runs.
+
+        The first case of two such processes is logged.
 
         `number`: the random number of the process that pulls, 4 bytes (`SIZE`). The result is False
         for any other length. `busy`: returns whether the node is working on a message. During

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def expect_handlers() -> None:
-    """Raise `ImportError` with a one-line message unless each function takes the arguments."""
+    """Raise `ImportError` with a one-line message unless Flower's functions take the arguments."""
     from flwr.supercore.dependencies.task import authenticate_task
     from flwr.supercore.error import http_error_translator
     from flwr.superlink.dependencies.linkstate import get_linkstate

@@ -41,7 +41,7 @@ class IncompleteReplies:
         self._replies: dict[int, dict[str, Reply]] = {}  # run -> reply's id -> reply
 
     def add(self, run: int, response: PullAppMessagesResponse) -> None:
-        """Add the replies of a SuperLink's response; a SuperLink hands out each reply only once."""
+        """Add the replies in a SuperLink's response. A SuperLink hands out each reply only once."""
         now = self._clock()
         messages, trees = response.messages_list, response.message_object_trees
         with self._lock:
@@ -77,7 +77,8 @@ class IncompleteReplies:
     def not_yet(self, run: int, asked: Iterable[str]) -> list[str]:
         """Return the ids of messages whose replies are not held here.
 
-        Flower has handed out the other replies already, so it would report an error for them.
+        Only these messages may be asked of Flower. It has handed out the other replies already, so
+        it would report an error for their messages.
         """
         with self._lock:
             there = {

@@ -43,10 +43,10 @@ Reader = Callable[[PullObjectRequest], PullObjectResponse]
 
 @dataclass
 class Load:
-    """The result of a pull: Flower's response, and its objects that have arrived.
+    """The result of a pull: Flower's response, and the message's objects that have arrived.
 
-    `read`: loads an object from the state; `objects`: id -> content; `missing`: id -> run id, of
-    the objects that have not arrived.
+    `read`: loads an object from the state. `objects`: id -> content of the objects that have
+    arrived. `missing`: id -> run id of the objects that have not arrived.
     """
 
     response: PullMessagesResponse
@@ -73,7 +73,7 @@ class Load:
 
 
 def whole(state: Any) -> AbstractContextManager[Any]:
-    """Return a context in which all changes of a database are one transaction."""
+    """Return a context in which all changes are one transaction, if the state is a database."""
     return getattr(state, "session", nullcontext)()
 
 
@@ -146,7 +146,7 @@ def from_node(
 
 
 def expect_known(run: int, state: Any) -> None:
-    """Raise the `FlowerError` of a finished run if the server does not know the run."""
+    """Raise the `FlowerError` that Flower raises for a finished run if the run is unknown."""
     if not state.get_run_info(run_ids=[run]):
         raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
 
@@ -186,7 +186,7 @@ def for_server(
 
 
 def received(replies: Iterable[Reply], state: Any) -> None:
-    """Delete replies that a ServerApp has received, also incomplete ones."""
+    """Delete the objects of replies that a ServerApp has received, also of incomplete replies."""
     with whole(state):
         for each in replies:
             state.object_store.delete(each.message.metadata.message_id)
@@ -217,9 +217,9 @@ def from_server(
 
 
 def _load(response: Any, node: Node, read: Reader) -> Load | None:
-    """Return a `Load` in which all the response's objects are missing; None if it has no message.
+    """Return a `Load` that lists all objects of the response's messages as missing.
 
-    The objects have the order of the response's object trees.
+    The objects have the order of the response's object trees. None: the response has no message.
     """
     if not response.messages_list:
         return None
@@ -234,7 +234,7 @@ def _names(tree: ObjectTree) -> Iterable[str]:
 
 
 def _fetched(load: Load) -> bool:
-    """Fetch the objects that have arrived; return False if the run is over."""
+    """Put the objects that have arrived into `load`; return False if the run is over."""
     try:
         load.fetch()
     except FlowerError:
@@ -243,7 +243,10 @@ def _fetched(load: Load) -> bool:
 
 
 def _store(response: Any, objects: Mapping[str, bytes], store: Callable[[str], bool]) -> None:
-    """Store the objects of `objects_to_push`; leave only the missing ones in that list."""
+    """Store the objects that the response asks for in `objects_to_push`.
+
+    Afterwards that list names only the objects that are still missing.
+    """
     missing = [name for name in response.objects_to_push if name not in objects or not store(name)]
     del response.objects_to_push[:]
     response.objects_to_push.extend(missing)

@@ -61,9 +61,9 @@ class Registry:
 
 
 def save(state: Any, file: Path) -> None:
-    """Write the nodes of an in-memory state to the file, atomically.
+    """Write the registered nodes of an in-memory state to the file, atomically.
 
-    Raises `OSError`.
+    Raises `OSError` if the file cannot be written.
     """
     with state.lock:
         known = state.node_public_key_to_node_id
@@ -82,7 +82,7 @@ def save(state: Any, file: Path) -> None:
 
 
 def restore(state: Any, file: Path) -> None:
-    """Load the nodes of a file, if it exists, into an in-memory state.
+    """Load the registered nodes from a file, if it exists, into an in-memory state.
 
     Raises `UsageError` for a damaged file.
     """
@@ -96,7 +96,7 @@ def restore(state: Any, file: Path) -> None:
 
 
 def load(file: Path) -> list[NodeInfo]:
-    """Return the nodes of a file, [] for a missing file. Raises `UsageError` for a damaged file."""
+    """Return the nodes in a file, [] for a missing file. Raises `UsageError` for a damaged file."""
     try:
         return [ParseDict(each, NodeInfo()) for each in json.loads(file.read_text())]
     except FileNotFoundError:
@@ -108,8 +108,8 @@ def load(file: Path) -> list[NodeInfo]:
 def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
     """Return the status of the node with this public key, as JSON for the node.
 
-    For a registered node it holds its id and status, and the server's versions of Flower and
-    Python.
+    For a registered node the JSON holds the node's id and status, and the versions of Flower and
+    Python on the server.
     """
     number = state.get_node_id_by_public_key(public_key)
     found = [] if number is None else state.get_node_info(node_ids=[number])

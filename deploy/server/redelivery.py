@@ -28,12 +28,12 @@ class Redelivery:
         self._nodes: dict[int, dict[str, PullMessagesResponse]] = {}
 
     def note(self, node: int, response: PullMessagesResponse) -> None:
-        """Store the message of a pull's response."""
+        """Store the message in a response to a pull of this node."""
         for message in response.messages_list:
             self._nodes.setdefault(node, {})[message.metadata.message_id] = response
 
     def replied(self, node: int, message_id: str) -> None:
-        """Remove a message whose reply has arrived."""
+        """Remove a message, because the node's reply to it has arrived."""
         held = self._nodes.get(node, {})
         held.pop(message_id, None)
         if not held:
@@ -42,8 +42,8 @@ class Redelivery:
     def again(self, node: int, state: Any) -> PullMessagesResponse | None:
         """Return the oldest message that a node has not replied to; None if there is none.
 
-        It removes messages for which no reply is expected any more: messages that another call has
-        answered, expired messages, and messages of finished runs.
+        This call also removes messages for which no reply is expected any more: messages whose
+        reply came by another call, expired messages, and messages of finished runs.
         """
         for message_id, response in list(self._nodes.get(node, {}).items()):
             if _is_open(message_id, response.messages_list[0].metadata, state):

@@ -47,5 +47,5 @@ def _is_own(path: Path) -> bool:
 
 
 def _plain(name: str) -> bool:
-    """Return whether a name is that of a file (without a folder) and does not begin with a dot."""
+    """Return whether a name has no folder and does not begin with a dot."""
     return bool(name) and not name.startswith(".") and not {"/", "\\", "\0"} & set(name)

@@ -89,7 +89,10 @@ def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
-    """Return Flower's command line for these options. Raises `UsageError` for invalid ones."""
+    """Return the words of Flower's command line for these options.
+
+    Raises `UsageError` for invalid options.
+    """
     words = ["--host", options.host, "--port", str(options.port)]
     if options.database:
         words += ["--database", str(options.state / "superlink.db")]

@@ -1,9 +1,9 @@
 """Refuses a large request to the Fleet API before reading it, unless a registered node signed it.
 
-Flower reads a whole request before it authenticates the sender, and so do this project's own calls.
-So anyone who reaches the port could fill the server's memory. The thin calls of `deploy.server.api`
-are an exception. Their signature is at the start of the body, and the server checks the signature
-before it reads the rest.
+Flower and this project's own calls read a whole request before they authenticate the sender. So
+anyone who reaches the port could fill the server's memory. The thin calls of `deploy.server.api`,
+which take fewer bytes, are an exception. Their signature is at the start of the body, and the
+server checks the signature before it reads the rest.
 """
 
 from __future__ import annotations

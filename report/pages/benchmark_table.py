@@ -57,11 +57,11 @@ class FilledBenchmarkTable:
         return [markdown_row(line) for line in (heads, ["---"] * len(heads), *rows)]
 
     def origin(self) -> str:
-        """Return the sentences on the table's command and the commit of the code."""
+        """Return the sentences that name the table's command and the commit of its code."""
         return command_and_commits(self.measured.command, {self.measured.commit})
 
     def sentence(self, row: str, column: str) -> str:
-        """Return a value for a sentence. Raises `ResultsError` for a missing row or column."""
+        """Return a cell's text for a sentence. Raises `ResultsError` for an unknown name."""
         if row not in self.definition.rows:
             raise ResultsError(f"no row {row}")
         if column not in self.definition.columns:
@@ -74,14 +74,14 @@ class FilledBenchmarkTable:
 
 
 def command_and_commits(command: str, commits: Collection[str]) -> str:
-    """Return the sentences below a table on its command and on the commits of the code."""
+    """Return the sentences below a table that name its command and the commits of its code."""
     known = [f"`{commit}`" for commit in sorted(commits) if commit]
     name = "Commits" if len(known) > 1 else "Commit"
     return f"Command: `{command}`." + (f" {name}: {', '.join(known)}." if known else "")
 
 
 def looked_up(root: Path, content: dict[str, Any]) -> BenchmarkTable:
-    """Return the table of a definition. Raises `ResultsError` for an invalid definition."""
+    """Return the benchmark table that YAML defines. Raises `ResultsError` for invalid content."""
     expect_keys("a table of a benchmark", content, KEYS)
     if not isinstance(content["columns"], dict):
         raise ResultsError("columns of a benchmark must be HEAD: KEY")

@@ -51,9 +51,10 @@ PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": 
 
 @dataclass(frozen=True)
 class RowDefinition:
-    """A row: its id, its label, the overrides of its runs, and the paper's number.
+    """A table's row: its id, its label, the overrides of its runs, and the number in the paper.
 
-    `across`: in a table with `across`, the overrides of the runs for each column; otherwise empty.
+    `across`: in a table whose columns show runs with different overrides, the overrides of the runs
+    for each column; otherwise empty.
     """
 
     id: str
@@ -77,9 +78,9 @@ class TableDefinition:
     has only this measure.
     With `search` the highest cell of a row is bold. `picture`: one of `PICTURES`, or "". `least`:
     the start of the picture's y axis. `smooth`: accuracies are means of this number of evaluations.
-    `beside`: overrides of all runs besides the experiment's name. `reach`: an accuracy in %, for
-    columns that show what was sent until a run reached it. `after`: a round, for columns that show
-    what was sent after it.
+    `beside`: overrides that all runs have, in addition to the experiment's name. `reach`: an
+    accuracy in %; some columns (such as bytes up) include only the rounds until a run reached this
+    accuracy. `after`: a round; some columns include only the rounds after it.
     """
 
     id: str
@@ -99,7 +100,7 @@ class TableDefinition:
     beside: str = ""
 
     def given(self) -> dict[str, str]:
-        """Return the settings that columns may need, as text for heads; "" if not set."""
+        """Return the table's settings that columns may need, as text for heads; "" if not set."""
         other = self.row(self.against)
         return {
             "against": other.label if other else "",
@@ -130,7 +131,7 @@ def read_definitions(root: Path) -> list[PageDefinition]:
 
 
 def read_definition(root: Path, path: Path) -> PageDefinition:
-    """Return the page that a file defines. Raises `ResultsError`, which names the file."""
+    """Return the page that a file defines. Raises `ResultsError`, with the file's name."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         return _page(root, path.stem, content)
@@ -195,9 +196,10 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
 
 
 def _across(content: Any) -> dict[str, dict[str, str]]:
-    """Return a dict from each column's head to the overrides that it adds to a row's; or {}.
+    """Return, for each column's head, the overrides that the column adds to a row's overrides.
 
-    `key` and `values`: each column sets the key to one of the values. `words`: head -> overrides.
+    In YAML, either `key` and `values`: each column sets the key to one of the values; or `words`:
+    head -> overrides. The result is {} for a table whose columns add no overrides.
     """
     if content is None:
         return {}
@@ -232,7 +234,7 @@ def _row(
 
 
 def _words(text: str) -> dict[str, str]:
-    """Return command-line overrides by their keys, as `Job.words` does."""
+    """Return the overrides in a text (such as "a=1 b=2") as a dict: key -> value."""
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -22,7 +22,7 @@ def expect_keys(what: str, content: Any, keys: Mapping[str, bool]) -> None:
 
 
 def number(content: Mapping[str, Any], key: str) -> float | None:
-    """Return a number above 0; None if it is missing."""
+    """Return the number above 0 under a key; None if the key is missing."""
     value = content.get(key)
     if value is None or (isinstance(value, int | float) and value > 0):
         return value
@@ -30,7 +30,7 @@ def number(content: Mapping[str, Any], key: str) -> float | None:
 
 
 def whole_number(content: Mapping[str, Any], key: str) -> int | None:
-    """Return an integer above 0; None if it is missing."""
+    """Return the integer above 0 under a key; None if the key is missing."""
     value = number(content, key)
     if value is None or int(value) == value:
         return None if value is None else int(value)
@@ -38,7 +38,7 @@ def whole_number(content: Mapping[str, Any], key: str) -> int | None:
 
 
 def expect_different(what: str, values: list[str]) -> None:
-    """Raise `ResultsError` for a repeated value."""
+    """Raise `ResultsError` if a value occurs more than once. `what`: the name of the values."""
     for value in values:
         if values.count(value) > 1:
             raise ResultsError(f"several {what} {value!r}")
@@ -53,19 +53,19 @@ def identifier(content: Mapping[str, Any]) -> str:
 
 
 def text_of(content: Mapping[str, Any], key: str) -> str:
-    """Return a text or number in one line; "" if it is missing."""
+    """Return the text or number under a key as one line of text; "" if the key is missing."""
     return joined(content.get(key, ""))
 
 
 def joined(value: Any) -> str:
-    """Return a text or number in one line."""
+    """Return a text or number as one line of text."""
     if not isinstance(value, str | int | float):
         raise ResultsError(f"{value!r} must be a text")
     return " ".join(str(value).split())
 
 
 def list_of(content: Mapping[str, Any], key: str) -> list[Any]:
-    """Return a list, empty if it is missing."""
+    """Return the list under a key; an empty list if the key is missing."""
     value = content.get(key, [])
     if not isinstance(value, list):
         raise ResultsError(f"{key} must be a list")

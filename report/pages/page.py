@@ -71,7 +71,7 @@ REFERENCE = re.compile(r"\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A table and its experiment's runs."""
+    """A table's definition, filled with the stored runs of its experiment."""
 
     definition: TableDefinition
     runs: Sequence[KeptRun]
@@ -89,7 +89,10 @@ class FilledTable:
         return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
 
     def across(self, row: RowDefinition) -> list[str]:
-        """Return the row's cells, one per column; in a search the highest is bold."""
+        """Return a row's cells in a table whose columns show runs with different overrides.
+
+        In a search (of a learning rate) the highest cell is bold.
+        """
         found = [self.by_words.get(words, []) for words in row.across]
         cells = [self._shown(runs).cell.removesuffix(ONE_SEED) if runs else "" for runs in found]
         if not self.definition.search:
@@ -102,7 +105,7 @@ class FilledTable:
         ]
 
     def _shown(self, runs: Sequence[KeptRun]) -> Rendered:
-        """Return the value of the only column of a table with `across`."""
+        """Return the measure that a table with `across` shows in all columns, for these runs."""
         (column,) = self.definition.columns
         definition = self.definition
         return COLUMNS[column].show(RowContext(runs, (), definition.reach, definition.after))
@@ -112,7 +115,7 @@ class FilledTable:
         return any(self.runs_of(row) for row in self.definition.rows)
 
     def beside(self, row: RowDefinition) -> RowContext:
-        """Return the row's runs and those of the row to compare with."""
+        """Return a row's runs, and the runs of the row with which the table compares it."""
         definition = self.definition
         other = definition.row(definition.against)
         against = self.runs_of(other) if other else ()
@@ -161,7 +164,7 @@ class FilledTable:
         return [*cells, remark(runs)]
 
     def origin(self) -> str:
-        """Return the sentences on the runs' command, the commits of the code, and the seeds."""
+        """Return the sentences below the table: the runs' command, commits, CPUs and seeds."""
         rows = [run for row in self.definition.rows for run in self.runs_of(row)]
         words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
         said = [command_and_commits(" ".join(filter(None, words)), {run.commit for run in rows})]
@@ -179,7 +182,7 @@ class FilledTable:
         return " ".join(filter(None, said))
 
     def _seeds(self) -> str:
-        """Return the sentence on the number of seeds of the cells."""
+        """Return the sentence that says how many seeds the table's cells have."""
         every = set().union(*(row.all_words for row in self.definition.rows))
         counts = sorted({len(self.by_words[words]) for words in every & set(self.by_words)})
         if not counts:
@@ -197,7 +200,7 @@ Filled = FilledTable | FilledBenchmarkTable
 def fill(
     page: PageDefinition, kept: Mapping[str, Sequence[KeptRun]], measured: Mapping[str, Measured]
 ) -> list[Filled]:
-    """Return the page's tables, with the runs of experiments and the values of benchmarks."""
+    """Return the page's tables, filled with the runs of experiments or the values of benchmarks."""
     return [
         FilledBenchmarkTable(table, measured[table.benchmark])
         if isinstance(table, BenchmarkTable)
@@ -207,9 +210,9 @@ def fill(
 
 
 def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str, set[str]]) -> str:
-    """Return the page. Raises `ResultsError` for a text with an unknown name.
+    """Return the page in Markdown. Raises `ResultsError` for a text with an unknown name.
 
-    `shown`: for each experiment, the overrides of its runs in the tables of all pages.
+    `shown`: for each experiment, the overrides of the runs that the tables of all pages show.
     """
     lines = [HEAD.format(name=page.name), "", f"# {page.title}", ""]
     for text in (page.claim, page.setting):
@@ -235,7 +238,7 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
 
 
 def _explanations(tables: Sequence[FilledTable]) -> str:
-    """Return the sentences on the columns and remarks in the tables of a page."""
+    """Return the sentences that explain the columns and remarks in a page's tables."""
     columns = {column for table in tables for column in table.definition.columns}
     cells = "\n".join(line for table in tables for line in table.lines())
     needed = {
@@ -282,7 +285,10 @@ def picture_name(page: PageDefinition, table: TableDefinition) -> str:
 
 
 def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:
-    """Return Markdown lines on an experiment's runs that are in no table; empty without any."""
+    """Return Markdown lines that list an experiment's stored runs that no table shows; or [].
+
+    `shown`: the overrides of the runs that some table shows.
+    """
     words = sorted({run.words for run in runs} - shown)
     if not words:
         return []

@@ -1,4 +1,4 @@
-"""Draws pictures of tables; each file holds a digest of its data, which shows changes."""
+"""Draws pictures of tables. Each file holds a digest of its data, so a change is noticed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Picture(ABC):
 
     @property
     def digest(self) -> str:
-        """The digest of the data, which the file holds."""
+        """The digest of the picture's data. `save` writes it into the file."""
         content = [type(self).__name__, *map(asdict, self.rows)]
         return hashlib.sha256(json.dumps(content, default=list).encode()).hexdigest()
 

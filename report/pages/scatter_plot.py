@@ -17,14 +17,15 @@ if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is d
 
 WAYS = {"uplink_bytes": "sent by the nodes (MB)", "downlink_bytes": "sent by the server (MB)"}
 NEAR = (4, 4)  # offset of a marker's number (as in the legend): typographic points right and up
-MARKERS = "osD^v<>Pp*"  # combined with ten colours they make a hundred different looks
+MARKERS = "osD^v<>Pp*"  # the markers: with ten colours they make a hundred different points
 
 
 @dataclass(frozen=True)
 class Point:
-    """A row: its label, its accuracy in % with half of the interval, its bytes in each direction.
+    """A table's row as a point: its label, its accuracy, and its bytes in each direction.
 
-    `least`: the start of the y axis; None: the lowest row sets it.
+    The accuracy is in %, with half the width of its interval. `least`: the start of the y axis;
+    None: the lowest row sets the start.
     """
 
     label: str
@@ -35,7 +36,7 @@ class Point:
 
 
 class Scatter(Picture):
-    """A panel of `Point`s for each direction; points below the y axis are drawn at its border."""
+    """A panel of `Point`s for each direction; points below the y axis' start are at the border."""
 
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""

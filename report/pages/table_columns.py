@@ -22,7 +22,7 @@ FAILED_REPLY, FAILED_REPLIES = "1 failed reply", "failed replies"
 
 
 class Rendered(NamedTuple):
-    """A value as text for a table's cell, and as text with its unit for a sentence."""
+    """A value as two texts: for a table's cell, and with its unit for a sentence."""
 
     cell: str
     sentence: str
@@ -45,7 +45,10 @@ Show = Callable[[RowContext], Rendered]
 
 
 class PageColumn(NamedTuple):
-    """A column's head and its function; `needs`: the table's setting that the column requires."""
+    """A column's head, and the function `show`, which turns a row's runs into text.
+
+    `needs`: the table's setting that the column requires; "" for none.
+    """
 
     head: str
     show: Show
@@ -53,7 +56,7 @@ class PageColumn(NamedTuple):
 
 
 def _values(runs: Sequence[KeptRun], key: str, scale: float = 1) -> dict[int, float]:
-    """Return the values by seed, without seeds that lack one."""
+    """Return the runs' results for `key` by seed, times `scale`, without runs that lack the key."""
     found = {run.seed: run.numbers[key] for run in runs}
     return {seed: value * scale for seed, value in found.items() if value is not None}
 
@@ -89,9 +92,9 @@ def _measured(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Sh
 
 
 def _compared(row: RowContext, key: str = "accuracy") -> Estimate | None:
-    """Return the mean difference over the seeds that both rows have, in percentage points.
+    """Return the mean difference between a row and the row `against`, in percentage points.
 
-    Returns None if the rows have no seed in common.
+    The mean is over the seeds that both rows have. None: the rows have no seed in common.
     """
     ours, theirs = (_values(runs, key, 100) for runs in (row.runs, row.against))
     return paired(ours, theirs)
@@ -107,7 +110,7 @@ def _points(row: RowContext, key: str = "accuracy") -> Rendered:
 
 
 def _difference(row: RowContext, key: str = "accuracy") -> Rendered:
-    """Show the difference in points, and mark a difference that is not significant."""
+    """Show the difference from the row `against` in points; say "noise" if it may be 0."""
     points, found = _points(row, key), _compared(row, key)
     if row.runs == row.against or found is None or not found.noise:
         return points
@@ -115,7 +118,7 @@ def _difference(row: RowContext, key: str = "accuracy") -> Rendered:
 
 
 def _verdict(row: RowContext) -> Rendered:
-    """Compare the accuracies of two rows: return the text to put between their names."""
+    """Return how a row's accuracy compares with that of the row `against`, such as "above"."""
     found = _compared(row)
     if found is None or found.half is None:
         text = "not yet told apart from"
@@ -136,7 +139,7 @@ def _mean(key: str, form: Callable[[float], str], scale: float = 1) -> Show:
 
 
 def _ratio(above: str, below: str, form: Callable[[float], str]) -> Show:
-    """Show the ratio of two sums over the runs."""
+    """Show a ratio: the result `above`, summed over the row's runs, over the result `below`."""
 
     def show(row: RowContext) -> Rendered:
         top, bottom = (sum(_values(row.runs, key).values()) for key in (above, below))
@@ -153,7 +156,8 @@ def _until(
 ) -> Show:
     """Show the sum of the counters `keys` when a run reaches the table's accuracy (`reach`).
 
-    `find` returns the row of the run's history at which it reaches an accuracy (0..1), or None.
+    `find` returns the row of the run's history at which the run reaches an accuracy (0..1), or
+    None.
     """
 
     def show(row: RowContext) -> Rendered:
@@ -168,7 +172,10 @@ def _until(
 
 
 def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
-    """Show the growth of one counter over that of another, both after the round `after`."""
+    """Show a ratio: the growth of the counter `above` over that of `below`, after a round.
+
+    The table's setting `after` names the round. For example: bytes up per round, after round 469.
+    """
 
     def show(row: RowContext) -> Rendered:
         lived = [run for run in row.runs if not run.diverged]  # others may end before this round

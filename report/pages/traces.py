@@ -18,7 +18,10 @@ ACROSS = ("round", "uplink_bytes")  # the panels' x axes; the second is logarith
 
 @dataclass(frozen=True)
 class Trace:
-    """A row: its label, its y, the start of the y axis, and a curve for each of `ACROSS`."""
+    """A table's row as curves over rounds and over bytes up (`ACROSS`).
+
+    `y`: the key of the y axis; `least`: the start of the y axis; `curves`: one for each x axis.
+    """
 
     label: str
     y: str
@@ -27,7 +30,7 @@ class Trace:
 
 
 class Traces(Picture):
-    """A panel for each of `ACROSS`: `Trace`s as curves, with bands from lowest to highest seed."""
+    """A panel for each x axis: rows as curves, with bands from the lowest to the highest seed."""
 
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""

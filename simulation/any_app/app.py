@@ -40,7 +40,10 @@ class App:
     run_config: UserConfig
 
     def load(self, reference: str, kind: type[T]) -> T:
-        """Import a component. Raises `UsageError` if this fails or the object is no `kind`."""
+        """Import the component that `reference` (`package.module:app`) names; return it.
+
+        Raises `UsageError` if this fails, or if the object is no `kind`.
+        """
         enter(self.folder)
         try:
             found = load_object(reference)

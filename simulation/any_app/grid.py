@@ -51,7 +51,7 @@ class GuestGrid(Grid):
     It copies a message's content when the message is sent. A message is valid for its `ttl`, in
     virtual seconds. If no reply has arrived by then, an error replaces the reply. Any thread may
     call the grid. Threads that wait together, as in Flower's old API, wait at the same virtual
-    time. A pull advances the clock to the next arrival, so a polling loop makes progress.
+    time. `pull_messages` advances the clock to the next arrival, so a polling loop makes progress.
     """
 
     def __init__(self, grid: LocalGrid, run: Run) -> None:
@@ -74,7 +74,7 @@ class GuestGrid(Grid):
 
     @property
     def last_arrival(self) -> float:
-        """See `LocalGrid.last_arrival`."""
+        """The virtual second at which the last known message or reply arrives."""
         return self._grid.last_arrival
 
     @property
@@ -84,16 +84,16 @@ class GuestGrid(Grid):
 
     @property
     def next_change(self) -> float:
-        """The next virtual second at which a node joins or rejoins; infinity if none will."""
+        """The next virtual second at which a node joins or rejoins; infinity if no node will."""
         return self._grid.next_change
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
-        """See `LocalGrid.follow`."""
+        """From now on, also model the time with and without compression; see `LocalGrid.follow`."""
         self._grid.follow(plain_bytes, header)
 
     @property
     def comparison(self) -> dict[str, float | None]:
-        """See `LocalGrid.comparison`."""
+        """The modelled times with and without compression (see `follow`); empty if unknown."""
         return self._grid.comparison
 
     def tend(self) -> None:
@@ -106,7 +106,7 @@ class GuestGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run, with its id, its app and its overrides."""
+        """A copy of Flower's description of the run: its id, its app and its overrides."""
         return copy(self._run)
 
     def create_message(
@@ -133,15 +133,14 @@ class GuestGrid(Grid):
     def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
         """Send messages; return their ids. A message to an offline node is dropped and logged.
 
-        `ttl`: a node drops a message if it has not begun to work on the message within so many
-        virtual seconds.
+        `ttl`: virtual seconds. A node drops a message on which it has not begun to work by then.
         Raises `ValueError` for a message that is a reply, or that has a `ttl` of at most 0.
         """
         with self._turn:
             return self._push(self._checked(messages), ttl)
 
     def _checked(self, messages: Iterable[Message]) -> list[Message]:
-        """Return the valid messages to online nodes."""
+        """Return the messages to online nodes. Raises `ValueError` for an invalid message."""
         messages = list(messages)
         for message in messages:
             if message.metadata.reply_to_message_id or message.metadata.ttl <= 0:
@@ -154,7 +153,7 @@ class GuestGrid(Grid):
         return [message for message in messages if message.metadata.dst_node_id in nodes]
 
     def _copies(self, messages: list[Message]) -> list[Message]:
-        """Count the messages; return copies. Messages with the same content share a copy of it."""
+        """Count the messages; return copies. Messages with equal content objects share one copy."""
         contents: dict[int, tuple[RecordDict, int]] = {}
         for message in messages:
             if id(message.content) not in contents:
@@ -174,20 +173,23 @@ class GuestGrid(Grid):
         return _named_alike(messages, copies)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Advance the clock to the next reply to these messages; return the replies until then.
+        """Advance the clock to the next reply to these messages; return the replies that are there.
 
-        For an id that is unknown, or for which the reply was fetched before, it returns an error.
+        For an id that is unknown, or whose reply was fetched before, it returns an error reply.
         """
         return self.pull_before(message_ids, NEVER)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
-        """Do the same as `pull_messages`, but advance at most to the virtual second `deadline`."""
+        """Advance the clock to the next reply to these messages, at most to `deadline`.
+
+        Return the replies that are there, as `pull_messages` does. `deadline`: a virtual second.
+        """
         with self._turn:
             ids = dict.fromkeys(message_ids)
             self._threads.add(threading.get_ident())
             unknown = [_unknown(i, self._run.run_id) for i in ids if i not in self._open]
             known = [i for i in ids if i in self._open]
-            if not ids:  # only the deadline is awaited
+            if not ids:  # the caller waits only for the deadline
                 return self._grid.pull_before([], deadline)
             return unknown + self._next(known, deadline)
 
@@ -209,7 +211,7 @@ class GuestGrid(Grid):
             return replies
 
     def _round(self, messages: list[Message], timeout: float) -> list[Message]:
-        """Send and receive in one call of `LocalGrid`. Only one thread uses this grid."""
+        """Send messages and return their replies. Only for a grid that a single thread uses."""
         copies, ttl = self._copies(messages), messages[0].metadata.ttl
         replies = self._grid.send_and_receive(copies, timeout=min(timeout, ttl))
         there = {reply.metadata.reply_to_message_id: reply for reply in replies}
@@ -219,7 +221,7 @@ class GuestGrid(Grid):
         return [self._counted(reply) for reply in there.values()]
 
     def _next(self, ids: Collection[str], deadline: float) -> list[Message]:
-        """Wait for the next replies to these messages; return none if the deadline is earlier.
+        """Wait for the next replies to these messages; return [] if the deadline is earlier.
 
         If several threads wait, one thread advances the clock (`_go_on`) to the first event for
         which any thread waits. The other threads sleep until then.
@@ -266,7 +268,7 @@ class GuestGrid(Grid):
             self._turn.wait(GATHERING)
 
     def _take(self, message_id: str) -> Message:
-        """Return a reply, and remove its message from the open ones."""
+        """Return the reply to a message, and remove the message from the unanswered ones."""
         del self._open[message_id]
         return self._counted(self._there.pop(message_id))
 

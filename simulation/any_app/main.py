@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`."""
+        """Raise `UsageError` with this message."""
         raise UsageError(f"{message}; --help lists the options")
 
 

@@ -23,9 +23,9 @@ class GuestNode:
     """Calls the app's ClientApp; the engine calls this object instead of the ClientApp.
 
     It copies the content of a message, so nodes do not share it. It copies the reply, so the reply
-    does not share data with the node's state. It seeds the global generators by (`seed`, node,
-    number of the node's message). It logs an exception of the ClientApp with the traceback, as
-    Flower's simulation does.
+    does not share data with the node's state. It seeds the global random generators by `seed`, the
+    node's number, and the number of messages that the node had before. It logs an exception of the
+    ClientApp with the traceback, as Flower's simulation does.
     """
 
     app: App

@@ -1,4 +1,7 @@
-"""Raises if an app of Flower's old API waits for too many nodes; Flower would wait for a day."""
+"""Raises an error if an app of Flower's old API waits for more nodes than the run has.
+
+Flower would wait for a day.
+"""
 
 from __future__ import annotations
 

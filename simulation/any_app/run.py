@@ -28,7 +28,8 @@ from .old_api import bounded_wait
 class Outcome(NamedTuple):
     """The totals of a run: its virtual seconds, and the counts of messages, replies and bytes.
 
-    `last_arrival`, `unfetched_bytes`: see `GuestGrid`.
+    `last_arrival`: the virtual second at which the last message or reply arrives.
+    `unfetched_bytes`: bytes of the replies that the ServerApp did not get.
     """
 
     virtual_seconds: float
@@ -38,10 +39,11 @@ class Outcome(NamedTuple):
 
 
 def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> Outcome:
-    """Run an app to its end, in this process and its workers; `workers` is as in `run_local`.
+    """Run an app to its end, in this process and its worker processes.
 
-    This process imports the app's modules. Raises `UsageError` for an app that cannot be loaded,
-    and `EngineError` if the ServerApp raises an error. The log then has the traceback.
+    `workers`: the number of processes for the nodes. 0: one per core. 1: the nodes run in this
+    process. This process imports the app's modules. Raises `UsageError` for an app that cannot be
+    loaded, and `EngineError` if the ServerApp raises an error. The log then has the traceback.
     """
     with seeded(seed):
         server_app, _ = app.load_both()  # reports mistakes early; forked workers share the modules

@@ -45,14 +45,14 @@ def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:
 
 
 class Placed(NamedTuple):
-    """Where buffers were written: the index of the path, and the buffers' sizes in bytes."""
+    """Where buffers were written: the index of the file's path, and the buffers' sizes in bytes."""
 
     place: int
     sizes: list[int]
 
 
 class Shared:
-    """A mapped file that grows as needed. One process writes it, and another process reads it.
+    """A memory-mapped file that grows as needed. One process writes it, another one reads it.
 
     `paths`: the possible paths of the file, the preferred one first. If the folder of a path has no
     room, the file moves to the next path and stays there.

@@ -106,7 +106,7 @@ class InProcess:
 
 
 def _private(message: Message) -> Message:
-    """Return the message with a copy of its content, which other messages may share."""
+    """Return a message with a copy of its content, because other messages may share the content."""
     return message_of(message.content.copy(), message.metadata)
 
 

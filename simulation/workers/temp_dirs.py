@@ -24,8 +24,9 @@ _TRIES = 5
 
 
 class TempDirs:
-    """A temporary folder in `parent`, until `close`; a later `sweep` removes that of a killed run.
+    """A temporary folder in `parent` that `close` removes.
 
+    If the process is killed, a later `sweep` of another process removes the folder.
     Raises `OSError` if the folder cannot be made.
     """
 

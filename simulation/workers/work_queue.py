@@ -42,7 +42,7 @@ class WorkQueue:
     def put(self, message: Message, due: float) -> None:
         """Add a message; those with a lower `due` are served first."""
         node = message.metadata.dst_node_id
-        # Not before the node's last message, because this message may depend on that one.
+        # Not before the node's last message, because the new message may depend on it.
         when = self._latest[node] = max(due, self._latest.get(node, -math.inf))
         self._under_way[node] += 1
         home = self._home.get(node)
@@ -57,7 +57,7 @@ class WorkQueue:
             home = self._home.setdefault(entry[2].metadata.dst_node_id, worker)
             if home == worker:
                 return entry[2]
-            heappush(self._own[home], entry)  # its home takes it later
+            heappush(self._own[home], entry)  # the node's home takes it later
         return heappop(own)[2] if own else None
 
     def answered(self, node: int, has_state: bool) -> None:

@@ -137,7 +137,7 @@ def end_with_parent() -> None:
 
 
 def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
-    """Send a reply. If it has no room, send an error message instead; the parent reports it."""
+    """Send a reply to the parent. If the reply has no room, send an error message instead."""
     try:
         replies.send((message_id, content, has_state))
     except EngineError as error:
@@ -145,7 +145,7 @@ def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> 
 
 
 def _tell(replies: Channel, host: NodeHost) -> None:
-    """Send the nodes' states, or an error message if memory for their copy is missing."""
+    """Send the nodes' states to the parent, or an error message if memory for a copy is missing."""
     try:
         _reply(replies, "", host.states, True)
     except MemoryError:

@@ -13,7 +13,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Measure for `seconds`, then write `{"trips": .., "seconds": ..}` to `result`."""
+    """Count round trips for `seconds`, then write `{"trips": .., "seconds": ..}` to `result`."""
     config = context.run_config
     count, seconds = int(config["nodes"]), float(config["seconds"])
     payload = np.random.default_rng(0).integers(0, 256, int(config["size"]), dtype=np.uint8)
