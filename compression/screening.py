@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 @dataclass
 class Screening:
-    """Options that limit updates and weights; None switches a limit off.
+    """Options that limit a node's updates and its weight in the mean; None switches a limit off.
 
     `refuse`: the server does not use an update whose L2 norm exceeds `refuse` times the usual norm.
     `clip`: the server scales an update down to `clip` times the usual norm if its norm exceeds this
     limit. `weight`: a node's weight is at most `weight` times the usual weight. `statistics`: the
-    server does not use an update if its running statistics of BatchNorm are too far from the median
-    of the nodes' statistics: more than `statistics` times the usual change. If they are more than
-    `clip` times the usual change from the median, the server moves them towards the median, to this
-    distance. `equal`: if true, all nodes have the same weight.
+    server computes the distance of an update's BatchNorm statistics from the median of the nodes'
+    statistics. It does not use the update if this distance exceeds `statistics` times the usual
+    change. If the distance exceeds `clip` times the usual change, the server reduces the distance
+    to this limit. `equal`: if true, all nodes have the same weight.
 
-    The usual weight is the median of the weights that the nodes sent last. For the usual norm, the
-    server repeatedly takes the median of the norms of all nodes' last updates. The usual norm is
-    the largest of these medians so far. It never decreases, because even late in a run a mini-batch
-    can cause an update as large as at the beginning. The usual change is computed in the same way,
-    from the distances between the statistics that nodes got and those that they returned
+    The usual weight is the median of the nodes' last weights. For the usual norm, the server
+    repeatedly computes the median of the norms of the nodes' last updates. The usual norm is the
+    largest of these medians so far. It never decreases, because even late in a run a mini-batch can
+    cause an update as large as at the beginning. The usual change is computed in the same way, from
+    the distances between the statistics that nodes got and those that they returned
     (`StatisticsScreen`). Raises `ValueError` for factors below 1.
     """
 

@@ -104,14 +104,14 @@ class Config:
     strategy runs for `strategy.pushes` replies instead. A model that is divided among nodes is
     trained for `rounds` mini-batches; `local_epochs`: passes over a node's data for one update;
     `local_steps`: mini-batches for one update, in place of `local_epochs`; `batch_size`: samples of
-    a mini-batch; `lr`: the learning rate at the start of the schedule; `seed`: the seed of all
-    random draws; `eval_every`: rounds between two evaluations on the test set; `device`: the torch
-    device, such as cuda; `verbose`: if true, show the logs of EdgeWire and of Flower; `timeout`:
-    seconds after which a round goes on without the nodes that have not replied; an asynchronous
-    server then sends them a new message. The local engine counts virtual seconds.
-    `checkpoint_every`: rounds between two checkpoints, from which `resume=FOLDER` continues a run;
-    null or 0: no checkpoints. Checkpoints become rarer if they would take more than a fiftieth of
-    the run's time.
+    a mini-batch; `lr`: the learning rate at the start of the run, which `schedule=` changes;
+    `seed`: the seed of all random draws; `eval_every`: rounds between two evaluations on the test
+    set; `device`: the torch device, such as cuda; `verbose`: if true, show the logs of EdgeWire and
+    of Flower; `timeout`: seconds after which a round goes on without the nodes that have not
+    replied; an asynchronous server sends these nodes a new message. `engine=local` counts the
+    seconds of its virtual clock. `checkpoint_every`: rounds between two checkpoints, from which
+    `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
+    would take more than a fiftieth of the run's time.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.

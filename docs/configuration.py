@@ -44,12 +44,16 @@ CUT = (
     "send. `compression@gradients=CHOICE` and `gradients.OPTION` apply to the gradients of these "
     "activations."
 )
+CHANGES = (
+    "If it is true, the server sends a node the change of the model since the node's version. If "
+    "it is false, the server sends the whole model."
+)
 STEPS = """
 `sparsifier`: the method that chooses the entries of an update that a node sends.
 `quantizer`: the method that reduces the bits of each entry.
 `coder`: the method that compresses the resulting bytes without loss.
-`feedback`: if true, a node adds to the next update what compression lost (error feedback); null:
-only the quantizers that need error feedback use it.
+`feedback`: if true, a node adds the error of the compression to its next update (error feedback);
+null: only the quantizers that need error feedback use it.
 `exact`: patterns of tensor names, such as `["head.*"]`; these tensors are sent as float32.
 """
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class
@@ -64,12 +68,14 @@ This page lists every group and option of `python run.py`. It is generated from 
 * `GROUP=CHOICE` selects one of a group's choices: `strategy=fedadam`,
   `strategy/optimizer=momentum`.
 * `KEY=VALUE` sets an option: `nodes=20`, `compression.density=0.01`.
-* `+KEY=VALUE` sets an option that a class has but this page does not list:
+* `+KEY=VALUE` sets an option that this page does not list, but that the group's class has:
   `+optimizer.amsgrad=true`.
 * With `-m`, values separated by commas make a sweep: `python run.py -m seed=0,1,2`.
 * `hydra.run.dir=FOLDER` sets the folder for the results.
-* `--config-path RUN/.hydra --config-name config` runs a saved configuration again.
-* A wrong name or value is refused. The error message is one line and lists the valid ones.
+* `--config-path RUN/.hydra --config-name config` repeats the run whose results are in the folder
+  `RUN`.
+* A wrong name or value is refused. The error message is one line and lists the valid names or
+  values.
 
 An option on the command line overrides a preset (`algorithm=`). A preset overrides the defaults of
 the groups. [algorithms.md](algorithms.md) explains each compression method and its options.
@@ -101,10 +107,8 @@ def page() -> str:
                 f.name for f in fields(CompressionConfig)
             }
             words = ", ".join(f"`downlink.{name}`" for name in sorted(own))
-            lines += [
-                "",
-                *wrap(f"`downlink` has all options of `compression`, and also {words}."),
-            ]
+            said = f"`downlink` has all options of `compression`, and also {words}. {CHANGES}"
+            lines += ["", *wrap(said)]
         lines += ["", *_choices(group, group, chosen.get(group))]
         for folder in sorted(path for path in (HERE / group).iterdir() if path.is_dir()):
             inner = f"{group}/{folder.name}"

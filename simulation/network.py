@@ -19,7 +19,7 @@ class DeviceClass:
     """A class of devices: its share of the nodes, and its speed.
 
     A device of this class computes `speed` times as fast as the reference device. Both numbers must
-    be above 0, which `Network` checks.
+    be above 0.
     """
 
     share: float = 1.0
@@ -94,7 +94,7 @@ def network_named(name: str) -> Network:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return a file's values; the values of the files in its defaults list are the defaults."""
+    """Return a network file's values; the files in its `defaults` list give those that it lacks."""
     import yaml  # type: ignore[import-untyped]
 
     own: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))

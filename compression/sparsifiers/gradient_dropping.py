@@ -20,7 +20,7 @@ LEAST = 1000
 @register("sparsifier")
 @dataclass(frozen=True)
 class GradientDropping(ResidualSparsifier):
-    """Sends the largest entries of residual + update, and leaves out the share ``drop``.
+    """Sends the largest entries of residual + update; the share ``drop`` is not sent.
 
     The residual stores the entries that are not sent.
 

@@ -15,7 +15,7 @@ from ..validation import expect_one_of, expect_share
 @register("sparsifier")
 @dataclass(frozen=True)
 class RandomK(ResidualSparsifier):
-    """Sends random entries of residual + update, a share of ``density``, drawn anew at each step.
+    """Sends a share ``density`` of the entries of residual + update, drawn at random at each step.
 
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", the rand-k operator (Definition
     2.1). With ``rescale=true`` there is no residual. Instead the values sent are multiplied by n /
