@@ -23,19 +23,15 @@ from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConf
 from compression.flower.native_tensors import Arrays, with_natives
 from compression.flower.node_replica import MODEL, Replica
 from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
+from compression.flower.server.norms import norm_of
 from compression.flower.server.session import (
     InitialModel,
     ModelUpdate,
     ServerSession,
     ServerSessionState,
 )
-from compression.flower.server.update_filter import (
-    StatisticsScreen,
-    StatisticsState,
-    UpdateFilter,
-    UpdateFilterState,
-    length,
-)
+from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
+from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
 from compression.flower.tensor_split import Model, form_of_updates
 from conf import OptionGroup
 from conf.schema import FOREVER
@@ -475,7 +471,7 @@ class Pushes:
         statistics = self._screen_of_statistics.taken(
             sent.node, self._statistics.layout, statistics, sent.statistics, model
         )
-        part = self._filter.clip_factor(sent.node, length(values), model, rate)
+        part = self._filter.clip_factor(sent.node, norm_of(values), model, rate)
         if part < 1:
             values = values * np.float32(part)
         # FedAsync, Algorithm 1: x_t = (1 - a) x_(t-1) + a x_new = x_(t-1) - a (x_(t-1) - x_new).

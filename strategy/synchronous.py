@@ -31,14 +31,10 @@ from compression.flower.headers import (
 from compression.flower.native_tensors import Arrays, with_natives
 from compression.flower.node_replica import Replica
 from compression.flower.server.model_sync import StepLogSync
+from compression.flower.server.norms import norm_of
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
-from compression.flower.server.update_filter import (
-    StatisticsScreen,
-    StatisticsState,
-    UpdateFilter,
-    UpdateFilterState,
-    length,
-)
+from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
+from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
 from conf import Config, OptionGroup
 from strategy.aggregation import SparseMean, StatisticsMix
 from strategy.base import (
@@ -240,7 +236,7 @@ MOST = 2**63  # a node's weight must be below this number
 class ScreenedUpdate(NamedTuple):
     """A node's decoded update: trained entries, BatchNorm's statistics, and all else of a reply.
 
-    `length`: the L2 norm of the trained entries. `natives`: tensors sent in their own dtype.
+    `norm`: the L2 norm of the trained entries. `natives`: tensors sent in their own dtype.
     """
 
     indices: Indices | None
@@ -248,7 +244,7 @@ class ScreenedUpdate(NamedTuple):
     statistics: Vector
     metrics: MetricRecord
     weight: float
-    length: float
+    norm: float
     natives: Arrays
 
 
@@ -401,7 +397,7 @@ class Rounds:
         there = self._statistics.of(self._replica.model)
         pairs = [(look.statistics, there) for look in good.values()]
         self._screen_of_statistics.observe(self._statistics.layout, pairs)
-        self._filter.observe(look.length for look in good.values())
+        self._filter.observe(look.norm for look in good.values())
         self.natives.observe(look.natives for look in good.values())
         self._filter.cap_weights({node: look.weight for node, look in good.items()})
         return found
@@ -417,7 +413,7 @@ class Rounds:
         if not 0 < weight < MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._statistics.cut(update)
-        long = length(values)
+        long = norm_of(values)
         return ScreenedUpdate(indices, values, statistics, metrics, weight, long, natives)
 
     def _add(self, node: int, found: ScreenedUpdate | PayloadError, rate: float) -> MetricRecord:

@@ -43,14 +43,13 @@ from .inferred_acks import InferredAcks, InferredAcksState
 from .model_sync import DeltaSync, DeltaSyncState
 from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
+from .statistics_screen import StatisticsScreen, StatisticsState
 from .update_filter import (
-    Lengths,
-    StatisticsScreen,
-    StatisticsState,
     UpdateFilter,
     UpdateFilters,
     UpdateFilterState,
-    lengths,
+    UpdateNorms,
+    norms_of,
     screened,
 )
 
@@ -151,7 +150,7 @@ class CompressedGrid(GridWrapper):
             UpdateFilter(screening, state.beside, floor=1.0),
             StatisticsScreen(screening, state.statistics),
         )
-        self._lengths: dict[str, Lengths] = {}  # by the id of the message that a reply answers
+        self._norms: dict[str, UpdateNorms] = {}  # by the id of the message that a reply answers
         self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by type of message
 
     # Flower's Grid
@@ -358,7 +357,7 @@ class CompressedGrid(GridWrapper):
         update = self._session.decode(sent.node, payload, sequence, small.whole, small.beside)
         model = answered(update, small, sent.form, sent.start, whole=whole)
         model = widened_model(model, form, ties)
-        change = lengths(form, model, sent.form, sent.start)
+        change = norms_of(form, model, sent.form, sent.start)
         if self._layout is None:
             answer = form.arrays(model)
         else:
@@ -369,7 +368,7 @@ class CompressedGrid(GridWrapper):
             if change is not None and natives:
                 change = change._replace(beside=distance(natives, sent.natives))
         if change is not None:
-            self._lengths[reply.metadata.reply_to_message_id] = change
+            self._norms[reply.metadata.reply_to_message_id] = change
         reply.content[name] = answer
         if not self.state.warned:
             self._look_at_names(form, payload, update.exact)
@@ -400,7 +399,7 @@ class CompressedGrid(GridWrapper):
 
         An update is refused or scaled by the limits in `Screening`.
         """
-        found, self._lengths = self._lengths, {}
+        found, self._norms = self._norms, {}
         bad = screened(replies, asked, found, self._filters, self._replies.weighted_by_key)
         return self._without(replies, asked, bad)
 

@@ -1,0 +1,122 @@
+"""False BatchNorm statistics are refused; honest ones are used unchanged."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compression import PayloadError
+from compression.batchnorm import scale_of
+from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
+from compression.layout import Layout
+from compression.screening import Screening
+from strategy.run.serialization import from_bytes, to_bytes
+
+MODEL = np.ones(100, np.float32)  # of norm 10
+BN = Layout(("n.running_mean", "n.running_var"), ((8,), (8,)), ("float32",) * 2)
+START = np.repeat(np.float32([0, 1]), 8)
+
+
+def reports(seed, nodes, *, move=1.0, spread=0.1):
+    """Return the BatchNorm statistics of nodes that moved from `START` to similar values."""
+    draw = np.random.default_rng(seed)
+    there = np.repeat(np.float32([0.3 * move, np.exp(-move)]), 8)
+    return [
+        np.asarray(there * np.exp(draw.normal(0, spread, 16)), np.float32) for _ in range(nodes)
+    ]
+
+
+def take(screen, found, sent=START):
+    """Pass nodes' BatchNorm statistics to the filter `screen`; return those used (else None)."""
+    screen.observe(BN, [(report, sent) for report in found])
+    taken = []
+    for node, report in enumerate(found):
+        try:
+            taken.append(screen.taken(node, BN, report, sent, None))
+        except PayloadError:
+            taken.append(None)
+    return taken
+
+
+def lie(mean, report):
+    return np.concatenate([np.full(8, mean, np.float32), report[8:]])
+
+
+@pytest.mark.parametrize("place", [0, 4, 9])
+@pytest.mark.parametrize("mean", [5, -5, 1e5, 3e38])
+def test_false_statistics_are_refused_at_any_position(place, mean):
+    screen, found = StatisticsScreen(), reports(0, 10)
+    found[place] = lie(mean, found[place])
+    for turn in range(4):
+        taken = take(screen, found)
+        assert [each is None for each in taken] == [node == place for node in range(10)]
+        found = reports(turn + 1, 10)
+        found[place] = lie(mean, found[place])
+
+
+@pytest.mark.parametrize("variance", [0, 1e-12, 1e6, 3e38])
+def test_a_false_variance_is_refused(variance):
+    found = reports(0, 10)
+    found[3] = np.concatenate([found[3][:8], np.full(8, variance, np.float32)])
+    assert take(StatisticsScreen(), found)[3] is None
+
+
+@given(st.integers(0, 99), st.floats(0.01, 5), st.floats(0.001, 0.5), st.integers(1, 20))
+def test_honest_statistics_are_used_unchanged(seed, move, spread, nodes):
+    screen = StatisticsScreen()
+    for turn in range(3):
+        found = reports(seed + turn, nodes, move=move, spread=spread)
+        assert all(one is other for one, other in zip(take(screen, found), found, strict=True))
+
+
+def test_a_false_first_report_is_outvoted_by_later_ones():
+    screen, honest = StatisticsScreen(), reports(0, 10)
+    # The first report has nothing to compare with.
+    screen.taken(0, BN, lie(5, honest[0]), START, None)
+    for node in range(1, 10):
+        screen.taken(node, BN, honest[node], START, None)
+    with pytest.raises(PayloadError, match=r"away from the other nodes' \(screen.statistics=5\)"):
+        screen.taken(0, BN, lie(5, honest[0]), START, None)
+
+
+def test_a_model_that_was_shifted_may_return():
+    screen, found = StatisticsScreen(), reports(0, 10)
+    take(screen, found)
+    astray, back = lie(9, found[0]), lie(8, found[0])
+    assert screen.taken(1, BN, back, astray, None) is back
+    with pytest.raises(PayloadError, match="running statistics"):
+        screen.taken(2, BN, astray, back, None)
+
+
+def test_clipping_moves_statistics_to_the_limit():
+    screen, found = StatisticsScreen(Screening(statistics=None, clip=2)), reports(0, 10)
+    found[3] = lie(1e5, found[3])
+    taken = take(screen, found)
+    assert all(one is other for one, other in zip(taken, found, strict=True) if one is not taken[3])
+    middle = np.median(np.delete(found, 3, axis=0), axis=0).astype(np.float32)
+    scale = scale_of(BN)
+    move = scale.distance(middle, START, middle)
+    assert scale.distance(taken[3], middle, middle) == pytest.approx(2 * move, rel=0.3)
+
+
+def test_screening_of_statistics_can_be_switched_off():
+    found = reports(0, 10)
+    found[3] = lie(1e5, found[3])
+    assert take(StatisticsScreen(Screening(statistics=None)), found)[3] is found[3]
+
+
+def test_a_screen_of_statistics_continues_from_its_state():
+    state = StatisticsState()
+    take(StatisticsScreen(None, state), reports(0, 10))
+    one, other = (StatisticsScreen(None, from_bytes(StatisticsState, to_bytes(state)))
+                  for _ in range(2))  # fmt: skip
+    found = [*reports(1, 9), lie(5, reports(1, 1)[0])]
+    assert [x is None for x in take(one, found)] == [x is None for x in take(other, found)]
+    with pytest.raises(PayloadError, match="running statistics"):
+        other.taken(10, BN, found[-1], START, None)
+    assert len(state.reports) <= 15
+
+
+def test_first_statistics_of_far_larger_norm_than_the_model_are_refused():
+    with pytest.raises(PayloadError, match="many times the model's"):
+        StatisticsScreen().taken(1, BN, lie(1e4, START), START, MODEL)
