@@ -14,23 +14,26 @@ MOST_KEPT, LONGEST = 4096, 1024
 _lengths: dict[Hashable, int] = {}
 
 
-# Three counts of bytes: of a content's payloads, of its header's record, and of all its records.
+# Bytes in a message's content: in its payloads, in its header's record, and in all its records.
 Size = tuple[int, int, int]
 
 
 def other_than_payloads(size: Size) -> int:
-    """Return the bytes of all records except payloads and the header."""
+    """Return a content's bytes without those of its payloads and its header."""
     payloads, header, whole = size
     return whole - payloads - header
 
 
 def size_of(content: RecordDict) -> int:
-    """Return the bytes of a content: of all Arrays' data and of the serialised other records."""
+    """Return the bytes of a content: the data of all Arrays, and the other records serialised."""
     return measured(content, "")[2]
 
 
 def measured(content: RecordDict, header: str) -> Size:
-    """Return the three counts of a content's bytes; `header`: the name of the header's record."""
+    """Return the bytes of a content's payloads, of its header, and of all its records.
+
+    `header`: the name of the header's record.
+    """
     payloads = noted = whole = 0
     for name, record in content.__dict__["_data"].items():
         if not isinstance(record, ArrayRecord):
@@ -66,7 +69,10 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
 
 
 def _alike(value: Any) -> Hashable:
-    """Return a key that determines a value's serialised length; None if the key costs too much."""
+    """Return a key that is equal for values of the same serialised length.
+
+    The result is None if the key costs more than to serialise the value.
+    """
     kind = type(value)
     if kind is float or kind is bool:
         return kind.__name__
