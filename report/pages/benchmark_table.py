@@ -1,4 +1,4 @@
-"""Tables of a benchmark's values: their definition, and the filled table."""
+"""Tables with the values that a benchmark measured: their definitions, and their Markdown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROW_KEYS = {"id": True, "label": True, "key": True}
 
 @dataclass(frozen=True)
 class BenchmarkTable:
-    """A benchmark's table: its columns (head -> key) and its rows (id -> label and key).
+    """The definition of a table: its columns (head -> key) and its rows (id -> label and key).
 
     `path`: the path of a value in the JSON, with `column` and `row` in place of their keys.
     """
@@ -38,7 +38,7 @@ class BenchmarkTable:
 
 @dataclass(frozen=True)
 class FilledBenchmarkTable:
-    """A benchmark's table with the measured values."""
+    """A table's definition and the values that the benchmark measured."""
 
     definition: BenchmarkTable
     measured: Measured
@@ -81,7 +81,7 @@ def command_and_commits(command: str, commits: Collection[str]) -> str:
 
 
 def looked_up(root: Path, content: dict[str, Any]) -> BenchmarkTable:
-    """Return the benchmark table that YAML defines. Raises `ResultsError` for invalid content."""
+    """Return the table that a page's YAML defines. Raises `ResultsError` for an invalid table."""
     expect_keys("a table of a benchmark", content, KEYS)
     if not isinstance(content["columns"], dict):
         raise ResultsError("columns of a benchmark must be HEAD: KEY")

@@ -44,11 +44,12 @@ HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml
 # Explanations at the end of a page. Each is there only if a table of the page needs it.
 INTERVAL = "± is half of a 95 % interval (Student's t over the seeds)."
 POINTS_AGAINST = (
-    'A column "points against" a row shows the difference in accuracy from this row, as a mean over'
-    ' pairs of runs with the same seed. "Noise" means that the interval of this mean contains zero.'
-    " The true difference may still be as large as the interval allows. If the interval does not"
-    ' contain zero, the text says "above" or "below". This is not corrected for multiple'
-    " comparisons: about one row in twenty differs by chance."
+    'The column "difference from X, points" shows the accuracy minus that of row X, in percentage'
+    " points. The difference is the mean over pairs of runs with the same seed."
+    ' "Noise" means that the interval of this mean contains zero. The true difference may still be'
+    " as large as the interval allows. If the interval does not contain zero, the text says"
+    ' "above" or "below". The intervals are not corrected for multiple comparisons: without any'
+    " true difference, about one interval in twenty would not contain zero."
 )
 BYTES = (
     '"Bytes up" are sent by all nodes together in the whole run, and "bytes down" by the server.'
@@ -64,21 +65,21 @@ FAILED = (
 DIVERGED = (
     "[Files of a run](../run-files.md#keys-of-resultjson-only) defines when a run has diverged."
 )
-BARS = "Bars show the intervals."
+BARS = "The bars in the picture show 95 % intervals."
 BANDS = "Lines are means over the seeds. Bands show the range from the lowest to the highest seed."
 REFERENCE = re.compile(r"\{([^{}]*)\}")
 
 
 @dataclass(frozen=True)
 class FilledTable:
-    """A table's definition, filled with the stored runs of its experiment."""
+    """The definition of a page's table, and all stored runs of the table's experiment."""
 
     definition: TableDefinition
     runs: Sequence[KeptRun]
 
     @cached_property
     def by_words(self) -> dict[str, list[KeptRun]]:
-        """The runs by their overrides, in the order of their seeds."""
+        """A dict from command-line overrides to the runs with them, in the order of their seeds."""
         found: dict[str, list[KeptRun]] = {}
         for run in sorted(self.runs, key=lambda run: run.key):
             found.setdefault(run.words, []).append(settled(run, self.definition.smooth))
@@ -89,10 +90,7 @@ class FilledTable:
         return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
 
     def across(self, row: RowDefinition) -> list[str]:
-        """Return a row's cells in a table whose columns show runs with different overrides.
-
-        In a search (of a learning rate) the highest cell is bold.
-        """
+        """Return a row's cells in a table with a column per setting; a search's best is bold."""
         found = [self.by_words.get(words, []) for words in row.across]
         cells = [self._shown(runs).cell.removesuffix(ONE_SEED) if runs else "" for runs in found]
         if not self.definition.search:
@@ -115,7 +113,7 @@ class FilledTable:
         return any(self.runs_of(row) for row in self.definition.rows)
 
     def beside(self, row: RowDefinition) -> RowContext:
-        """Return a row's runs, and the runs of the row with which the table compares it."""
+        """Return the row's runs, the runs of the row to compare with, and the table's settings."""
         definition = self.definition
         other = definition.row(definition.against)
         against = self.runs_of(other) if other else ()
@@ -174,7 +172,7 @@ class FilledTable:
             said.append(f"CPU: {' or '.join(kinds)}{some}.")
         said.append(self._seeds())
         if self.definition.smooth > 1:
-            said.append(f"Accuracies are means of {self.definition.smooth} evaluations in a row.")
+            said.append(f"Accuracies are means of {self.definition.smooth} successive evaluations.")
         if self.definition.search:
             said.append("The highest accuracy of a row is bold.")
         if any(words not in self.by_words for row in self.definition.rows for words in row.across):
@@ -182,7 +180,7 @@ class FilledTable:
         return " ".join(filter(None, said))
 
     def _seeds(self) -> str:
-        """Return the sentence that says how many seeds the table's cells have."""
+        """Return the sentence that says how many seeds the cells of the table have."""
         every = set().union(*(row.all_words for row in self.definition.rows))
         counts = sorted({len(self.by_words[words]) for words in every & set(self.by_words)})
         if not counts:
@@ -285,14 +283,11 @@ def picture_name(page: PageDefinition, table: TableDefinition) -> str:
 
 
 def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:
-    """Return Markdown lines that list an experiment's stored runs that no table shows; or [].
-
-    `shown`: the overrides of the runs that some table shows.
-    """
+    """Return Markdown lines that list an experiment's runs in no table; [] if there are none."""
     words = sorted({run.words for run in runs} - shown)
     if not words:
         return []
-    lines = [f"Kept of `{name}`, and in no table:", ""]
+    lines = [f"Stored runs of `{name}` that are in no table:", ""]
     for each in words:
         lines += wrap(f"`{each or 'no words'}`", "* ", "  ")
     return [*lines, ""]

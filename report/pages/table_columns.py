@@ -1,4 +1,4 @@
-"""The columns of a page's tables: each turns a row's runs into text for a cell or a sentence."""
+"""The columns of a page's tables. A column turns a row's runs into text for a cell."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ Show = Callable[[RowContext], Rendered]
 
 
 class PageColumn(NamedTuple):
-    """A column's head, and the function `show`, which turns a row's runs into text.
+    """A column: its head, and the function that makes its text from a row.
 
-    `needs`: the table's setting that the column requires; "" for none.
+    `needs`: the name of the table's setting that the column requires, or "".
     """
 
     head: str
@@ -56,7 +56,7 @@ class PageColumn(NamedTuple):
 
 
 def _values(runs: Sequence[KeptRun], key: str, scale: float = 1) -> dict[int, float]:
-    """Return the runs' results for `key` by seed, times `scale`, without runs that lack the key."""
+    """Return a dict from seeds to the runs' numbers `key`, without runs that lack this number."""
     found = {run.seed: run.numbers[key] for run in runs}
     return {seed: value * scale for seed, value in found.items() if value is not None}
 
@@ -68,7 +68,7 @@ def decimals(value: float, places: int) -> str:
 
 
 def with_interval(found: Estimate, places: int = 2) -> str:
-    """Return '85.12 ± 0.21', or the mean alone without an interval."""
+    """Return an estimate as text, such as '85.12 ± 0.21'; without an interval only its mean."""
     mean = decimals(found.mean, places)
     return mean if found.half is None else f"{mean} ± {decimals(found.half, places)}"
 
@@ -172,9 +172,9 @@ def _until(
 
 
 def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
-    """Show a ratio: the growth of the counter `above` over that of `below`, after a round.
+    """Show by how much the counter `above` grew, divided by the growth of the counter `below`.
 
-    The table's setting `after` names the round. For example: bytes up per round, after round 469.
+    Both are counted only after the table's round `after`.
     """
 
     def show(row: RowContext) -> Rendered:
@@ -210,10 +210,10 @@ def _seeds(row: RowContext) -> Rendered:
 
 COLUMNS: dict[str, PageColumn] = {
     "accuracy": PageColumn("accuracy, %", _measured("accuracy", 100, unit=" %")),
-    "difference": PageColumn("points against {against}", _difference, "against"),
-    "points": PageColumn("points against {against}", _points, "against"),
+    "difference": PageColumn('difference from "{against}", points', _difference, "against"),
+    "points": PageColumn('difference from "{against}", points', _points, "against"),
     "best difference": PageColumn(
-        "best accuracy, points against {against}",
+        'best accuracy, difference from "{against}", points',
         lambda row: _difference(row, "best_accuracy"),
         "against",
     ),
@@ -271,12 +271,12 @@ COLUMNS: dict[str, PageColumn] = {
         "bytes up until {reach} % accuracy", _until(["uplink_bytes"], human_bytes), "reach"
     ),
     "stays": PageColumn(
-        "rounds or updates until it stays above {reach} %",
+        "rounds or updates until the accuracy stays above {reach} %",
         _until(["round"], "{:,.0f}".format, settled_at),
         "reach",
     ),
     "uplink until it stays": PageColumn(
-        "bytes up until it stays above {reach} %",
+        "bytes up until the accuracy stays above {reach} %",
         _until(["uplink_bytes"], human_bytes, settled_at),
         "reach",
     ),

@@ -32,7 +32,7 @@ PAGES = {
 CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys whose values a search chose
 PAPERS = {"table1", "figure3"}  # tables that use the paper's rates
 BESIDE = {
-    "no staleness rule, AdaComp's rate",  # this row shows a rate that is not the best
+    "no staleness rule, at AdaComp's rate of 0.1",  # this row shows a rate that is not the best
     "SGD, losslessly coded",  # this row takes the same steps as SGD
     *("momentum SGD, lr 0.05", "F2I (int8), lr 0.05"),  # these use half of the best rate
 }

@@ -17,8 +17,8 @@ def test_a_table_has_means_intervals_and_differences_of_equal_seeds(ran):
     rows = rows_of(written(ran))
     assert rows["A"]["paper's accuracy, %"] == "99.0"
     assert rows["A"]["accuracy, %"] == "80.00 ± 2.48"  # 4.303 * 1 / sqrt(3)
-    assert rows["A"]["points against A"] == ""
-    assert rows["B"]["points against A"] == "1.17 ± 0.72"  # the mean of 1, 1.5 and 1
+    assert rows["A"]['difference from "A", points'] == ""
+    assert rows["B"]['difference from "A", points'] == "1.17 ± 0.72"  # the mean of 1, 1.5 and 1
     assert rows["B"]["seeds"] == "0, 1, 2"
 
 
@@ -45,7 +45,7 @@ def test_a_difference_has_the_right_verdict(root, ours, verdict, cell):
     run(root, ACCURACIES | {"lr=2 momentum=True": ours})
     text = written(root)
     assert f"B is {verdict} A" in text
-    assert rows_of(text)["B"]["points against A"] == cell
+    assert rows_of(text)["B"]['difference from "A", points'] == cell
 
 
 def test_one_seed_is_marked_and_missing_runs_are_named(root):
@@ -56,8 +56,8 @@ def test_one_seed_is_marked_and_missing_runs_are_named(root):
     assert rows["A"]["accuracy, %"] == "80.00 (one seed)"
     assert rows["A"]["remarks"] == ""
     assert rows["C"] == {
-        "paper's accuracy, %": "-", "accuracy, %": "", "points against A": "", "seeds": "",
-        "remarks": "not run yet",
+        "paper's accuracy, %": "-", "accuracy, %": "", 'difference from "A", points': "",
+        "seeds": "", "remarks": "not run yet",
     }  # fmt: skip
     assert "B is not run yet A: not run yet." in text
 
@@ -72,13 +72,13 @@ def test_diverged_runs_and_failed_replies_are_in_their_row(ran):
 def test_a_page_explains_only_what_its_tables_have(ran):
     text = " ".join(written(ran).split())
     assert "± is half of a 95 % interval" in text
-    assert '"points against" a row' in text
+    assert '"difference from X, points"' in text
     for other in ('"Bytes up"', '"Times smaller"', "failed reply", "diverged"):
         assert other not in text
     define(ran, PAGE.replace("difference, seeds", "uplink, times smaller up").replace(CLAIM, "A."))
     run(ran, {"lr=3": (0.1,)}, diverged=True, failures=2)
     text = " ".join(written(ran).split())
-    assert '"points against" a row' not in text
+    assert '"difference from X, points"' not in text
     for other in ('"Bytes up"', '"Times smaller"', "A failed reply is", "when a run has diverged"):
         assert other in text
 
@@ -87,7 +87,7 @@ def test_kept_runs_that_no_table_shows_are_listed(ran):
     assert "in no table" not in written(ran)
     run(ran, {"lr=4 momentum=True": (0.5,), "lr=5": (0.5,)})
     text = written(ran)
-    assert "Kept of `e`, and in no table:\n\n* `lr=4 momentum=True`\n* `lr=5`\n" in text
+    assert "Stored runs of `e` that are in no table:\n\n* `lr=4 momentum=True`\n* `lr=5`\n" in text
     define(ran, PAGE.replace("lr=3", "lr=5"), "other")
     assert "* `lr=5`" not in written(ran)
     assert "* `lr=4 momentum=True`" in written(ran)
