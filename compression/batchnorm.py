@@ -97,7 +97,12 @@ class Separation(NamedTuple):
         return whole
 
     def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
-        """Undo `widen`: return trained indices, their values, and exact entries (0 if missing)."""
+        """Separate selected entries into trained and exact entries; the inverse of `widen`.
+
+        ``indices``, ``values``: (k,), the indices in the whole vector, and the values there.
+        Returns the indices among the trained entries, the values there, and the values of all exact
+        entries; the value of an exact entry that is not selected is 0.
+        """
         exact, done = np.zeros(self.exact_size, dtype=np.float32), 0
         for start, stop, low, high in self._met(indices):
             here = exact[done : done + stop - start]

@@ -52,8 +52,8 @@ class Codec:
     Karimireddy et al. 2019). The error is stored in the sparsifier's residual. If the sparsifier
     has no residual, the codec has its own array for the error and for the entries that were not
     selected. ``exact_names``: patterns of names. Tensors with such a name, and BatchNorm's running
-    statistics, skip the sparsifier and the quantizer. They have no residual, even if a payload is
-    lost.
+    statistics, skip the sparsifier and the quantizer. They have no residual: if a payload is
+    lost, the values of these tensors are not added to a later update.
     """
 
     sparsifier: Sparsifier

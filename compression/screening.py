@@ -14,9 +14,10 @@ class Screening:
     `clip`: the server scales an update down to `clip` times the usual norm if its norm exceeds this
     limit. `weight`: a node's weight is at most `weight` times the usual weight. `statistics`: the
     server computes the distance of an update's BatchNorm statistics from the median of the nodes'
-    statistics. It does not use the update if this distance exceeds `statistics` times the usual
-    change. If the distance exceeds `clip` times the usual change, the server reduces the distance
-    to this limit. `equal`: if true, all nodes have the same weight.
+    statistics. The server does not use the update if this distance exceeds `statistics` times the
+    usual change of a node's statistics (explained below). If the distance exceeds `clip` times the
+    usual change, the server reduces the distance to this limit. `equal`: if true, all nodes have
+    the same weight.
 
     The usual weight is the median of the nodes' last weights. For the usual norm, the server
     repeatedly computes the median of the norms of the nodes' last updates. The usual norm is the

@@ -42,11 +42,12 @@ def horizon(weights: Weights, k: int) -> float:
 def first_to_ring(
     weights: Weights, k: int, until: float, generator: np.random.Generator
 ) -> Indices:
-    """Return (m,) uint32, m <= k: the indices of the first clocks that ring before ``until``.
+    """Return the indices of the at most k entries whose clocks ring first, before ``until``.
 
-    The clock of an entry with the weight w rings at -log(1 - U) / w, U uniform. It rings before
-    ``until`` only if U < until * w. The first 16 bits of U exclude nearly all entries that do not
-    satisfy this. For the remaining entries 53 more bits are drawn.
+    The result is (m,) uint32, m <= k. The clock of an entry with the weight w rings at
+    -log(1 - U) / w, U uniform. It rings before ``until`` only if U < until * w. The first 16 bits
+    of U exclude nearly all entries that do not satisfy this. For the remaining entries 53 more bits
+    are drawn.
     """
     n = len(weights)
     scale = until * STEPS * (1 + 1e-6)  # the margin covers products that are rounded down

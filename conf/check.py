@@ -66,8 +66,8 @@ def check_targets(config: Config) -> None:
     """Raise `ConfigError` for options that the group's `_target_` class does not have.
 
     Two groups are not checked here. The launcher checks `engine`, which has no effect inside a run.
-    `partition_of` checks `partition`, because a node with its own images need not import
-    partitioners.
+    `partition_of` checks `partition`: a check here would import the partitioners, which a node with
+    its own images does not need.
     """
     for group in ("strategy", "optimizer", "schedule"):
         check_target(group, getattr(config, group))

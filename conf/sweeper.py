@@ -48,7 +48,10 @@ class Cases(BasicSweeper):
     def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
         self, overrides: list[Override], max_batch_size: int | None
     ) -> list[list[list[str]]]:
-        """Return batches of jobs, each a list of overrides; `overrides` begins with the params."""
+        """Return batches of jobs; each job is a list of overrides.
+
+        `overrides`: the overrides from `self.params`, and after them those of the command line.
+        """
         params, line = overrides[: len(self.params)], overrides[len(self.params) :]
         jobs: list[list[str]] = []
         for case in self.cases:

@@ -31,7 +31,11 @@ GROUPS = tuple(KINDS)
 
 
 def is_ours(group: str, name: str) -> bool:
-    """Return whether any run may name a class: a YAML file names it, or the library has it."""
+    """Return whether every run may name this class.
+
+    Every run may name a class that one of the group's YAML files names, and a class of the group's
+    library module (`KINDS`).
+    """
     module, _, last = name.rpartition(".")
     listed = module == KINDS[group][0] and re.fullmatch(r"[A-Za-z]\w*", last) is not None
     inner = (path for path in (HERE / group).iterdir() if path.is_dir())

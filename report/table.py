@@ -181,7 +181,7 @@ def as_json(
 
 
 def diverged(groups: Sequence[Group]) -> list[Path]:
-    """Return the folders of the diverged runs; the means include their numbers."""
+    """Return the folders of the diverged runs. The table's means include these runs."""
     return [job.folder for group in groups for job in group.jobs if job.diverged]
 
 

@@ -34,7 +34,7 @@ class Tensors(NamedTuple):
 
 
 def tensors_of(module: nn.Module) -> Tensors:
-    """Return a module's tensors, in the groups of `Tensors`; most buffers are `native`."""
+    """Return a module's tensors, sorted into the groups of `Tensors`."""
     every = list(module.named_parameters())
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)

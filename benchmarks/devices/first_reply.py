@@ -5,9 +5,9 @@
 
 A run of eSGD continues during the whole benchmark, with TLS and authenticated nodes. The benchmark
 kills its node and starts it again. `again`: the node has the app on its disk. `fresh`: the node has
-no app, and downloads and unpacks it first. `--python` is the Python of an environment as devices
-have it (`pip install './compression[node]'`, torch for the CPU alone). After the first start, files
-may be in the system's disk cache.
+no app, and downloads and unpacks it first. `--python` is the interpreter of an environment with
+the packages of a device (`pip install './compression[node]'`, torch for the CPU alone). After the
+first start, files may be in the system's disk cache.
 """
 
 from __future__ import annotations

@@ -57,9 +57,10 @@ class SegmentState:
         return kept(self._state, SEGMENT), kept(self._state, BESIDE)
 
     def put(self, batch: int, tensors: NDArray[Any], labels: Any, micro: int = 0) -> None:
-        """Store tensors until gradients arrive, (mini-batches, samples, ...), with their labels.
+        """Store tensors and their labels until the gradients of the tensors arrive.
 
-        `batch`: the number of the first mini-batch; `micro`: the number of the micro-batch.
+        `tensors`: (mini-batches, samples, ...). `batch`: the number of the first mini-batch;
+        `micro`: the number of the micro-batch.
         """
         self._sent[f"{batch}.{micro}"] = tensors
         if labels is not None:

@@ -59,10 +59,11 @@ def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> boo
 
 
 def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) -> None:
-    """Raise `PayloadError` if nodes may not clip updates with this codec or this model.
+    """Raise `PayloadError` if this codec or this model does not keep clipped updates clipped.
 
-    `own`: the tensors that are sent in their own dtype, beside the float32 vector. `layout`: the
-    vector's layout.
+    A codec may increase an update's norm, and some tensors are sent as values, which are not
+    clipped. `own`: the tensors that are sent in their own dtype, beside the float32 vector.
+    `layout`: the vector's layout.
     """
     if not codec.exact and (own or exact_tensors(layout)):
         raise PayloadError(

@@ -84,7 +84,7 @@ class Uncompressed:
         return not self._done and self._calls.total() <= MOST_CALLS
 
     def called(self, types: set[str]) -> None:
-        """Count a call of the grid with messages of these types; warn at a type's third call."""
+        """Count a call of the grid for each message type in it; warn at a type's third call."""
         if self.open and any(self._calls[each] > 1 for each in types):
             self._done = self._tell()
         self._calls.update(types)

@@ -97,8 +97,8 @@ class Qsgd(Quantizer):
     ) -> Vector:
         """Multiply each level by its bucket's scale.
 
-        Raises PayloadError for levels above the number of levels, for negative scales, and for
-        scales that are infinite when multiplied by the highest level.
+        Raises PayloadError for levels whose magnitude exceeds the highest level, for negative
+        scales, and for scales that are infinite when multiplied by the highest level.
         """
         top, size = params
         scales = cast(Vector, streams[0].astype(np.float32, copy=False))

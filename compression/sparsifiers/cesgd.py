@@ -1,4 +1,4 @@
-"""CE-SGD: sends random entries, which are likelier if large or if they often reduced the loss."""
+"""CE-SGD: sends random entries, more often large ones and those whose sending reduced the loss."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +20,7 @@ OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 @register("sparsifier")
 @dataclass(frozen=True)
 class CESGD(Sparsifier):
-    """Sends random entries; they are likelier if large, or if sending them often reduced the loss.
+    """Sends random entries, more often those that are large or whose sending reduced the loss.
 
     The set of these entries is the selection vector V. The values of other entries are discarded.
 

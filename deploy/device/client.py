@@ -77,8 +77,9 @@ class FleetClient:
 
     `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
     call may raise `ServerRefusal`, and `httpx.TransportError` if the server cannot be reached.
-    After a compact pull, `counted_until` (on `time.monotonic`) is the time until which the server
-    needs no heartbeat.
+    A compact pull asks the server for messages in the compact form (`deploy.compact_bundle`). After
+    a compact pull, the server needs no heartbeat until the time `counted_until` (on
+    `time.monotonic`).
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Register the start of a head."""
+        """Store the time at which the head of a request begins to arrive."""
         self._since, self._begun = time.monotonic(), True
         super().on_message_begin()
 

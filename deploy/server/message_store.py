@@ -146,7 +146,7 @@ def from_node(
 
 
 def expect_known(run: int, state: Any) -> None:
-    """Raise the `FlowerError` that Flower raises for a finished run if the run is unknown."""
+    """If the run is unknown, raise the `FlowerError` that Flower raises for a finished run."""
     if not state.get_run_info(run_ids=[run]):
         raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
 

@@ -40,7 +40,10 @@ class Picture(ABC):
 
     @abstractmethod
     def draw(self) -> Figure:
-        """Return the figure of 1 row or more. Raises `ModuleNotFoundError` without matplotlib."""
+        """Return a figure of `rows`, of which there must be at least one.
+
+        Raises `ModuleNotFoundError` without matplotlib.
+        """
 
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:

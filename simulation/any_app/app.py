@@ -42,7 +42,7 @@ class App:
     def load(self, reference: str, kind: type[T]) -> T:
         """Import the component that `reference` (`package.module:app`) names; return it.
 
-        Raises `UsageError` if this fails, or if the object is no `kind`.
+        Raises `UsageError` if this fails, or if the object is not an instance of `kind`.
         """
         enter(self.folder)
         try:

@@ -261,7 +261,10 @@ class GuestGrid(Grid):
             self._turn.notify_all()
 
     def _gather(self) -> None:
-        """Wait until no other thread sends messages, so that all are sent at one virtual time."""
+        """Wait until the other threads have sent their messages.
+
+        All these messages are then sent at the same virtual time.
+        """
         seen = -1
         while len(self._threads) > 1 and seen != self._pushes:
             seen = self._pushes

@@ -64,7 +64,10 @@ class Shared:
         self.place = 0
 
     def write(self, buffers: list[memoryview]) -> Placed:
-        """Write buffers one after another. Raises `EngineError` if no path has room for them."""
+        """Write buffers one after another.
+
+        Raises `EngineError` if no folder of the possible paths has room for them.
+        """
         sizes = [view.nbytes for view in buffers]
         if not sum(sizes):
             return Placed(self.place, sizes)

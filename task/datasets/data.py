@@ -135,7 +135,10 @@ def _expect_labels(where: str, labels: Tensor, samples: int, classes: int) -> No
 
 
 def _expect_normalisation(name: str, data: Data, channels: int) -> None:
-    """Raise `TaskError` unless each channel has a mean and a deviation above 0, or none has any."""
+    """Check that either every channel has a mean and a deviation, or no channel has them.
+
+    Raises `TaskError` otherwise, or if a mean is not finite, or a deviation not finite and above 0.
+    """
     mean, std = data.mean, data.std
     if not isinstance(mean, tuple) or not isinstance(std, tuple):
         raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")

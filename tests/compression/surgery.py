@@ -42,7 +42,7 @@ class Surgery:
                      self.parameters, self.selection, self.methods, self.exact)  # fmt: skip
 
     def __call__(self, payload, before):
-        """Return the body of a changed payload."""
+        """Return the bytes of a changed copy of a payload, without the checksum."""
         parsed = parse(payload, None, 1 << 28)
         self.ids, self.params = list(payload[4:7]), list(parsed.params)
         self.chosen, self.repeated = parsed.selected, parsed.repeated

@@ -1,4 +1,7 @@
-"""A payload is accepted only with the requested tensors, each in the requested part."""
+"""A payload is accepted only if it declares the requested tensors, each in the requested part.
+
+A payload has two parts: one float32 vector of many tensors, and tensors in their own dtype.
+"""
 
 import numpy as np
 import pytest
@@ -18,7 +21,7 @@ NAMES = st.sampled_from(["w", "W", "b", "bn.running_mean"])
 
 @st.composite
 def models(draw):
-    """Return a model's layout, and the tensors in their own type."""
+    """Return a model's layout, and the positions of the tensors sent in their own dtype."""
     names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
     shapes = tuple(draw(SHAPES) for _ in names)
     dtypes = tuple(draw(st.sampled_from(KINDS)) for _ in names)

@@ -47,7 +47,7 @@ class StatisticsScreen:
     message and those in the node's reply. The server repeatedly takes the median of the nodes'
     changes. The usual change is the largest of these medians so far. The limits of `Screening` are
     multiples of the usual change. The server's own statistics are not used as the centre, because
-    in every new model they are 0 and 1.
+    in an untrained model they are 0 (mean) and 1 (variance).
     """
 
     def __init__(
@@ -66,10 +66,11 @@ class StatisticsScreen:
         return len(self._state.reports) >= LEAST
 
     def observe(self, layout: Layout, found: Iterable[tuple[Vector, Vector]]) -> None:
-        """Compute the usual change and the median of the statistics from one round.
+        """Compute, from one round's replies, the statistics' usual change and their median.
 
-        The results are used only until the statistics of LEAST nodes are known. `found`: for each
-        reply the statistics in the reply and those in the message, each (s,).
+        `StatisticsScreen` defines the usual change. The results are used only until the statistics
+        of at least `LEAST` nodes are known. `found`: for each reply the statistics in the reply and
+        those in the message, each (s,).
         """
         self._begin(layout)
         reports = list(found)
