@@ -40,6 +40,7 @@ from conf.load import compose_config, to_config
 from launch.ray import run_ray
 from simulation.job import Job
 from simulation.local import run_local
+from simulation.network import Network
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
@@ -104,7 +105,15 @@ def serve(workers: int, settings: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         values: dict[str, Any] = run_config(composed, output=folder)
-        job = Job(ROOT, values, config.nodes, ROOT, config.seed, config.network, server_app)
+        job = Job(
+            ROOT,
+            values,
+            config.nodes,
+            ROOT,
+            config.seed,
+            Network(**vars(config.network)),
+            server_app,
+        )
         run_local(job, workers=workers)
 
 

@@ -71,7 +71,7 @@ class Trainer:
         settings in the server's message. `natives`: the model's native tensors by name: those that
         are not in the float32 vector `model`.
         """
-        if self.config.strategy["update"] == "gradient":
+        if self.config.strategy.get("update", "gradient") == "gradient":
             return self.gradient(node, model, natives, number=orders.number - 1)
         trained, metrics = self.train(node, model, orders, natives)
         update: Vector = model - trained

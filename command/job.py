@@ -35,6 +35,7 @@ from report.summary import read_result, summary_table
 from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
+from simulation.network import Network
 from simulation.processes import orderly_exit
 from strategy.flower_checks import expect_limits
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
@@ -82,7 +83,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         config.nodes,
         folder,
         config.seed,
-        config.network,
+        Network(**vars(config.network)),
         only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,

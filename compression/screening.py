@@ -36,6 +36,6 @@ class Screening:
     def __post_init__(self) -> None:
         for name in ("refuse", "statistics", "clip", "weight"):
             factor = getattr(self, name)
-            number = isinstance(factor, int | float) and 1 <= factor < math.inf
+            number = type(factor) in (int, float) and 1 <= factor < math.inf
             if factor is not None and not number:
                 raise ValueError(f"screen.{name} must be a number of at least 1, not {factor!r}")

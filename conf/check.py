@@ -129,6 +129,11 @@ class Target:
     options: dict[str, Any]
     groups: tuple[inspect.Parameter, ...] = ()
 
+    def _of(self, group: inspect.Parameter) -> list[str]:
+        """Return a group's fields, without those whose name is a parameter of the class itself."""
+        direct = _signature(self.make).parameters
+        return [name for name in _fields_of(group) if name not in direct]
+
     def made(self, *args: Any, **options: Any) -> Any:
         """Return a new object of the class, made with the checked arguments and the caller's.
 
@@ -139,7 +144,7 @@ class Target:
             for key, value in self.options.items()
         }
         for parameter in self.groups:
-            if given := {key: own.pop(key) for key in _fields_of(parameter) if key in own}:
+            if given := {key: own.pop(key) for key in self._of(parameter) if key in own}:
                 default, kind = parameter.default, parameter.annotation
                 same = isinstance(default, kind)
                 own[parameter.name] = replace(default, **given) if same else kind(**given)
@@ -162,7 +167,7 @@ def check_target(group: str, node: Any) -> Target:
         raise ConfigError(f"{group}._partial_ must be true or false, not {node['_partial_']!r}")
     find = target_of if group in GROUPS else callable_of
     options = {key: value for key, value in node.items() if key != "_partial_"}
-    return _checked(group, options, find(group, str(node["_target_"])))
+    return checked_target(group, options, find(group, str(node["_target_"])))
 
 
 def build(group: str, node: Any) -> Any:
@@ -187,20 +192,22 @@ def build(group: str, node: Any) -> Any:
     return call if later else call()
 
 
-def _checked(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) -> Target:
+def checked_target(group: str, node: Mapping[Any, Any], target: Callable[..., Any]) -> Target:
     """Check the keys beside a `_target_` against the target's signature."""
     parameters, takes_any, groups = parameters_of(target)
     options = {str(key): value for key, value in node.items() if key != "_target_"}
     for key, value in options.items():
-        if key.startswith("_") or (key not in parameters and not takes_any):
-            near = get_close_matches(key, parameters, n=1)
+        whole = next((p for p in groups if p.name == key), None)
+        if key.startswith("_") or whole or (key not in parameters and not takes_any):
+            near = [*_fields_of(whole)] if whole else get_close_matches(key, parameters, n=1)
             hint = f"; did you mean {group}.{near[0]}?" if near else ""
+            hint = f"; the run has {key}=" if hasattr(Config, key) else hint
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
         annotation = parameters[key].annotation if key in parameters else None
         if isinstance(value, Mapping) and "_target_" in value:
             name = f"{group}.{key}"
             inner = inner_target_of(name, str(value["_target_"]), annotation)
-            options[key] = _checked(name, value, inner)
+            options[key] = checked_target(name, value, inner)
             continue
         _expect_values(f"{group}.{key}", value)
         if key in parameters:
@@ -241,7 +248,7 @@ def parameters_of(
     groups = tuple(p for p in found.values() if _is_group(p.annotation))
     named = {name: p for name, p in found.items() if p.kind not in kinds and p not in groups}
     for group in groups:
-        named |= _fields_of(group)
+        named = {**_fields_of(group), **named}  # the class's own parameter wins
     return named, _takes_any(_signature(target).parameters), groups
 
 

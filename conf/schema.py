@@ -15,7 +15,7 @@ from omegaconf import II, MISSING
 
 from compression.registry import option_fields
 from compression.screening import Screening
-from simulation.network import Network
+from conf.network_config import Network
 
 FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 

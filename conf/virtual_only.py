@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from conf.network_config import Network, network_named
 from conf.schema import Config, ConfigError
-from simulation.network import Network, network_named
 
 
 def expect_real_time(config: Config) -> None:

@@ -1,6 +1,8 @@
-"""The network of a simulation: links and devices. Reads the named networks of conf/network/.
+"""The network of a simulation: links and devices, and the named networks of conf/network/.
 
-This module imports only the standard library, because real devices import it too.
+`conf/network_config.py` has the same text, and a test compares the two files. Reason: the local
+engine may run an app that has a package `conf` of its own. A device has the configuration in the
+app's bundle, but its own package `simulation`, which may be older.
 """
 
 from __future__ import annotations
@@ -75,6 +77,8 @@ class Network:
         if self.waiting not in WAITING:
             choices = ", ".join(WAITING)
             raise ValueError(f"network.waiting must be one of {choices}, not {self.waiting}")
+        if not isinstance(self.classes, dict) or not all(map(_is_class, self.classes.values())):
+            raise ValueError("network.classes must be device classes by name: {slow: {speed: 0.1}}")
         for name, each in self.classes.items():
             _expect_above(f"network.classes.{name}", "share", each.share)
             _expect_above(f"network.classes.{name}", "speed", each.speed)
@@ -104,12 +108,20 @@ def _values(name: str) -> dict[str, Any]:
     return merged | own
 
 
+def _is_class(each: Any) -> bool:
+    return hasattr(each, "share") and hasattr(each, "speed")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _expect_above(group: str, name: str, value: Any) -> None:
-    if not (isinstance(value, int | float) and 0 < value < math.inf):
+    if not (_is_number(value) and 0 < value < math.inf):
         raise ValueError(f"{group}.{name} must be a number above 0, not {value!r}")
 
 
 def _expect_from(name: str, value: Any, below: float = math.inf) -> None:
-    if not (isinstance(value, int | float) and 0 <= value < below):
+    if not (_is_number(value) and 0 <= value < below):
         bound = "" if below == math.inf else f", below {below:g}"
         raise ValueError(f"network.{name} must be a number of at least 0{bound}, not {value!r}")

@@ -45,6 +45,7 @@ from strategy.base import (
     EvaluateFn,
     ParameterServer,
     ServerState,
+    expect_kinds,
     expect_positive,
 )
 from strategy.collector import Stragglers, StragglersState
@@ -165,6 +166,7 @@ class Asynchronous(ParameterServer):
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
+        expect_kinds(mixing=(mixing, Mixing), sending=(sending, Sending))
         expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
         if buffer > pushes:
             raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")

@@ -126,6 +126,11 @@ def scheme_of(config: Config) -> CountedStrategy:
     scheme: Checked = made(codecs=Codecs(codec_of(config), downlink, config.seed))
     if isinstance(scheme, ParameterServer):
         scheme.screening = config.screen
+    if not hasattr(scheme, "check_config"):
+        raise ConfigError(
+            f"{type(scheme).__name__} has no check_config(config): a strategy whose file says "
+            "_partial_: true needs it"
+        )
     scheme.check_config(config)
     return scheme
 

@@ -46,6 +46,7 @@ from strategy.base import (
     EvaluateFn,
     ParameterServer,
     ServerState,
+    expect_kinds,
 )
 from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.flower_checks import expect_trained
@@ -164,6 +165,9 @@ class SparseAveraging(ParameterServer):
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
+        expect_kinds(
+            participation=(participation, Participation), aggregation=(aggregation, Aggregation)
+        )
         uplink = codecs.uplink
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")

@@ -19,7 +19,7 @@ KNOWS = {
     "task": set(),
     "simulation": set(),
     "report": set(),
-    "conf": {"compression", "simulation", "task"},
+    "conf": {"compression", "task"},
     "launch": {"simulation"},
     "protocol": {"compression"},
     "deploy": {"client", "compression", "conf", "launch", "protocol", "simulation", "task"},

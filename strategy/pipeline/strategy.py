@@ -19,6 +19,7 @@ from strategy.base import (
     Codecs,
     EvaluateFn,
     ParameterServer,
+    expect_kinds,
     expect_positive,
 )
 from strategy.lr_schedule import Rates
@@ -77,6 +78,8 @@ class PipelineStrategy(ParameterServer):
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__("gradient", 1.0, codecs)
+        expect_kinds(cutting=(cutting, Cutting), modules=(modules, GradientModules))
+        expect_kinds(flow=(flow, Flow))
         expect_positive(record_every=record_every)
         if segment_every < 0:
             raise ValueError(f"segment_every must be at least 0, not {segment_every}")

@@ -13,10 +13,11 @@ from omegaconf import OmegaConf
 import task
 from conf import ConfigError, load_config
 from conf.build import server_optimizer_of
-from conf.check import build, check_target, parameters_of
+from conf.check import build, check_target, checked_target, parameters_of
 from conf.submitted_runs import NodeGrants, confine
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
 from strategy.base import Codecs
+from strategy.synchronous import Participation, SparseAveraging
 from tests.conf.hostile import (
     ASYNCHRONOUS,
     AVERAGING,
@@ -36,6 +37,7 @@ from tests.conf.hostile import (
 )
 from tests.runs import configured
 
+HALF = Participation(quorum=0.5)
 FIXTURES = [HealthCheck.function_scoped_fixture]
 
 
@@ -225,6 +227,43 @@ def test_a_group_as_a_whole_and_what_the_run_sets_are_no_options_of_a_configurat
         build("optimizer", {**SGD, "lr": 3})([], lr=0.1)
     with pytest.raises(ConfigError, match=r"strategy: the run itself sets codecs: drop it"):
         build("strategy", {**AVERAGING, "codecs": None})(codecs=Codecs())
+
+
+class Half(SparseAveraging):
+    """Another default for a group, an option with the name of a field, and `**options`."""
+
+    def __init__(self, trim="mine", participation=HALF, **options) -> None:
+        super().__init__(participation=participation, **options)
+        self.own_trim = trim
+
+
+Half.__init__.__annotations__ = {"trim": str, "participation": Participation}
+
+
+@pytest.mark.parametrize("name", ["participation", "aggregation"])
+def test_a_groups_own_name_is_no_option_of_a_class_that_takes_any_option(name):
+    options = {"participation": "fraction_train", "aggregation": "weighted_by_key"}
+    words = rf"strategy\.{name} is not an option .*; did you mean strategy\.{options[name]}"
+    with pytest.raises(ConfigError, match=words):
+        checked_half(**{name: 3})
+    with pytest.raises(ConfigError, match=rf"strategy\.{name} is not an option"):
+        checked_half(**{name: {"quorum": 0.2}})
+
+
+def checked_half(**options):
+    return checked_target("strategy", {"_target_": "Half", **options}, Half)
+
+
+def test_a_subclass_changes_a_groups_default_and_takes_an_option_of_a_fields_name():
+    assert checked_half().made().participation.quorum == 0.5
+    made = checked_half(min_train_nodes=2, trim="x", mean="median").made()
+    assert made.participation == replace(HALF, min_train_nodes=2)
+    assert (made.own_trim, made.aggregation.trim, made.aggregation.mean) == ("x", 0.2, "median")
+
+
+def test_an_option_that_the_run_has_itself_is_named():
+    with pytest.raises(ConfigError, match=r"strategy\.seed is not an option .*; the run has seed="):
+        check_target("strategy", {**AVERAGING, "seed": 3})
 
 
 def test_a_text_is_not_interpolated_twice(bait):

@@ -1,7 +1,7 @@
 """`network_named(NAME)` is what `network=NAME` selects; values out of bounds are refused."""
 
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,12 @@ SHARES = {"loss", "crash"}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_of_a_name(name):
-    assert network_named(name) == configured(f"network={name}").network
+    assert asdict(network_named(name)) == asdict(configured(f"network={name}").network)
+
+
+def test_the_configuration_declares_the_network_by_the_same_text():
+    here, there = FOLDER.parents[1] / "simulation/network.py", FOLDER.parent / "network_config.py"
+    assert here.read_text() == there.read_text()
 
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are():
@@ -45,6 +50,9 @@ def test_a_number_is_taken_within_its_bounds_and_refused_in_one_line_outside(nam
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"up_mbps": True}, "network.up_mbps must be a number above 0, not True"),
+        ({"classes": None}, "network.classes must be device classes by name"),
+        ({"classes": {"a": {"share": 1}}}, "network.classes must be device classes by name"),
         ({"waiting": "long"}, "network.waiting must be one of none, uniform, exponential, fixed"),
         ({"classes": {"one": DeviceClass(0.5)}}, "shares of network.classes must add up to 1"),
     ],

@@ -5,7 +5,10 @@ import logging
 import pytest
 
 from conf import ConfigError
+from strategy.asynchronous import Asynchronous
 from strategy.factory import scheme_of
+from strategy.pipeline.strategy import PipelineStrategy
+from strategy.synchronous import SparseAveraging
 from tests.runs import configured
 from tests.strategy.federation import Federation, Trainer
 
@@ -81,3 +84,19 @@ def test_an_option_that_a_strategy_refuses_gives_one_line(words, line):
 )
 def test_an_option_that_a_strategy_supports_is_accepted(words):
     assert scheme(*f"algorithm={words}".split()).traffic.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SparseAveraging(participation=0.8), "participation must be a Participation"),
+        (lambda: SparseAveraging(aggregation="median"), "aggregation must be a Aggregation"),
+        (lambda: Asynchronous(mixing=True), "mixing must be a Mixing, not True"),
+        (lambda: Asynchronous(sending=2), "sending must be a Sending, not 2"),
+        (lambda: PipelineStrategy(cutting=[1, 3]), "cutting must be a Cutting"),
+        (lambda: PipelineStrategy(flow="async"), "flow must be a Flow, not 'async'"),
+    ],
+)
+def test_an_option_in_place_of_its_group_is_refused_at_once(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()

@@ -127,6 +127,17 @@ class CompressedGrid(GridWrapper):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
+        for name, value, kind in (
+            ("screening", screening, Screening),
+            ("replies", replies, ReplyRules),
+            ("failures", failures, FailureLimits),
+            ("model", model, InitialModel),
+            ("traffic", traffic, Traffic),
+            ("state", state, CompressedGridState),
+        ):
+            needed = name in ("replies", "failures")
+            if not isinstance(value, kind) and (needed or value is not None):
+                raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state

@@ -18,6 +18,8 @@ from compression.flower import (
     CompressedGrid,
     CompressionMod,
     FailureLimits,
+    ReplyRules,
+    Screening,
     StatisticsAveraging,
     layout_of,
     to_vector,
@@ -155,10 +157,21 @@ def test_a_strategy_of_the_old_api_is_refused():
             "option levels does not go with sparsifier topk",
         ),
         (lambda: FailureLimits(patience=0), "patience"),
+        (lambda: FailureLimits(few=0), "few must be a number of rounds"),
+        (lambda: ReplyRules(uplink="int8"), "uplink must be a codec"),
+        (lambda: ReplyRules(metrics={"train": "loss"}), "metrics must be lists of names"),
+        (lambda: ReplyRules(metrics=["loss"]), "metrics must be lists of names"),
+        (lambda: ReplyRules(uneven="x"), "uneven true or false"),
+        (lambda: Screening(refuse=True), "screen.refuse must be a number"),
+        *(
+            (lambda name=name: CompressedGrid(LocalGrid(None, 1), **{name: 3}), f"{name} must be")
+            for name in ("screening", "replies", "failures", "model", "traffic", "state")
+        ),
+        (lambda: CompressedGrid(LocalGrid(None, 1), replies=None), "replies must be a ReplyRules"),
     ],
 )
 def test_wrong_values_are_refused_at_once(make, part):
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises((TypeError, ValueError)) as raised:
         make()
     assert part in str(raised.value)
 
