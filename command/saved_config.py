@@ -47,8 +47,9 @@ def resuming(words: list[str]) -> list[str]:
     for word in others:
         if not word.startswith(BESIDE):
             raise ConfigError(
-                f"{word} does not go with resume=: a run goes on as it began; beside it go the "
-                "engine's words (engine.workers=, engine.address=), verbose= and checkpoint_every="
+                f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
+                "engine's overrides (engine.workers=, engine.address=), verbose= and "
+                "checkpoint_every= may differ"
             )
     if len(found) > 1 or not found[0]:
         raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")

@@ -58,7 +58,7 @@ def check_values(config: Config) -> None:
     if config.network.loss and config.timeout >= FOREVER:
         raise ConfigError(
             f"network.loss={config.network.loss:g} needs a timeout=, the virtual seconds after "
-            "which nobody waits for a lost reply any more"
+            "which the server no longer waits for a lost reply"
         )
 
 

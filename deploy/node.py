@@ -53,9 +53,9 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        journal = NodeFolder(given.state.expanduser())
+        node_folder = NodeFolder(given.state.expanduser())
         file = given.auth_supernode_private_key
-        key = journal.key() if file is None else key_of(file.expanduser())
+        key = node_folder.key() if file is None else key_of(file.expanduser())
         config = node_config_of(given.node_config)
         expect_digests(given.app)
         fleet = client_of(given, key, client)
@@ -63,9 +63,9 @@ def main(words: list[str] | None = None, client: type[FleetClient] | None = None
         reader.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ended)
-    member = Membership(fleet, journal, registers=given.auth_supernode_private_key is None)
+    member = Membership(fleet, node_folder, registers=given.auth_supernode_private_key is None)
     try:
-        Device(fleet, journal, member, config, apps=given.app).serve()
+        Device(fleet, node_folder, member, config, apps=given.app).serve()
     except OtherApp:
         log.info("another app: this process starts anew for it")
         # Another app needs a new process. `finally` does not run then, so the node stays online.

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.devices.cases import printed
-from deploy.device.throttled_log import TOLD
+from deploy.device.throttled_log import SERVER_INFORMED
 from simulation.errors import UsageError
 from tests.system.fault_field import Field, TheRun, eventually
 from tests.system.fault_kinds import copy_digits
@@ -62,8 +62,8 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
     # The first reply may be one that the killed process had computed but not sent.
     eventually(lambda: times.exists() and times.read_text().count("\n") > 1)
     reply = time.monotonic() - began
-    eventually(lambda: times.read_text().count("\n") > REPLIES or TOLD in field.said(0))
-    if TOLD in field.said(0):
+    eventually(lambda: times.read_text().count("\n") > REPLIES or SERVER_INFORMED in field.said(0))
+    if SERVER_INFORMED in field.said(0):
         raise UsageError(field.said(0).splitlines()[-1])
     status = Path(f"/proc/{field.nodes[0].pid}/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1000

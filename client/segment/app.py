@@ -92,13 +92,13 @@ class Segments:
         node = message.metadata.dst_node_id
         work = SegmentTask.of(config)
         stage = self._stage(work, arrays, kept, node)
-        turn = SegmentStep(self, stage, work, arrays, kept)
+        segment_step = SegmentStep(self, stage, work, arrays, kept)
         try:
-            turn.take()
+            segment_step.take()
         finally:  # after an error, save the steps before it
             kept.save(stage)
-        sent = payload_records(turn.sent)
-        metrics = {**turn.metrics, STEPS: float(work.num_steps)}
+        sent = payload_records(segment_step.sent)
+        metrics = {**segment_step.metrics, STEPS: float(work.num_steps)}
         metrics[SECONDS] = time.perf_counter() - start
         header = written(UplinkHeader(work.number))
         content = {"arrays": sent, "metrics": MetricRecord(metrics), HEADER: header}
@@ -182,12 +182,12 @@ class SegmentStep:
             if not name.startswith(GRADIENTS):
                 continue
             first = int(name.removeprefix(GRADIENTS))
-            sent = self._kept.taken(first)
+            sent = self._kept.pop(first)
             self._kept.forget(first)
             if sent is None:  # another node, which had this segment before, sent the outputs
                 continue
             try:
-                errors += self._lesson(first, payload, *sent)
+                errors += self._train_module(first, payload, *sent)
             except PayloadError:
                 refused += 1
         if errors:
@@ -195,7 +195,7 @@ class SegmentStep:
         if refused:
             self.metrics[REFUSED] = refused
 
-    def _lesson(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
+    def _train_module(self, first: int, payload: bytes, outputs: Any, labels: Any) -> list[float]:
         """Train the synthetic-gradient module on one payload; return its relative errors.
 
         `payload`: the gradients of `outputs`. `first`: the number of the first mini-batch.
@@ -291,7 +291,7 @@ class SegmentStep:
         """Return the segment's input of a micro-batch, to repeat another process's forward pass."""
         if self._stage.place.begins:
             return self._images()[0][0]
-        kept = self._kept.taken(self._work.batch, self._work.micro)
+        kept = self._kept.pop(self._work.batch, self._work.micro)
         if kept is None:
             raise PayloadError(f"mini-batch {self._work.batch} was not passed on by this node")
         return self._tensor(kept[0][0])

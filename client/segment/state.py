@@ -66,7 +66,7 @@ class SegmentState:
         if labels is not None:
             self._sent[f"{batch}.{micro} labels"] = labels
 
-    def taken(self, batch: int, micro: int = 0) -> tuple[Any, Any] | None:
+    def pop(self, batch: int, micro: int = 0) -> tuple[Any, Any] | None:
         """Remove and return the tensors and labels that `put` has stored, or None."""
         tensors = self._sent.pop(f"{batch}.{micro}", None)
         labels = self._sent.pop(f"{batch}.{micro} labels", None)

@@ -38,7 +38,7 @@ def chunks(values: int, size: int) -> Iterator[tuple[slice, slice]]:
         yield slice(first, stop), slice(first // size, -(-stop // size))
 
 
-def scratch(values: int, size: int) -> Vector:
+def temporary(values: int, size: int) -> Vector:
     """Return an uninitialised array as long as the largest part that `chunks` yields."""
     return np.empty(min(max(BLOCK, 2 * size), values), dtype=np.float32)
 
@@ -46,7 +46,7 @@ def scratch(values: int, size: int) -> Vector:
 def magnitudes(values: Vector, size: int) -> Vector:
     """Return (b,) float32, max |x| of each bucket of (k,) values."""
     found = np.empty(-(-len(values) // size), dtype=np.float32)
-    work = scratch(len(values), size)
+    work = temporary(len(values), size)
     starts = np.arange(0, len(work), size)
     for here, buckets in chunks(len(values), size):
         sizes = np.abs(values[here], out=work[: here.stop - here.start])
@@ -59,7 +59,7 @@ def norms(values: Vector, size: int) -> Vector:
     """Return (b,) float32, each bucket's L2 norm, at most float32's largest number."""
     largest = magnitudes(values, size)
     found = np.empty(len(largest))
-    work = scratch(len(values), size)
+    work = temporary(len(values), size)
     starts = np.arange(0, len(work), size)
     for here, buckets in chunks(len(values), size):
         scaled = divide(values[here], largest[buckets], size, work)

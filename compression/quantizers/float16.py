@@ -26,7 +26,7 @@ from .scaling import (
     divide,
     magnitudes,
     multiply,
-    scratch,
+    temporary,
 )
 
 _F2 = np.dtype("<f2")
@@ -59,7 +59,7 @@ class Float16(Quantizer):
         if parts.shapes is None and (common := _common_scale(values, scales)):
             scales.fill(common)
         halves = np.empty(len(values), dtype=_F2)
-        work = scratch(parts.segments)
+        work = temporary(parts.segments)
         for block in blocks(parts.segments):
             halves[block.whole] = divide(values, scales, block, work)
         return scales.astype(_F4, copy=False), halves

@@ -68,7 +68,7 @@ class Int4(Quantizer):
         halves = _scales(values, self.block)
         scales = widen(halves)
         packed = np.empty(-(-len(values) // 2), dtype=_U1)
-        work = buckets.scratch(len(values), self.block)
+        work = buckets.temporary(len(values), self.block)
         levels = np.zeros(len(work) + 1, dtype=np.int8)
         for here, which in buckets.chunks(len(values), self.block):
             scaled = buckets.divide(values[here], scales[which], self.block, work)

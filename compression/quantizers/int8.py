@@ -29,7 +29,7 @@ from .scaling import (
     divide,
     magnitudes,
     multiply,
-    scratch,
+    temporary,
 )
 
 _F4 = np.dtype("<f4")
@@ -62,7 +62,7 @@ class Int8(Quantizer):
         """
         scales = _scales(magnitudes(values, parts.segments))
         levels = np.empty(len(values), dtype=_I1)
-        work = scratch(parts.segments)
+        work = temporary(parts.segments)
         for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
             np.rint(scaled, out=scaled)

@@ -73,7 +73,7 @@ class Qsgd(Quantizer):
         """
         scales = self._scales(values)
         levels = np.empty(len(values), dtype=_I1)
-        work = buckets.scratch(len(values), self.bucket)
+        work = buckets.temporary(len(values), self.bucket)
         draws = np.empty_like(work)
         for here, which in buckets.chunks(len(values), self.bucket):
             scaled = buckets.divide(values[here], scales[which], self.bucket, work)

@@ -33,7 +33,7 @@ def blocks(segments: Segments) -> tuple[Block, ...]:
     return _blocks(segments.tobytes())
 
 
-def scratch(segments: Segments) -> Vector:
+def temporary(segments: Segments) -> Vector:
     """Return an uninitialised array as long as the largest block."""
     return np.empty(min(BLOCK, int(segments[-1])), dtype=np.float32)
 
@@ -41,7 +41,7 @@ def scratch(segments: Segments) -> Vector:
 def magnitudes(values: Vector, segments: Segments) -> Vector:
     """Return (T,) float32, max |x| of each tensor, 0 for an empty tensor."""
     found = np.zeros(len(segments) - 1, dtype=np.float32)
-    work = scratch(segments)
+    work = temporary(segments)
     for block in blocks(segments):
         here = work[: block.whole.stop - block.whole.start]
         np.abs(values[block.whole], out=here)
@@ -73,7 +73,7 @@ def multiply(stream: NDArray[np.generic], scales: Vector, segments: Segments) ->
         np.copyto(values, stream, casting="unsafe")
         values *= factors[0]
         return values
-    work = scratch(segments)
+    work = temporary(segments)
     for block in blocks(segments):
         work[: block.whole.stop - block.whole.start] = stream[block.whole]
         for tensor, whole, here in block.pieces:

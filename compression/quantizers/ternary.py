@@ -30,7 +30,7 @@ from .scaling import (
     divide,
     magnitudes,
     multiply,
-    scratch,
+    temporary,
 )
 
 _F4 = np.dtype("<f4")
@@ -71,7 +71,7 @@ class Ternary(Quantizer):
         """
         scales = self._scales(values, parts.segments)
         levels = np.empty(len(values), dtype=np.int8)
-        work = scratch(parts.segments)
+        work = temporary(parts.segments)
         draws = np.empty_like(work)
         for block in blocks(parts.segments):
             scaled = divide(values, scales, block, work)
@@ -116,7 +116,7 @@ class Ternary(Quantizer):
         if not self.clip:
             return largest
         squares = np.zeros(len(largest))
-        work = scratch(segments)
+        work = temporary(segments)
         for block in blocks(segments):
             scaled = divide(values, largest, block, work)  # squares of x itself could overflow
             np.square(scaled, out=scaled)

@@ -11,7 +11,7 @@ from logging import getLogger
 
 import httpx
 
-from deploy.device.client import NOT_ACTIVATED, ONLY_REGISTERED, TWIN, ServerRefusal
+from deploy.device.client import DUPLICATE_NODE, NOT_ACTIVATED, ONLY_REGISTERED, ServerRefusal
 from simulation.proxies import by_proxy
 
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); growth
@@ -93,7 +93,7 @@ def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
         return online if known else unknown if known is False else f"{unknown}; or {online}"
     if error.code == ONLY_REGISTERED:
         return "the server takes registered keys alone: give --auth-supernode-private-key"
-    if error.status == TWIN:
+    if error.status == DUPLICATE_NODE:
         return (
             "another node has come online with this node's key and state: give each a key of "
             "its own; this node goes on some minutes after the other one is stopped"

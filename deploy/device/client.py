@@ -33,7 +33,7 @@ BUNDLED = "edgewire"  # the path of a bundled call begins with this
 THIN = f"{BUNDLED}-thin"  # HTTP header with the number of the server's compact format
 THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds that the server holds a compact pull, a plain pull
 COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
-TWIN = 409  # HTTP status: a newer process uses this node's key
+DUPLICATE_NODE = 409  # HTTP status: a newer process uses this node's key
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's error codes
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 # Seconds that an idle connection stays open: a new one costs 3 kB. The server closes it later.

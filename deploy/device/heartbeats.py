@@ -38,9 +38,9 @@ class Membership:
     """
 
     def __init__(
-        self, fleet: FleetClient, journal: NodeFolder, *, registers: bool, beats: float = _BEATS
+        self, fleet: FleetClient, node_folder: NodeFolder, *, registers: bool, beats: float = _BEATS
     ) -> None:
-        self._fleet, self._journal, self._registers = fleet, journal, registers
+        self._fleet, self._node_folder, self._registers = fleet, node_folder, registers
         self._pause = beats
         self._stopped, self._active = threading.Event(), threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -64,7 +64,7 @@ class Membership:
         otherwise the server itself would reply to the node's current message, with an error. Raises
         the errors of `FleetClient`.
         """
-        before = self._journal.node_id(self._fleet.address, self._fleet.public_key)
+        before = self._node_folder.node_id(self._fleet.address, self._fleet.public_key)
         if before is None or not self._goes_on(before):
             if self._registers:
                 self._register()
@@ -72,7 +72,7 @@ class Membership:
                 public_key=self._fleet.public_key, heartbeat_interval=INTERVAL
             )
             self.node_id = self._fleet.call(request, ActivateNodeResponse).node_id
-            self._journal.remember(self._fleet.address, self._fleet.public_key, self.node_id)
+            self._node_folder.remember(self._fleet.address, self._fleet.public_key, self.node_id)
         self.known = True
         self._active.set()
         if not self._beats.is_alive():

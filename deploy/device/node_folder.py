@@ -29,7 +29,7 @@ from google.protobuf.message import DecodeError
 from xxhash import xxh3_64_digest
 
 from deploy.device.blobs import sync_folder
-from deploy.device.node_store import NodeStore, open_shelf
+from deploy.device.node_store import NodeStore, open_node_store
 
 MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
 _CLAIM = struct.Struct("<Q8s")
@@ -51,7 +51,7 @@ class NodeFolder:
             self._lock = _locked(folder / "lock")
         except OSError as error:
             raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
-        self._shelves: dict[int, NodeStore] = {}
+        self._node_stores: dict[int, NodeStore] = {}
 
     def close(self) -> None:
         """Unlock the folder for another node."""
@@ -106,23 +106,23 @@ class NodeFolder:
 
     # the state of runs
 
-    def shelf(self, series: int) -> NodeStore:
+    def node_store(self, series: int) -> NodeStore:
         """Return the store of a run, or of a series of runs that share their state."""
-        if series not in self._shelves:
-            while len(self._shelves) >= 2:
-                del self._shelves[next(iter(self._shelves))]
+        if series not in self._node_stores:
+            while len(self._node_stores) >= 2:
+                del self._node_stores[next(iter(self._node_stores))]
             folder = self.folder / "runs" / str(series)
-            self._shelves[series] = open_shelf(folder)
+            self._node_stores[series] = open_node_store(folder)
             os.utime(folder)
             self._forget()
-        return self._shelves[series]
+        return self._node_stores[series]
 
     def _forget(self) -> None:
         """Remove stores unused for `KEPT_SECONDS`, and the oldest stores beyond `MOST_RUNS`."""
         folders = [(_time(f), f) for f in (self.folder / "runs").iterdir()]
         folders.sort(reverse=True)
         for number, (used, folder) in enumerate(folders):
-            inside = folder.name in map(str, self._shelves)
+            inside = folder.name in map(str, self._node_stores)
             old = number >= MOST_RUNS or time.time() - used > KEPT_SECONDS
             if old and not inside:
                 shutil.rmtree(folder, ignore_errors=True)

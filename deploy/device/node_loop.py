@@ -26,7 +26,7 @@ from deploy.device.client import RUN_IS_OVER, FleetClient, ServerRefusal
 from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.device.node_store import NodeStore
-from deploy.device.throttled_log import TOLD, ThrottledLog
+from deploy.device.throttled_log import SERVER_INFORMED, ThrottledLog
 from deploy.device.transport import ObjectGone, Transport
 from protocol.lineage import lineage_of
 
@@ -44,20 +44,20 @@ class Device:
     def __init__(
         self,
         fleet: FleetClient,
-        journal: NodeFolder,
+        node_folder: NodeFolder,
         member: Membership,
         node_config: UserConfig,
         *,
         apps: Collection[str] = (),
         wait: Wait | None = None,
     ) -> None:
-        self._fleet, self._journal, self._member = fleet, journal, member
+        self._fleet, self._node_folder, self._member = fleet, node_folder, member
         self._node_config = node_config
-        self._apps = Apps(journal.folder / "apps", apps)
-        self._carrier = Transport(fleet)
+        self._apps = Apps(node_folder.folder / "apps", apps)
+        self._transport = Transport(fleet)
         self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._run: Run | None = None
-        self._claim = journal.claimed()
+        self._claim = node_folder.claimed()
         self._written = True  # the current message is on disk
         self._bundle: bytes | None = None  # the reply to the current message, before it is sent
 
@@ -88,14 +88,14 @@ class Device:
         """
         if not self._member.active:
             self._member.enter()
-            self._carrier.begin()
+            self._transport.begin()
             log.info("online at %s as node %d", self._fleet.address, self._member.node_id)
         if self._claim is None:
-            self._claim, self._written = self._carrier.pull(self._member.node), False
+            self._claim, self._written = self._transport.pull(self._member.node), False
             if self._claim is None:
                 return
         if not self._written:
-            self._journal.claim(self._claim)
+            self._node_folder.claim(self._claim)
             self._written = True
         try:
             self._answer(self._claim)
@@ -110,27 +110,30 @@ class Device:
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
         lineage = lineage_of(metadata.group_id, run.run_id)
-        shelf = self._journal.shelf(lineage.key if lineage else _series(run))
+        node_store = self._node_folder.node_store(lineage.key if lineage else _series(run))
         name = claim.message_object_trees[0].object_id
-        if name in shelf.answered[:-1]:
+        if name in node_store.answered[:-1]:
             log.info("a message came again that was replied to long ago: it is put aside")
             return
-        if name not in shelf.answered:
-            shelf.take_up(self._member.node_id, lineage)
-            self._compute(claim, run, shelf, name)
-        self._carrier.push(self._bundle if self._bundle is not None else shelf.reply())
+        if name not in node_store.answered:
+            node_store.take_up(self._member.node_id, lineage)
+            self._compute(claim, run, node_store, name)
+        self._transport.push(self._bundle if self._bundle is not None else node_store.reply())
 
-    def _compute(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore, name: str) -> None:
+    def _compute(
+        self, claim: PullMessagesResponse, run: Run, node_store: NodeStore, name: str
+    ) -> None:
         if self._bundle is None:  # else only writing the reply to disk has failed
-            self._bundle = self._reply(claim, run, shelf)
-        shelf.commit(shelf.state, name, self._bundle)
+            self._bundle = self._reply(claim, run, node_store)
+        node_store.commit(node_store.state, name, self._bundle)
 
-    def _reply(self, claim: PullMessagesResponse, run: Run, shelf: NodeStore) -> bytes:
+    def _reply(self, claim: PullMessagesResponse, run: Run, node_store: NodeStore) -> bytes:
         head = message_from_proto(claim.messages_list[0])
         try:
-            objects = self._carrier.objects(claim, self._member.node)
+            objects = self._transport.objects(claim, self._member.node)
         except ObjectGone as error:
-            log.error("a message's objects are gone; %s", TOLD)  # perhaps the server has a reply
+            # Perhaps the server already has a reply.
+            log.error("a message's objects are gone; %s", SERVER_INFORMED)
             return refused(head, error)
         try:
             message = message_of(claim, objects)
@@ -147,12 +150,12 @@ class Device:
             run.run_id,
             self._member.node_id,
             dict(self._node_config),
-            shelf.state,
+            node_store.state,
             config,
             getattr(run, "series_id", 0),
         )
         reply = answered(message, context, lambda: self._apps.load(run.fab_hash), self._failing)
-        shelf.state = context.state
+        node_store.state = context.state
         return reply
 
     def _known_run(self, run_id: int) -> Run:

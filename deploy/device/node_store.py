@@ -62,7 +62,7 @@ class CheckpointedState:
 
 @dataclass
 class NodeStore:
-    """The stored state of one run; `open_shelf` loads it.
+    """The stored state of one run; `open_node_store` loads it.
 
     `state`: the run's state after the last reply. `answered`: the ids of the last answered
     messages, the newest at the end. `run_id`: the id of the Flower run that sent the last message:
@@ -187,7 +187,7 @@ class NodeStore:
         return {p: b for p, b in same.items() if live[b.file] * 2 > sizes[b.file]}
 
 
-def open_shelf(folder: Path) -> NodeStore:
+def open_node_store(folder: Path) -> NodeStore:
     """Return a run's store from its folder; an empty store if the files are missing or damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = max(numbers_in(folder), default=0)

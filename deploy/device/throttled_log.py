@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from logging import getLogger
 
-TOLD = "the server is told so"  # by an error reply
+SERVER_INFORMED = "the server is told so"  # by an error reply
 AGAIN = "messages are answered again; before that there failed"
 _MOST = 100  # the most different reasons that are counted
 log = getLogger("edgewire")
@@ -30,7 +30,7 @@ class ThrottledLog:
         traceback at the first time.
         """
         self._failed += 1
-        line = f"{what}; {TOLD}{f': {reason}' if str(reason) else ''}"
+        line = f"{what}; {SERVER_INFORMED}{f': {reason}' if str(reason) else ''}"
         kind = re.sub(r"\d+", "", f"{line} {error!r}")  # ignore numbers, which differ each time
         if len(self._times) >= _MOST and kind not in self._times:
             self._times.clear()

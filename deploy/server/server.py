@@ -130,10 +130,10 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
         )
     if not has_place(module(EXTENSIONS), module("flwr.superlink.main")):
         if is_local(options.host):
-            warn("this Flower takes no gate: all of the server is open to this machine's users")
+            warn("this Flower takes no middleware: this machine's users can use all of the server")
             return []
         raise UsageError(
-            "this version of Flower takes no gate, and without one anybody could start runs: "
+            "this version of Flower takes no middleware, and without it anybody could start runs: "
             f"install '{WANTED}', or listen on --host 127.0.0.1 behind a proxy for /v1/fleet/ alone"
         )
     found: list[tuple[Any, dict[str, Any]]] = [

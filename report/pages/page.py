@@ -90,7 +90,10 @@ class FilledTable:
         return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
 
     def across(self, row: RowDefinition) -> list[str]:
-        """Return a row's cells in a table with a column per setting; a search's best is bold."""
+        """Return a row's cells in a table whose columns show runs with different overrides.
+
+        In a search (of a learning rate) the highest cell is bold.
+        """
         found = [self.by_words.get(words, []) for words in row.across]
         cells = [self._shown(runs).cell.removesuffix(ONE_SEED) if runs else "" for runs in found]
         if not self.definition.search:
@@ -283,7 +286,10 @@ def picture_name(page: PageDefinition, table: TableDefinition) -> str:
 
 
 def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:
-    """Return Markdown lines that list an experiment's runs in no table; [] if there are none."""
+    """Return Markdown lines that list an experiment's stored runs that no table shows; or [].
+
+    `shown`: the overrides of the runs that some table shows.
+    """
     words = sorted({run.words for run in runs} - shown)
     if not words:
         return []

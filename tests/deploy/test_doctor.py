@@ -54,8 +54,8 @@ def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
     words = words_for(place, tmp_path, photos)
     key = key_of(folder / "nodes" / "kitchen.key")
     fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
-    journal = NodeFolder(tmp_path / "elsewhere")
-    member = Membership(fleet, journal, registers=False)
+    node_folder = NodeFolder(tmp_path / "elsewhere")
+    member = Membership(fleet, node_folder, registers=False)
     member.enter()
     code, found = look(*words)
     assert code == 0
@@ -65,7 +65,7 @@ def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
     assert look(*words)[1]["online"] == [(OK, "the node that runs here")]
     member.leave()
     assert "its log says why" in look(*words)[1]["online"][0][1]
-    journal.close()
+    node_folder.close()
     assert look(*words)[1]["online"] == [(OK, "no, none runs here")]
     fleet.close()
 
@@ -145,15 +145,15 @@ def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
     assert code == 0
     assert found["server"][0][0] == WARNING
     assert "not yet" in found["registered"][0][1]
-    journal = NodeFolder(tmp_path / "state")
-    fleet = FleetClient(link.address, journal.key(), insecure=True)
-    member = Membership(fleet, journal, registers=True)
+    node_folder = NodeFolder(tmp_path / "state")
+    fleet = FleetClient(link.address, node_folder.key(), insecure=True)
+    member = Membership(fleet, node_folder, registers=True)
     member.enter()
     assert (
         f"as node {member.node_id}, online" in look(*plain(link, tmp_path))[1]["registered"][0][1]
     )
     member.leave()
-    journal.close()
+    node_folder.close()
     assert "none is online" in look(*plain(link, tmp_path))[1]["registered"][0][1]
     assert not link.online  # the doctor has changed nothing
     link.online.add(member.node_id)
@@ -189,7 +189,7 @@ def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
 
 def test_a_folder_in_use_by_a_node_is_reported(tmp_path):
     assert not is_taken(tmp_path)
-    journal = NodeFolder(tmp_path)
+    node_folder = NodeFolder(tmp_path)
     assert is_taken(tmp_path)
-    journal.close()
+    node_folder.close()
     assert not is_taken(tmp_path)

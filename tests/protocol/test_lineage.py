@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compression.flower.node.state import keep, kept
-from deploy.device.node_store import open_shelf
+from deploy.device.node_store import open_node_store
 from protocol.lineage import (
     Checkpoint,
     RunLineage,
@@ -54,13 +54,13 @@ class Device:
 
         `lineage`: the run, and the checkpoints that it continues.
         """
-        shelf = open_shelf(self.folder)
-        shelf.take_up(node, lineage)
-        before = kept(shelf.state, "memory")["numbers"] if shelf.state else np.zeros(0)
+        node_store = open_node_store(self.folder)
+        node_store.take_up(node, lineage)
+        before = kept(node_store.state, "memory")["numbers"] if node_store.state else np.zeros(0)
         state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # an array that never changes
         keep(state, "memory", {"numbers": np.append(before, number)})
         self.count += 1
-        shelf.commit(state, f"m{self.count}", b"reply")
+        node_store.commit(state, f"m{self.count}", b"reply")
         return list(before)
 
 

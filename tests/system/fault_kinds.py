@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.timing import ROOT
-from deploy.device.throttled_log import TOLD
+from deploy.device.throttled_log import SERVER_INFORMED
 from task.datasets.digits import FILE
 from tests.system.fault_field import Field, TheRun, eventually
 
@@ -188,11 +188,11 @@ class Ill:
             shutil.rmtree(each, ignore_errors=True)
             each.mkdir()
         (bare / "sitecustomize.py").write_text("import sys\n\nsys.modules['sklearn'] = None\n")
-        said = self.field.said(0).count(TOLD)
+        said = self.field.said(0).count(SERVER_INFORMED)
         self.field.nodes[0].kill()
         self.field.nodes[0].wait()
         self.field.begin_node(0, FIRST=str(bare), EDGEWIRE_DATA=str(place))
-        eventually(lambda: self.field.said(0).count(TOLD) > said + 1)
+        eventually(lambda: self.field.said(0).count(SERVER_INFORMED) > said + 1)
         copy_digits(place)
         self.faults.goes_on(5)
 

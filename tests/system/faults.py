@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.timing import ROOT
-from deploy.device.node_store import open_shelf
+from deploy.device.node_store import open_node_store
 from deploy.device.throttled_log import AGAIN
 from tests.system.fault_field import Field, TheRun, eventually
 from tests.system.fault_kinds import GONE, Faults, Ill
@@ -80,7 +80,7 @@ def kept(field: Field) -> list[dict[str, bytes]]:
     found = list[dict[str, bytes]]()
     for index in range(field.count):
         newest = max((field.state(index) / "runs").iterdir(), key=lambda each: each.stat().st_mtime)
-        records = open_shelf(newest).state.array_records
+        records = open_node_store(newest).state.array_records
         arrays = {
             f"{r} {k}": array.data for r, record in records.items() for k, array in record.items()
         }

@@ -134,7 +134,7 @@ class CompressionMod:
         began = time.perf_counter()
         asked = message.content
         header = read(asked, DownlinkHeader)
-        name = _key_of_parcel(asked, header)
+        name = _key_of_model_update(asked, header)
         if name is None:
             self._warn(message)
             return call_next(message, context)
@@ -320,7 +320,7 @@ def _unseen(message: Message, context: Context, call_next: ClientAppCallable) ->
         context.state.__dict__["_data"].update(ours)  # the app may have set another `state`
 
 
-def _key_of_parcel(content: RecordDict, header: DownlinkHeader) -> str | None:
+def _key_of_model_update(content: RecordDict, header: DownlinkHeader) -> str | None:
     """Return the name of the record that holds the model; None if there is no such record.
 
     A message with the server's steps has no payload if the node already has the newest version. The

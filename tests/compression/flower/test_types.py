@@ -57,7 +57,7 @@ def same(node, found):
     return found
 
 
-def sheltered(strategy=FedAvg, **options):
+def with_statistics_wrapper(strategy=FedAvg, **options):
     """Return a strategy wrapped in `StatisticsAveraging`, and the options for `CompressedGrid`."""
     return StatisticsAveraging(
         strategy(fraction_evaluate=0), exact=options.get("exact", ())
@@ -67,7 +67,7 @@ def sheltered(strategy=FedAvg, **options):
 @pytest.mark.parametrize("strategy", [FedAvg, FedAvgM, FedAdam, Krum])
 @pytest.mark.parametrize("downlink", [None, INT8, make_codec("topk", density=0.1)])
 def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
-    strategy = sheltered(strategy, downlink=downlink)
+    strategy = with_statistics_wrapper(strategy, downlink=downlink)
     model, seen, traffic = run(strategy, CompressionMod(INT8), same)
     assert traffic.failures == 0
     for found in [*seen, model]:
@@ -85,7 +85,11 @@ def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
 def test_a_model_may_have_far_more_integers_than_floats(downlink):
     values = {"w": np.ones(4, np.float32), "ids": np.arange(1000)}
     model, _, traffic = run(
-        sheltered(downlink=downlink), CompressionMod(INT8), same, rounds=3, values=values
+        with_statistics_wrapper(downlink=downlink),
+        CompressionMod(INT8),
+        same,
+        rounds=3,
+        values=values,
     )
     assert model["ids"].tolist() == list(range(1000))
     assert traffic.failures == 0
@@ -93,7 +97,7 @@ def test_a_model_may_have_far_more_integers_than_floats(downlink):
 
 def test_integers_that_differ_are_averaged_in_their_own_type():
     model, _, _ = run(
-        sheltered(), CompressionMod(INT8),
+        with_statistics_wrapper(), CompressionMod(INT8),
         lambda node, found: {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)},
     )  # fmt: skip
     np.testing.assert_array_equal(model["steps"], LARGE + 8)  # (0 * 1 + 6 * 2 + 12 * 3) / 6
@@ -102,7 +106,7 @@ def test_integers_that_differ_are_averaged_in_their_own_type():
 
 def test_a_robust_strategy_takes_integers_that_some_node_sent():
     model, _, _ = run(
-        sheltered(Krum), CompressionMod(INT8), nodes=5,
+        with_statistics_wrapper(Krum), CompressionMod(INT8), nodes=5,
         change=lambda node, found: {**found, "steps": LARGE + (60 if node == 4 else node)},
     )  # fmt: skip
     np.testing.assert_array_equal(model["steps"], LARGE + 2)
@@ -110,7 +114,7 @@ def test_a_robust_strategy_takes_integers_that_some_node_sent():
 
 def test_a_float16_model_is_sent_as_float16():
     values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
-    _, _, traffic = run(sheltered(), CompressionMod(INT8), same, values=values)
+    _, _, traffic = run(with_statistics_wrapper(), CompressionMod(INT8), same, values=values)
     flower = len(record(values)["half"].data) * 3 * 2
     assert traffic.downlink_bytes_float32 == flower  # what Flower sends for float16
     assert traffic.uplink_bytes_float32 == flower
@@ -128,7 +132,7 @@ def test_exact_adds_other_tensors(kind, downlink):
     values = {"w": VALUES["w"], "head.scale": EXACT.astype(kind)}
     moved = (EXACT * 1.1).astype(kind)
     mod = CompressionMod(make_codec("topk", "int8", density=0.1))
-    strategy = sheltered(FedAdam, downlink=downlink, exact=["head.*"])
+    strategy = with_statistics_wrapper(FedAdam, downlink=downlink, exact=["head.*"])
     model, seen, _ = run(strategy, mod, lambda node, f: {**f, "head.scale": moved}, values=values)
     np.testing.assert_array_equal(model["head.scale"], moved)
     np.testing.assert_array_equal(seen[0]["head.scale"], values["head.scale"])
@@ -140,13 +144,15 @@ def test_a_codecs_exact_concerns_only_transport():
     values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
     moved = values["head"] * np.float32(1.1)
     mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
-    model, _, _ = run(sheltered(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values)
+    model, _, _ = run(
+        with_statistics_wrapper(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values
+    )
     np.testing.assert_allclose(model["head"], moved, rtol=3e-7)
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
     with pytest.raises(ValueError, match=r"exact='heda' matches no tensor; there are w, half"):
-        run(sheltered(exact=["heda"]), CompressionMod(INT8), same)
+        run(with_statistics_wrapper(exact=["heda"]), CompressionMod(INT8), same)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +168,7 @@ def test_a_pattern_that_matches_nothing_is_refused():
 def test_statistics_without_names_are_warned_of_once(codec, exact, warned, caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(sheltered(exact=exact), CompressionMod(codec), same, values=values)
+        run(with_statistics_wrapper(exact=exact), CompressionMod(codec), same, values=values)
     lines = [r.getMessage() for r in caplog.records if "have no names" in r.getMessage()]
     assert len(lines) == warned
     assert all('exact=["3", "4"]' in line for line in lines)
@@ -172,7 +178,7 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
     def change(node, found):
         return {**found, "small": np.array([0.5, 1, 2, 3])} if node == 1 else found
 
-    strategy = sheltered()
+    strategy = with_statistics_wrapper()
     with caplog.at_level(logging.WARNING, "edgewire"):
         _, _, traffic = run(strategy, CompressionMod(INT8), change)
     assert traffic.failures == 2
@@ -195,7 +201,7 @@ def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
                 return None, None
             return super().aggregate_train(server_round, replies)
 
-    strategy = sheltered(Losing)
+    strategy = with_statistics_wrapper(Losing)
     model, _, traffic = run(
         strategy, CompressionMod(codec), rounds=5,
         change=lambda node, f: {**f, "w": f["w"] + np.float32(0.1), "steps": f["steps"] + 1},
@@ -207,14 +213,14 @@ def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
 def test_infinity_by_design_travels_exactly():
     values = {"w": VALUES["w"], "mask": np.array([0, -np.inf, -np.inf], np.float32)}
     for downlink in (None, INT8):
-        strategy = sheltered(downlink=downlink, exact=["mask"])
+        strategy = with_statistics_wrapper(downlink=downlink, exact=["mask"])
         model, seen, _ = run(strategy, CompressionMod(INT8), same, values=values)
         np.testing.assert_array_equal(model["mask"], values["mask"])
         np.testing.assert_array_equal(seen[-1]["mask"], values["mask"])
 
 
 def test_an_app_that_trains_in_float32_may_reply_in_float32():
-    strategy = sheltered()
+    strategy = with_statistics_wrapper()
     _, _, traffic = run(
         strategy, CompressionMod(INT8),
         lambda node, f: {**f, "bn.running_mean": f["bn.running_mean"].astype(np.float32) + 0.1},
@@ -225,11 +231,16 @@ def test_an_app_that_trains_in_float32_may_reply_in_float32():
 def test_a_codecs_pattern_that_matches_nothing_is_named():
     mod = CompressionMod(make_codec(quantizer="int8", exact=["heda"]))
     with pytest.raises(PayloadError, match=r"exact='heda' matches no tensor"):
-        run(sheltered(), mod, same)
+        run(with_statistics_wrapper(), mod, same)
 
 
 def test_a_lossy_downlink_of_unnamed_tensors_is_warned_of(caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(sheltered(downlink=INT8), CompressionMod(make_codec()), same, values=values)
+        run(
+            with_statistics_wrapper(downlink=INT8),
+            CompressionMod(make_codec()),
+            same,
+            values=values,
+        )
     assert len([r for r in caplog.records if "have no names" in r.getMessage()]) == 1

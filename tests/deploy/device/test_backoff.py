@@ -58,13 +58,13 @@ def link():
     link.stop()
 
 
-def enter(link, journal, *, registers=True, certificates=None):
+def enter(link, node_folder, *, registers=True, certificates=None):
     """Try to come online; return the line that the node logs."""
     fleet = FleetClient(
-        link.address, journal.key(), insecure=certificates is None,
+        link.address, node_folder.key(), insecure=certificates is None,
         root_certificates=certificates,
     )  # fmt: skip
-    member = Membership(fleet, journal, registers=registers)
+    member = Membership(fleet, node_folder, registers=registers)
     try:
         member.enter()
     except WORTH_WAITING as error:
@@ -77,30 +77,30 @@ def enter(link, journal, *, registers=True, certificates=None):
 
 
 def test_a_key_that_is_not_registered(link, tmp_path):
-    journal = NodeFolder(tmp_path)
-    said = enter(link, journal, registers=False)
+    node_folder = NodeFolder(tmp_path)
+    said = enter(link, node_folder, registers=False)
     assert "does not know this node's key: register it" in said
     assert "online" in said
     assert not link.nodes
 
 
 def test_a_key_that_was_known(link, tmp_path):
-    journal = NodeFolder(tmp_path)
-    assert not enter(link, journal)
+    node_folder = NodeFolder(tmp_path)
+    assert not enter(link, node_folder)
     link.nodes.clear()
     link.online.clear()
-    said = enter(link, journal, registers=False)
+    said = enter(link, node_folder, registers=False)
     assert "does not know this node's key: register it" in said
     assert "online" not in said
 
 
 def test_an_earlier_process_of_the_node_that_is_still_online(link, tmp_path):
-    journal = NodeFolder(tmp_path)
-    assert not enter(link, journal)
+    node_folder = NodeFolder(tmp_path)
+    assert not enter(link, node_folder)
     (tmp_path / "node.json").unlink()  # the node forgets its id
-    assert "counts an earlier life of this node as online" in enter(link, journal)
+    assert "counts an earlier life of this node as online" in enter(link, node_folder)
     link.online.clear()
-    assert not enter(link, journal)
+    assert not enter(link, node_folder)
 
 
 def test_a_server_that_accepts_registered_keys_only(link, tmp_path):
@@ -113,10 +113,10 @@ def test_a_server_that_accepts_registered_keys_only(link, tmp_path):
     [(400, "(400|401) s ahead of"), (-400, "(399|400|401) s behind"), (8, "[89] s ahead")],
 )
 def test_a_wrong_clock_is_named_with_its_error(ahead, words, link, tmp_path):
-    journal = NodeFolder(tmp_path)
+    node_folder = NodeFolder(tmp_path)
     link.clock = ahead + 0.3
     link.faults["activate_node"].append(401)
-    said = enter(link, journal)
+    said = enter(link, node_folder)
     assert re.search(f"clock is {words}", said), said
 
 
@@ -168,10 +168,10 @@ def test_an_invalid_certificate(options, says, link, tmp_path):
 def test_another_ca_and_the_right_one(link, tmp_path):
     shown, other = issued(tmp_path, "server"), issued(tmp_path, "other")
     tls(link, shown)
-    journal = NodeFolder(tmp_path / "node")
-    said = enter(link, journal, certificates=other.path)
+    node_folder = NodeFolder(tmp_path / "node")
+    said = enter(link, node_folder, certificates=other.path)
     assert "--root-certificates must name the CA" in said, said
-    assert not enter(link, journal, certificates=shown.path)
+    assert not enter(link, node_folder, certificates=shown.path)
 
 
 def test_a_server_without_tls(link, tmp_path):

@@ -40,11 +40,11 @@ class World:
 
     def begin(self):
         """Start the node, or restart it."""
-        self.journal = NodeFolder(self.folder)
-        self.fleet = FleetClient(self.link.address, self.journal.key(), insecure=True)
-        self.member = Membership(self.fleet, self.journal, registers=True, beats=self.beats)
+        self.node_folder = NodeFolder(self.folder)
+        self.fleet = FleetClient(self.link.address, self.node_folder.key(), insecure=True)
+        self.member = Membership(self.fleet, self.node_folder, registers=True, beats=self.beats)
         self.device = Device(
-            self.fleet, self.journal, self.member, {}, apps=self.apps,
+            self.fleet, self.node_folder, self.member, {}, apps=self.apps,
             wait=Wait(self.pauses.append),
         )  # fmt: skip
 
@@ -52,7 +52,7 @@ class World:
         """End the node without a message to the server."""
         self.member.stop()
         self.fleet.close()
-        self.journal.close()
+        self.node_folder.close()
 
     def steps(self, count=1):
         """Run the node's loop `count` times; return the errors."""
@@ -321,7 +321,7 @@ def test_each_reason_is_logged_once_and_pauses_grow(world, caplog):
         if len(w.pauses) == 7:
             raise SystemExit
 
-    w.device = Device(w.fleet, w.journal, w.member, {}, wait=Wait(pause))
+    w.device = Device(w.fleet, w.node_folder, w.member, {}, wait=Wait(pause))
     with pytest.raises(SystemExit):
         w.device.serve()
     assert caplog.text.count("waiting: ") == 2

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.node.state import keep, kept
 from compression.flower.records import FlatArray
-from deploy.device.node_store import NodeStore, open_shelf
+from deploy.device.node_store import NodeStore, open_node_store
 from protocol.lineage import Checkpoint, RunLineage
 
 
@@ -47,60 +47,60 @@ def files(folder):
 
 
 def test_a_state_is_restored_after_every_reply(tmp_path):
-    shelf = open_shelf(tmp_path)
-    assert (shelf.answered, len(shelf.state)) == ([], 0)
+    node_store = open_node_store(tmp_path)
+    assert (node_store.answered, len(node_store.state)) == ([], 0)
     for number in range(5):
         state = state_of(np.random.default_rng(number))
-        shelf.commit(state, f"m{number}", b"reply %d" % number)
-        again = open_shelf(tmp_path)
+        node_store.commit(state, f"m{number}", b"reply %d" % number)
+        again = open_node_store(tmp_path)
         assert same(state, again.state)
-        assert again.reply() == shelf.reply() == b"reply %d" % number
+        assert again.reply() == node_store.reply() == b"reply %d" % number
         assert again.answered == [f"m{n}" for n in range(number + 1)]
-        shelf = again if number % 2 else shelf
+        node_store = again if number % 2 else node_store
     assert len(files(tmp_path)) == 1
 
 
 def test_ids_of_messages_are_bounded(tmp_path):
-    shelf = open_shelf(tmp_path)
+    node_store = open_node_store(tmp_path)
     for number in range(40):
-        shelf.commit(shelf.state, str(number), b"")
-    assert open_shelf(tmp_path).answered == [str(n) for n in range(24, 40)]
+        node_store.commit(node_store.state, str(number), b"")
+    assert open_node_store(tmp_path).answered == [str(n) for n in range(24, 40)]
 
 
 def test_unchanged_values_are_not_written_again(tmp_path):
-    shelf, state, small = open_shelf(tmp_path), RecordDict(), np.zeros(1)
+    node_store, state, small = open_node_store(tmp_path), RecordDict(), np.zeros(1)
     large = np.arange(1_000_000, dtype=np.float32)
     keep(state, "large", {"x": large})
-    shelf.commit(state, "a", b"")
+    node_store.commit(state, "a", b"")
     for number in range(5):
         keep(state, "small", {"y": small + number})
-        shelf.commit(state, str(number), b"some reply")
+        node_store.commit(state, str(number), b"some reply")
         written = max(tmp_path.iterdir(), key=lambda f: int(f.stem))
         assert written.stat().st_size < 2000
         assert len(files(tmp_path)) == 2
         if number == 2:
-            shelf = open_shelf(tmp_path)
-    assert same(state, open_shelf(tmp_path).state)
+            node_store = open_node_store(tmp_path)
+    assert same(state, open_node_store(tmp_path).state)
     large[7] = -1
-    shelf.commit(state, "b", b"")
+    node_store.commit(state, "b", b"")
     assert len(files(tmp_path)) == 1
-    assert kept(open_shelf(tmp_path).state, "large")["x"][7] == -1
+    assert kept(open_node_store(tmp_path).state, "large")["x"][7] == -1
 
 
 def test_a_large_file_is_removed_if_little_of_it_is_used(tmp_path):
-    shelf, state = open_shelf(tmp_path), RecordDict()
+    node_store, state = open_node_store(tmp_path), RecordDict()
     keep(state, "still", {"x": np.zeros(5000)})
     for number in range(5):
         keep(state, "moving", {"x": np.full(50_000, number)})
-        shelf.commit(state, str(number), b"")
+        node_store.commit(state, str(number), b"")
         assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 450_000
-    assert same(state, open_shelf(tmp_path).state)
+    assert same(state, open_node_store(tmp_path).state)
 
 
 @pytest.mark.parametrize("fails", ["fsync", "replace"])
 def test_a_failed_write_leaves_the_state_unchanged(fails, tmp_path, monkeypatch):
-    shelf, before = open_shelf(tmp_path), state_of(np.random.default_rng(1))
-    shelf.commit(before, "a", b"first")
+    node_store, before = open_node_store(tmp_path), state_of(np.random.default_rng(1))
+    node_store.commit(before, "a", b"first")
     before = copy.deepcopy(before)
     with monkeypatch.context() as patch:
 
@@ -110,62 +110,62 @@ def test_a_failed_write_leaves_the_state_unchanged(fails, tmp_path, monkeypatch)
         patch.setattr(os, fails, full)
         after = state_of(np.random.default_rng(2))
         with pytest.raises(OSError, match="No space"):
-            shelf.commit(after, "b", b"second")
-    again = open_shelf(tmp_path)
+            node_store.commit(after, "b", b"second")
+    again = open_node_store(tmp_path)
     assert same(before, again.state)
     assert (again.answered, again.reply()) == (["a"], b"first")
     assert fails == "replace" or "draft" not in files(tmp_path)
-    shelf.commit(after, "b", b"second")
-    assert same(after, open_shelf(tmp_path).state)
+    node_store.commit(after, "b", b"second")
+    assert same(after, open_node_store(tmp_path).state)
 
 
 @pytest.mark.parametrize("at", [3, 12, 40, -1])
 def test_damage_is_found_and_logged(at, tmp_path, caplog):
-    shelf = open_shelf(tmp_path)
-    shelf.commit(state_of(np.random.default_rng(1)), "a", b"reply")
+    node_store = open_node_store(tmp_path)
+    node_store.commit(state_of(np.random.default_rng(1)), "a", b"reply")
     (file,) = tmp_path.iterdir()
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
-    found = open_shelf(tmp_path)
+    found = open_node_store(tmp_path)
     assert (found.answered, len(found.state)) == ([], 0)
     assert "starts anew" in caplog.text
     found.commit(state_of(np.random.default_rng(3)), "b", b"next")
-    assert open_shelf(tmp_path).answered == ["b"]
+    assert open_node_store(tmp_path).answered == ["b"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 60, -1])
 @pytest.mark.parametrize("which", ["newest", "older"])
 def test_a_cut_file_counts_as_damaged(size, which, tmp_path, caplog):
     """A stored file that is cut short counts as damaged, whichever of the files it is."""
-    shelf, state = open_shelf(tmp_path), RecordDict()
+    node_store, state = open_node_store(tmp_path), RecordDict()
     keep(state, "large", {"x": np.arange(20_000)})
-    shelf.commit(state, "a", b"reply")
+    node_store.commit(state, "a", b"reply")
     keep(state, "small", {"y": np.zeros(1)})
-    shelf.commit(state, "b", b"reply")
+    node_store.commit(state, "b", b"reply")
     first, second = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
     file = second if which == "newest" else first
     file.write_bytes(file.read_bytes()[:size])
-    found = open_shelf(tmp_path)
+    found = open_node_store(tmp_path)
     assert (found.answered, len(found.state)) == ([], 0)
     (said,) = caplog.messages
     assert "is damaged" in said
     assert "starts anew" in said
     found.commit(state_of(np.random.default_rng(3)), "c", b"next")
-    assert open_shelf(tmp_path).answered == ["c"]
+    assert open_node_store(tmp_path).answered == ["c"]
 
 
 def test_a_cut_state_of_a_checkpoint_is_dropped(tmp_path, caplog):
-    shelf, state = open_shelf(tmp_path), RecordDict()
+    node_store, state = open_node_store(tmp_path), RecordDict()
     keep(state, "large", {"x": np.arange(20_000)})
-    shelf.take_up(1, RunLineage(5, 5))
-    shelf.commit(state, "a", b"reply")
-    shelf.take_up(1, RunLineage(5, 5, (Checkpoint(5, 1),)))
+    node_store.take_up(1, RunLineage(5, 5))
+    node_store.commit(state, "a", b"reply")
+    node_store.take_up(1, RunLineage(5, 5, (Checkpoint(5, 1),)))
     keep(state, "large", {"x": np.zeros(20_000)})
-    shelf.commit(state, "b", b"reply")
+    node_store.commit(state, "b", b"reply")
     first, _ = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
     first.write_bytes(first.read_bytes()[:9])
-    found = open_shelf(tmp_path)
+    found = open_node_store(tmp_path)
     assert found.answered == ["a", "b"]
     found.take_up(1, RunLineage(5, 6, (Checkpoint(5, 1),)))
     assert len(found.state) == 0
@@ -175,5 +175,5 @@ def test_a_cut_state_of_a_checkpoint_is_dropped(tmp_path, caplog):
 def test_a_file_with_another_number_is_no_state(tmp_path):
     (tmp_path / "x.state").touch()
     (tmp_path / "draft").write_bytes(b"half of it")
-    assert open_shelf(tmp_path) == NodeStore(tmp_path)
+    assert open_node_store(tmp_path) == NodeStore(tmp_path)
     assert FlatArray  # the store finds the app's arrays by their attributes, not by their class

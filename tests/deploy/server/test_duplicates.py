@@ -62,11 +62,11 @@ def test_a_node_without_a_process_number_is_never_refused():
 def machines(tmp_path):
     """Return a server, and two online clients that use the same key, as if on two machines."""
     with Server() as server:
-        journal = NodeFolder(tmp_path)
+        node_folder = NodeFolder(tmp_path)
         found = []
         for _ in range(2):
-            fleet = FleetClient(server.address, journal.key(), insecure=True)
-            member = Membership(fleet, journal, registers=True)
+            fleet = FleetClient(server.address, node_folder.key(), insecure=True)
+            member = Membership(fleet, node_folder, registers=True)
             member.enter()
             assert fleet.bundles()
             found.append((fleet, member))

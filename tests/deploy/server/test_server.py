@@ -71,10 +71,10 @@ def test_the_gate_is_the_first_middleware():
 
 def test_if_the_gate_cannot_be_added_the_server_is_local_only(monkeypatch, capsys):
     monkeypatch.setattr(server, "has_place", lambda extensions, app: False)
-    with pytest.raises(UsageError, match="takes no gate"):
+    with pytest.raises(UsageError, match="takes no middleware"):
         server.gated(options())
     assert server.gated(options("--host", "127.0.0.1")) == []
-    assert "takes no gate" in capsys.readouterr().err
+    assert "takes no middleware" in capsys.readouterr().err
 
 
 def test_a_gate_needs_an_app_that_calls_middleware():

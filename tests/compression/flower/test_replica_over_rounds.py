@@ -41,7 +41,7 @@ OPTIMIZERS = [SGD, MOMENTUM, ADAM]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o["_target_"][16:])
 
 
-class Course:
+class TrainingRun:
     """A server with a log of its steps, and a ClientApp that a test calls directly."""
 
     def __init__(self, optimizer=ADAM, update="gradient", **compression):
@@ -94,7 +94,7 @@ def context_of(node):
 
 @every_optimizer
 def test_a_node_follows_through_snapshots_and_updates(optimizer):
-    course = Course(optimizer)
+    course = TrainingRun(optimizer)
     base = None
     for missed in (0, 1, 0, 3, 2):
         content = course.go(missed).ask(1, base, checksum=course.steps.checksum())
@@ -107,7 +107,7 @@ def test_a_node_follows_through_snapshots_and_updates(optimizer):
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
     """If replies are lost, the server repeats steps that the node has; the node skips them."""
-    course = Course(optimizer).go(1)
+    course = TrainingRun(optimizer).go(1)
     course.ask(1, None)
     course.go(ahead).ask(1, 1)
     course.ask(1, 1)  # this message holds no new step
@@ -118,7 +118,7 @@ def test_a_node_that_is_ahead_applies_nothing_twice(optimizer, ahead):
 
 @pytest.mark.parametrize("wrong", ["gap", "future"])
 def test_updates_that_do_not_fit_are_refused_and_change_nothing(wrong):
-    course = Course().go(2)
+    course = TrainingRun().go(2)
     course.ask(1, None)
     before = {name: array.copy() for name, array in course.arrays(1).items()}
     course.go(2)
@@ -133,11 +133,11 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(wrong):
 
 def test_a_node_without_a_replica_reports_it():
     with pytest.raises(PayloadError, match=HEALS):
-        Course().go(1).ask(1, 0)
+        TrainingRun().go(1).ask(1, 0)
 
 
 def test_nodes_of_a_process_share_one_replica():
-    course = Course().go(1)
+    course = TrainingRun().go(1)
     for node in (1, 2):
         course.ask(node, None)
     shared = course.arrays(1)
@@ -150,7 +150,7 @@ def test_nodes_of_a_process_share_one_replica():
 
 
 def test_an_old_snapshot_does_not_give_a_node_the_shared_replica():
-    course = Course().go(1)
+    course = TrainingRun().go(1)
     old = course.steps.model_update(None)  # this old snapshot arrives late
     course.ask(1, None)
     course.go(1).ask(1, 1)
@@ -163,7 +163,7 @@ def test_an_old_snapshot_does_not_give_a_node_the_shared_replica():
 
 
 def test_a_wrong_checksum_drops_the_replica():
-    course = Course().go(1)
+    course = TrainingRun().go(1)
     course.ask(1, None)
     good = course.steps.checksum()
     with pytest.raises(PayloadError, match="not the server's version"):
@@ -202,7 +202,7 @@ def test_a_node_continues_after_its_state_was_transferred(how, compression):
 
 
 def test_a_replica_from_elsewhere_is_copied_once():
-    course = Course().go(1)
+    course = TrainingRun().go(1)
     course.ask(1, None)
     course.contexts[1].state = travelled(course.contexts[1].state, "read only")
     course.go(1).ask(1, 1)
@@ -226,7 +226,7 @@ def test_whole_models_leave_no_replica(compression):
 
 @pytest.mark.parametrize("update", ["gradient", "delta"])
 def test_a_reply_is_the_encoded_update(update):
-    course = Course(SGD, update)
+    course = TrainingRun(SGD, update)
     content = course.ask(1, None)
     vector, _ = decode(payload_of(content)[1], LAYOUT)
     np.testing.assert_allclose(vector, gradient(1, 1), atol=0 if update == "gradient" else 1e-6)
@@ -252,7 +252,7 @@ def test_the_mean_applied_only_where_a_node_sent(drop):
 
 @pytest.mark.parametrize("lacks", ["layout", "optimizer"])
 def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
-    course = Course().go(1)
+    course = TrainingRun().go(1)
     app = CompressionMod("float32", layout=LAYOUT if lacks == "optimizer" else None)
     model_update = course.steps.model_update(None)
     told = written(DownlinkHeader(number=1, **model_update.header))
@@ -263,7 +263,7 @@ def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
 
 def test_a_message_without_steps_is_followed():
     """If the model has not changed since a node's last message, the next one holds no payload."""
-    course = Course().go(1)
+    course = TrainingRun().go(1)
     course.ask(1, None)
     assert not course.steps.model_update(1).arrays
     assert payload_of(course.ask(1, 1)) is not None
