@@ -1,9 +1,13 @@
 """A user's strategy class may pass options on to Flower's class; all options are checked."""
 
+from dataclasses import replace
+
 import pytest
 
 from conf import ConfigError
 from conf.check import build, check_target
+from strategy.factory import scheme_of
+from tests.runs import configured
 
 OWN = """
 from flwr.serverapp.strategy import FedAvg
@@ -15,6 +19,10 @@ class Own(FedAvg):
 class Further(Own):
     def __init__(self, *, often: int = 1, **options):
         super().__init__(**options)
+
+class Alone(FedAvg):
+    def __init__(self, codecs):
+        super().__init__()
 """
 
 
@@ -45,6 +53,12 @@ def test_options_that_a_strategy_passes_on_reach_its_base_class(own, name):
 def test_the_types_of_passed_on_options_are_checked(own, option, part):
     with pytest.raises(ConfigError, match=part):
         check_target("strategy", own("Further", **option))
+
+
+def test_a_strategy_that_compresses_itself_needs_its_own_check(own):
+    config = replace(configured(), strategy=own("Alone", _partial_=True))
+    with pytest.raises(ConfigError, match=r"Alone has no check_config\(config\): a strategy whose"):
+        scheme_of(config)
 
 
 def test_an_unknown_option_is_named(own):
