@@ -54,7 +54,7 @@ class Device:
         self._fleet, self._node_folder, self._member = fleet, node_folder, member
         self._node_config = node_config
         self._apps = Apps(node_folder.folder / "apps", apps)
-        self._transport = Transport(fleet)
+        self._fleet_transport = Transport(fleet)
         self._wait, self._failing = wait or Wait(), ThrottledLog()
         self._run: Run | None = None
         self._claim = node_folder.claimed()
@@ -88,10 +88,10 @@ class Device:
         """
         if not self._member.active:
             self._member.enter()
-            self._transport.begin()
+            self._fleet_transport.begin()
             log.info("online at %s as node %d", self._fleet.address, self._member.node_id)
         if self._claim is None:
-            self._claim, self._written = self._transport.pull(self._member.node), False
+            self._claim, self._written = self._fleet_transport.pull(self._member.node), False
             if self._claim is None:
                 return
         if not self._written:
@@ -118,7 +118,7 @@ class Device:
         if name not in node_store.answered:
             node_store.take_up(self._member.node_id, lineage)
             self._compute(claim, run, node_store, name)
-        self._transport.push(self._bundle if self._bundle is not None else node_store.reply())
+        self._fleet_transport.push(self._bundle if self._bundle is not None else node_store.reply())
 
     def _compute(
         self, claim: PullMessagesResponse, run: Run, node_store: NodeStore, name: str
@@ -130,7 +130,7 @@ class Device:
     def _reply(self, claim: PullMessagesResponse, run: Run, node_store: NodeStore) -> bytes:
         head = message_from_proto(claim.messages_list[0])
         try:
-            objects = self._transport.objects(claim, self._member.node)
+            objects = self._fleet_transport.objects(claim, self._member.node)
         except ObjectGone as error:
             # Perhaps the server already has a reply.
             log.error("a message's objects are gone; %s", SERVER_INFORMED)
