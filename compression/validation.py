@@ -1,4 +1,4 @@
-"""Checks the options of methods, and raises ValueError with a one-line message for a bad value."""
+"""Checks options, and raises ValueError or TypeError with a one-line message for a bad value."""
 
 from collections.abc import Sequence
 
@@ -34,3 +34,10 @@ def expect_one_of(method: str, option: str, value: str, choices: Sequence[str]) 
     if value not in choices:
         words = " or ".join(choices)
         raise ValueError(f"option {option} of {method} must be {words}, not {value!r}")
+
+
+def expect_kinds(**options: tuple[object, type]) -> None:
+    """Raise `TypeError` for an option that is not of its class: (value, class) by name."""
+    for name, (value, kind) in options.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")

@@ -33,6 +33,7 @@ from compression.flower.server.session import (
 from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
 from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
 from compression.flower.tensor_split import Model, form_of_updates
+from compression.validation import expect_kinds
 from conf import OptionGroup
 from conf.schema import FOREVER
 from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
@@ -45,7 +46,6 @@ from strategy.base import (
     EvaluateFn,
     ParameterServer,
     ServerState,
-    expect_kinds,
     expect_positive,
 )
 from strategy.collector import Stragglers, StragglersState

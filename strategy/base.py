@@ -65,13 +65,6 @@ class Codecs:
 NO_CODECS = Codecs()
 
 
-def expect_kinds(**options: tuple[object, type]) -> None:
-    """Raise `TypeError` for an option that is not of its class: (value, class) by name."""
-    for name, (value, kind) in options.items():
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
-
-
 class ParameterServer(Strategy):
     """A server that trains a model with updates from its nodes.
 

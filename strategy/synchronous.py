@@ -35,6 +35,7 @@ from compression.flower.server.norms import norm_of
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
 from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
 from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
+from compression.validation import expect_kinds
 from conf import Config, OptionGroup
 from strategy.aggregation import SparseMean, StatisticsMix
 from strategy.base import (
@@ -46,7 +47,6 @@ from strategy.base import (
     EvaluateFn,
     ParameterServer,
     ServerState,
-    expect_kinds,
 )
 from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.flower_checks import expect_trained

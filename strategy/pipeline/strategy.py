@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from compression.flower import flat_record, to_vector
 from compression.flower.native_tensors import with_natives
+from compression.validation import expect_kinds
 from conf import Config, ConfigError
 from conf.schema import FOREVER
 from strategy.base import (
@@ -19,7 +20,6 @@ from strategy.base import (
     Codecs,
     EvaluateFn,
     ParameterServer,
-    expect_kinds,
     expect_positive,
 )
 from strategy.lr_schedule import Rates

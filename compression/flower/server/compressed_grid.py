@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from ...base import PayloadError
 from ...codec import Codec
 from ...screening import Screening
+from ...validation import expect_kinds
 from ..acks import OTHER_METHOD
 from ..headers import HEADER, DownlinkHeader, UplinkHeader, server_round, trains
 from ..message_size import measured, size_of
@@ -127,17 +128,14 @@ class CompressedGrid(GridWrapper):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
-        for name, value, kind in (
-            ("screening", screening, Screening),
-            ("replies", replies, ReplyRules),
-            ("failures", failures, FailureLimits),
-            ("model", model, InitialModel),
-            ("traffic", traffic, Traffic),
-            ("state", state, CompressedGridState),
-        ):
-            needed = name in ("replies", "failures")
-            if not isinstance(value, kind) and (needed or value is not None):
-                raise TypeError(f"{name} must be a {kind.__name__}, not {value!r}")
+        expect_kinds(replies=(replies, ReplyRules), failures=(failures, FailureLimits))
+        optional = {
+            "screening": (screening, Screening),
+            "model": (model, InitialModel),
+            "traffic": (traffic, Traffic),
+            "state": (state, CompressedGridState),
+        }
+        expect_kinds(**{name: each for name, each in optional.items() if each[0] is not None})
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
