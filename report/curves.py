@@ -159,9 +159,9 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
     """Return the legend's heading, and a label for each group: the overrides that differ."""
     keys = varying(groups)
     if len(keys) == 1:
-        return keys[0], [group.words.get(keys[0], PRESET) for group in groups]
+        return keys[0], [group.overrides.get(keys[0], PRESET) for group in groups]
     labels = [
-        ", ".join(f"{key}={group.words[key]}" for key in keys if key in group.words)
+        ", ".join(f"{key}={group.overrides[key]}" for key in keys if key in group.overrides)
         for group in groups
     ]
     return "", [label or MISSING for label in labels]

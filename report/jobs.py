@@ -12,8 +12,8 @@ from typing import Any
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
+from report.overrides import OVERRIDES, overrides_of
 from report.summary import read_result
-from report.words import OVERRIDES, words_of
 
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
 MISSING = "-"  # shown for a key that a group lacks and another group has
@@ -64,21 +64,21 @@ class Job:
         stopped = self.result.get("stopped") or ""
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
-    def words(self) -> dict[str, str]:
+    def effective_overrides(self) -> dict[str, str]:
         """Return the overrides that affect the result, without the seed."""
         return {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs that differ only in the seed: all have the overrides `words`."""
+    """The runs that differ only in the seed, and their common overrides."""
 
-    words: dict[str, str]
+    overrides: dict[str, str]
     jobs: list[Job]
 
     def name(self, keys: Sequence[str]) -> list[str]:
         """Return the group's values of `keys`; `MISSING` for a key that the group lacks."""
-        return [self.words.get(key, MISSING) for key in keys]
+        return [self.overrides.get(key, MISSING) for key in keys]
 
 
 def read_jobs(folders: Iterable[Path]) -> tuple[list[Job], list[Path]]:
@@ -116,11 +116,10 @@ def group_jobs(jobs: Iterable[Job]) -> list[Group]:
     """
     groups: dict[frozenset[tuple[str, str]], dict[Any, Job]] = {}
     for job in jobs:
-        seeds = groups.setdefault(frozenset(job.words().items()), {})
+        seeds = groups.setdefault(frozenset(job.effective_overrides().items()), {})
         seeds[job.result["seed"]] = job
-    return [
-        Group(next(iter(seeds.values())).words(), list(seeds.values())) for seeds in groups.values()
-    ]
+    jobs_of = [list(seeds.values()) for seeds in groups.values()]
+    return [Group(same[0].effective_overrides(), same) for same in jobs_of]
 
 
 def varying(groups: Sequence[Group]) -> list[str]:
@@ -128,12 +127,12 @@ def varying(groups: Sequence[Group]) -> list[str]:
     keys: list[str] = []
     for group in groups:
         place = len(keys)
-        for key in reversed(group.words):
+        for key in reversed(group.overrides):
             if key in keys:
                 place = keys.index(key)
             else:  # place a key that some groups lack before the key that follows it in the others
                 keys.insert(place, key)
-    return [key for key in keys if len({group.words.get(key) for group in groups}) > 1]
+    return [key for key in keys if len({group.overrides.get(key) for group in groups}) > 1]
 
 
 def _read_job(folder: Path) -> Job:
@@ -142,10 +141,10 @@ def _read_job(folder: Path) -> Job:
     Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped,
     `YAMLError` or `ValueError` for damaged files.
     """
-    result, words = read_result(folder), words_of(folder)
+    result, overrides = read_result(folder), overrides_of(folder)
     if not isinstance(result, dict) or not _complete(result):
         raise ValueError(f"{folder} holds no run")
-    job = Job(folder, words, result)
+    job = Job(folder, overrides, result)
     if result.get("stopped") and not job.diverged:
         raise ValueError(f"{folder} stopped before its end")
     return job

@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from report.kept import KeptRun
+from report.run_archive import ArchivedRun
 
 Row = dict[str, Any]
 
@@ -27,21 +27,21 @@ def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
     ]
 
 
-def settled(run: KeptRun, count: int) -> KeptRun:
+def settled(run: ArchivedRun, count: int) -> ArchivedRun:
     """Return a run in which every accuracy is the mean of the last `count` evaluations.
 
-    The accuracies of the learning curve (`course`) are means, too. Raises `ResultsError` for a run
+    The accuracies of the learning curve (`curve`) are means, too. Raises `ResultsError` for a run
     whose evaluations are not all stored.
     """
     if count == 1:
         return run
     rows = smoothed(run.rows(), count)
     means = [row["accuracy"] for row in rows]
-    course = {key: [row[key] for row in rows] for key in run.course}
+    curve = {key: [row[key] for row in rows] for key in run.curve}
     numbers = run.numbers | {"evaluations": len(rows)}
     if means:
         numbers |= {"accuracy": means[-1], "best_accuracy": max(means)}
-    return replace(run, numbers=numbers, course=course)
+    return replace(run, numbers=numbers, curve=curve)
 
 
 def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:

@@ -1,7 +1,7 @@
 """Stores the output of a benchmark in the repository, for the pages' tables.
 
 `python -m report.measured NAME MODULE [WORDS...]` runs `python -m benchmarks.MODULE WORDS` and
-writes its JSON to docs/results/kept/benchmarks/NAME.json
+writes its JSON to docs/results/runs/benchmarks/NAME.json
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError, mistakes_are_lines
-from report.kept import FOLDER, ROOT, commit_of
+from report.run_archive import FOLDER, ROOT, commit_of
 
 NOTHING = "-"
 
@@ -70,11 +70,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) < 2 or given[0].startswith("-"):
         raise ResultsError("python -m report.measured NAME MODULE [WORDS...]")
-    name, module, *words = given
+    name, module, *arguments = given
     file = measured_file(root, name)
     if not (root / "benchmarks" / f"{module}.py").is_file():
         raise ResultsError(f"no benchmark {module}: benchmarks/{module}.py is not there")
-    command = ["-m", f"benchmarks.{module}", *words]
+    command = ["-m", f"benchmarks.{module}", *arguments]
     done = subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip() or "nothing was said").splitlines()[-1]

@@ -1,7 +1,7 @@
 """Writes the pages of results: docs/results/NAME.md for every definition report/pages/NAME.yaml.
 
 `python -m report.results` writes the pages and their pictures from the stored runs
-(docs/results/kept), and the list of pages in docs/results.md. `--check` changes nothing: it prints
+(docs/results/runs), and the list of pages in docs/results.md. `--check` changes nothing: it prints
 which files are out of date.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
-from report.kept import ROOT, kept_file, read_kept
 from report.measured import measured_file, read_measured
 from report.pages.benchmark_table import BenchmarkTable
 from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
@@ -23,6 +22,7 @@ from report.pages.page import HEAD, Filled, FilledTable, fill, filled, markdown,
 from report.pages.picture import Picture
 from report.pages.scatter_plot import scatter
 from report.pages.traces import traces
+from report.run_archive import ROOT, archive_file, read_archive
 
 FOLDER = Path("docs/results")
 INDEX = Path("docs/results.md")
@@ -63,10 +63,10 @@ def outputs(root: Path) -> list[Output]:
     every = [table for table in tables_of if isinstance(table, TableDefinition)]
     benchmarks = {table.benchmark for table in tables_of if isinstance(table, BenchmarkTable)}
     measured = {name: read_measured(measured_file(root, name)) for name in benchmarks}
-    kept = {name: read_kept(kept_file(root, name)) for name in {t.experiment for t in every}}
+    kept = {name: read_archive(archive_file(root, name)) for name in {t.experiment for t in every}}
     shown: dict[str, set[str]] = {name: set() for name in kept}
     for table in every:
-        shown[table.experiment] |= set().union(*(row.all_words for row in table.rows))
+        shown[table.experiment] |= set().union(*(row.all_overrides for row in table.rows))
     found: list[Output] = []
     items: list[str] = []
     for page in pages:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from report.format import human_bytes, human_seconds, percent
-from report.words import name_of
+from report.overrides import name_of
 
 
 def read_result(folder: Path) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def as_json(
 ) -> str:
     """Return each group's means (`rows`) as JSON, with every seed's accuracies."""
     named = [
-        {"words": {key: group.words[key] for key in keys if key in group.words}} | row
+        {"overrides": {key: group.overrides[key] for key in keys if key in group.overrides}} | row
         for group, row in zip(groups, rows, strict=True)
     ]
     folders = {"diverged": diverged(groups), "unfinished": unfinished}
@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
     """Return the keys that `--rows` names. Raises `ResultsError` for a key that no run has."""
     keys = rows.split(",")
-    known = sorted({key for group in groups for key in group.words})
+    known = sorted({key for group in groups for key in group.overrides})
     if unknown := [key for key in keys if key not in known]:
         raise ResultsError(f"no run has a word {unknown[0]}=; there are: {', '.join(known)}")
     return keys

@@ -80,7 +80,7 @@ def command_and_commits(command: str, commits: Collection[str]) -> str:
     return f"Command: `{command}`." + (f" {name}: {', '.join(known)}." if known else "")
 
 
-def looked_up(root: Path, content: dict[str, Any]) -> BenchmarkTable:
+def benchmark_table(root: Path, content: dict[str, Any]) -> BenchmarkTable:
     """Return the table that a page's YAML defines. Raises `ResultsError` for an invalid table."""
     expect_keys("a table of a benchmark", content, KEYS)
     if not isinstance(content["columns"], dict):

@@ -13,8 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
-from report.kept import in_order, kept_file
-from report.pages.benchmark_table import BenchmarkTable, looked_up
+from report.pages.benchmark_table import BenchmarkTable, benchmark_table
 from report.pages.fields import (
     expect_different,
     expect_keys,
@@ -26,6 +25,7 @@ from report.pages.fields import (
     whole_number,
 )
 from report.pages.table_columns import COLUMNS
+from report.run_archive import archive_file, in_order
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the only column that is not measured
@@ -36,16 +36,22 @@ PICTURES = {
     "accuracy": "accuracy over rounds and bytes",
     "train_loss": "training loss over rounds and bytes",
 }
-ROW = {"id": True, "label": True, "words": True, "paper": False}  # key -> whether it is required
+ROW = {
+    "id": True,
+    "label": True,
+    "overrides": True,
+    "paper": False,
+}  # key -> whether it is required
 TABLE = {
     **dict.fromkeys(("experiment", "rows"), True),
     **dict.fromkeys(
-        ("id", "title", "words", "beside", "columns", "against", "across", "picture", "note"), False
+        ("id", "title", "overrides", "beside", "columns", "against", "across", "picture", "note"),
+        False,
     ),
     **dict.fromkeys(("smooth", "reach", "after", "least"), False),
 }
 ACROSS = {"key": True, "values": True}
-ACROSS_WORDS = {"words": True}
+ACROSS_OVERRIDES = {"overrides": True}
 PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": False}
 
 
@@ -59,14 +65,14 @@ class RowDefinition:
 
     id: str
     label: str
-    words: str
+    overrides: str
     paper: str
     across: tuple[str, ...] = ()
 
     @property
-    def all_words(self) -> set[str]:
+    def all_overrides(self) -> set[str]:
         """The overrides of all runs in this row."""
-        return set(self.across) or {self.words}
+        return set(self.across) or {self.overrides}
 
 
 @dataclass(frozen=True)
@@ -157,21 +163,21 @@ def _page(root: Path, name: str, content: Any) -> PageDefinition:
 
 def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
     if isinstance(content, dict) and "benchmark" in content:
-        return looked_up(root, content)
+        return benchmark_table(root, content)
     expect_keys("a table", content, TABLE)
-    beside = _words(text_of(content, "beside"))
-    common = {**_words(text_of(content, "words")), **beside}
+    beside = _overrides(text_of(content, "beside"))
+    common = {**_overrides(text_of(content, "overrides")), **beside}
     across = _across(content.get("across"))
     rows = tuple(_row(row, common, across.values()) for row in list_of(content, "rows"))
     expect_different("rows with the id", [row.id for row in rows])
-    expect_different("rows with the words", [row.words for row in rows])
+    expect_different("rows with the overrides", [row.overrides for row in rows])
     columns = tuple(text_of({"": column}, "") for column in list_of(content, "columns"))
     if across and not columns:
         columns = (ACCURACY,)
     if not columns or (across and len(columns) > 1):
         raise ResultsError("a table has columns, one of them where it has across")
     experiment, against = text_of(content, "experiment"), text_of(content, "against")
-    kept_file(root, experiment)  # raises for an unknown experiment
+    archive_file(root, experiment)  # raises for an unknown experiment
     table = TableDefinition(
         identifier(content) if "id" in content else "",
         text_of(content, "title"),
@@ -198,17 +204,17 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
 def _across(content: Any) -> dict[str, dict[str, str]]:
     """Return, for each column's head, the overrides that the column adds to a row's overrides.
 
-    In YAML, either `key` and `values`: each column sets the key to one of the values; or `words`:
-    head -> overrides. The result is {} for a table whose columns add no overrides.
+    In YAML, either `key` and `values`: each column sets the key to one of the values; or
+    `overrides`: head -> overrides. The result is {} for a table whose columns add no overrides.
     """
     if content is None:
         return {}
-    if isinstance(content, dict) and "words" in content:
-        expect_keys("across", content, ACROSS_WORDS)
-        heads = content["words"]
+    if isinstance(content, dict) and "overrides" in content:
+        expect_keys("across", content, ACROSS_OVERRIDES)
+        heads = content["overrides"]
         if not isinstance(heads, dict) or not heads:
-            raise ResultsError("words of across must be HEAD: WORDS")
-        return {joined(head): _words(joined(words)) for head, words in heads.items()}
+            raise ResultsError("overrides of across must be HEAD: OVERRIDES")
+        return {joined(head): _overrides(joined(overrides)) for head, overrides in heads.items()}
     expect_keys("across", content, ACROSS)
     key, values = text_of(content, "key"), map(joined, list_of(content, "values"))
     return {f"{key} {value}": {key: value} for value in values}
@@ -225,23 +231,23 @@ def _row(
     content: Any, common: Mapping[str, str], across: Iterable[Mapping[str, str]]
 ) -> RowDefinition:
     expect_keys("a row", content, ROW)
-    words = {**common, **_words(text_of(content, "words"))}
+    overrides = {**common, **_overrides(text_of(content, "overrides"))}
     paper = text_of(content, "paper")
-    each = tuple(in_order({**words, **more}) for more in across)
+    each = tuple(in_order({**overrides, **more}) for more in across)
     return RowDefinition(
-        identifier(content), text_of(content, "label"), in_order(words), paper, each
+        identifier(content), text_of(content, "label"), in_order(overrides), paper, each
     )
 
 
-def _words(text: str) -> dict[str, str]:
+def _overrides(text: str) -> dict[str, str]:
     """Return the overrides in a text (such as "a=1 b=2") as a dict: key -> value."""
     try:
-        words = shlex.split(text)
+        overrides = shlex.split(text)
     except ValueError as error:
-        raise ResultsError(f"words {text!r}: {error}") from error
-    if wrong := [word for word in words if "=" not in word]:
-        raise ResultsError(f"words {text!r}: {wrong[0]} is not KEY=VALUE")
-    pairs = (word.lstrip("+").partition("=") for word in words)
+        raise ResultsError(f"overrides {text!r}: {error}") from error
+    if wrong := [word for word in overrides if "=" not in word]:
+        raise ResultsError(f"overrides {text!r}: {wrong[0]} is not KEY=VALUE")
+    pairs = (word.lstrip("+").partition("=") for word in overrides)
     return {key: value for key, _, value in pairs}
 
 

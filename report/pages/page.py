@@ -10,7 +10,6 @@ from statistics import fmean
 
 from report.errors import ResultsError
 from report.format import markdown_row, wrap
-from report.kept import KeptRun, command
 from report.learning_curve import settled
 from report.measured import Measured
 from report.pages.benchmark_table import (
@@ -39,6 +38,7 @@ from report.pages.table_columns import (
     RowContext,
     remark,
 )
+from report.run_archive import ArchivedRun, command
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 # Explanations at the end of a page. Each is there only if a table of the page needs it.
@@ -75,26 +75,30 @@ class FilledTable:
     """The definition of a page's table, and all stored runs of the table's experiment."""
 
     definition: TableDefinition
-    runs: Sequence[KeptRun]
+    runs: Sequence[ArchivedRun]
 
     @cached_property
-    def by_words(self) -> dict[str, list[KeptRun]]:
+    def by_overrides(self) -> dict[str, list[ArchivedRun]]:
         """A dict from command-line overrides to the runs with them, in the order of their seeds."""
-        found: dict[str, list[KeptRun]] = {}
+        found: dict[str, list[ArchivedRun]] = {}
         for run in sorted(self.runs, key=lambda run: run.key):
-            found.setdefault(run.words, []).append(settled(run, self.definition.smooth))
+            found.setdefault(run.overrides, []).append(settled(run, self.definition.smooth))
         return found
 
-    def runs_of(self, row: RowDefinition) -> list[KeptRun]:
+    def runs_of(self, row: RowDefinition) -> list[ArchivedRun]:
         """Return the row's runs, in the order of their seeds; none if it has not run."""
-        return [run for words in sorted(row.all_words) for run in self.by_words.get(words, [])]
+        return [
+            run
+            for overrides in sorted(row.all_overrides)
+            for run in self.by_overrides.get(overrides, [])
+        ]
 
     def across(self, row: RowDefinition) -> list[str]:
         """Return a row's cells in a table whose columns show runs with different overrides.
 
         In a search (of a learning rate) the highest cell is bold.
         """
-        found = [self.by_words.get(words, []) for words in row.across]
+        found = [self.by_overrides.get(overrides, []) for overrides in row.across]
         cells = [self._shown(runs).cell.removesuffix(ONE_SEED) if runs else "" for runs in found]
         if not self.definition.search:
             return cells
@@ -105,7 +109,7 @@ class FilledTable:
             f"**{c}**" if c and m == max(means) else c for c, m in zip(cells, means, strict=True)
         ]
 
-    def _shown(self, runs: Sequence[KeptRun]) -> Rendered:
+    def _shown(self, runs: Sequence[ArchivedRun]) -> Rendered:
         """Return the measure that a table with `across` shows in all columns, for these runs."""
         (column,) = self.definition.columns
         definition = self.definition
@@ -127,8 +131,8 @@ class FilledTable:
         if (row := self.definition.row(name)) is None:
             raise ResultsError(f"no row {name}")
         if column in self.definition.across:
-            words = row.across[self.definition.across.index(column)]
-            runs = self.by_words.get(words, [])
+            overrides = row.across[self.definition.across.index(column)]
+            runs = self.by_overrides.get(overrides, [])
             return self._shown(runs).sentence if runs else NOT_RUN
         if column in ("label", PAPER):
             return str(getattr(row, column))
@@ -167,8 +171,14 @@ class FilledTable:
     def origin(self) -> str:
         """Return the sentences below the table: the runs' command, commits, CPUs and seeds."""
         rows = [run for row in self.definition.rows for run in self.runs_of(row)]
-        words = [command(self.definition.experiment), self.definition.beside, "dataset.root=FOLDER"]
-        said = [command_and_commits(" ".join(filter(None, words)), {run.commit for run in rows})]
+        overrides = [
+            command(self.definition.experiment),
+            self.definition.beside,
+            "dataset.root=FOLDER",
+        ]
+        said = [
+            command_and_commits(" ".join(filter(None, overrides)), {run.commit for run in rows})
+        ]
         kinds = sorted({run.cpu for run in rows} - {""}, reverse=True)
         if kinds:
             some = "; some runs did not record it" if any(not run.cpu for run in rows) else ""
@@ -178,14 +188,18 @@ class FilledTable:
             said.append(f"Accuracies are means of {self.definition.smooth} successive evaluations.")
         if self.definition.search:
             said.append("The highest accuracy of a row is bold.")
-        if any(words not in self.by_words for row in self.definition.rows for words in row.across):
+        if any(
+            overrides not in self.by_overrides
+            for row in self.definition.rows
+            for overrides in row.across
+        ):
             said.append("Settings with a blank cell were not run.")
         return " ".join(filter(None, said))
 
     def _seeds(self) -> str:
         """Return the sentence that says how many seeds the cells of the table have."""
-        every = set().union(*(row.all_words for row in self.definition.rows))
-        counts = sorted({len(self.by_words[words]) for words in every & set(self.by_words)})
+        every = set().union(*(row.all_overrides for row in self.definition.rows))
+        counts = sorted({len(self.by_overrides[each]) for each in every & set(self.by_overrides)})
         if not counts:
             return ""
         if counts[0] == 1 < counts[-1]:
@@ -199,7 +213,9 @@ Filled = FilledTable | FilledBenchmarkTable
 
 
 def fill(
-    page: PageDefinition, kept: Mapping[str, Sequence[KeptRun]], measured: Mapping[str, Measured]
+    page: PageDefinition,
+    kept: Mapping[str, Sequence[ArchivedRun]],
+    measured: Mapping[str, Measured],
 ) -> list[Filled]:
     """Return the page's tables, filled with the runs of experiments or the values of benchmarks."""
     return [
@@ -285,15 +301,15 @@ def picture_name(page: PageDefinition, table: TableDefinition) -> str:
     return f"{page.name}_{table.id}.png" if len(page.tables) > 1 else f"{page.name}.png"
 
 
-def _left_over(name: str, runs: Sequence[KeptRun], shown: set[str]) -> list[str]:
+def _left_over(name: str, runs: Sequence[ArchivedRun], shown: set[str]) -> list[str]:
     """Return Markdown lines that list an experiment's stored runs that no table shows; or [].
 
     `shown`: the overrides of the runs that some table shows.
     """
-    words = sorted({run.words for run in runs} - shown)
-    if not words:
+    overrides = sorted({run.overrides for run in runs} - shown)
+    if not overrides:
         return []
     lines = [f"Stored runs of `{name}` that are in no table:", ""]
-    for each in words:
-        lines += wrap(f"`{each or 'no words'}`", "* ", "  ")
+    for each in overrides:
+        lines += wrap(f"`{each or 'no overrides'}`", "* ", "  ")
     return [*lines, ""]

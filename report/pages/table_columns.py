@@ -10,8 +10,8 @@ from typing import NamedTuple
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds
-from report.kept import KeptRun
 from report.learning_curve import Row, first_at, settled_at
+from report.run_archive import ArchivedRun
 
 NOTHING = "-"
 NOT_RUN = "not run yet"
@@ -35,8 +35,8 @@ class RowContext:
     `against`: the runs of the row to compare with. `reach`: an accuracy in %. `after`: a round.
     """
 
-    runs: Sequence[KeptRun]
-    against: Sequence[KeptRun] = ()
+    runs: Sequence[ArchivedRun]
+    against: Sequence[ArchivedRun] = ()
     reach: float | None = None
     after: int | None = None
 
@@ -55,7 +55,7 @@ class PageColumn(NamedTuple):
     needs: str = ""
 
 
-def _values(runs: Sequence[KeptRun], key: str, scale: float = 1) -> dict[int, float]:
+def _values(runs: Sequence[ArchivedRun], key: str, scale: float = 1) -> dict[int, float]:
     """Return a dict from seeds to the runs' numbers `key`, without runs that lack this number."""
     found = {run.seed: run.numbers[key] for run in runs}
     return {seed: value * scale for seed, value in found.items() if value is not None}
@@ -189,7 +189,7 @@ def _after(above: str, below: str, form: Callable[[float], str]) -> Show:
     return show
 
 
-def _grown(run: KeptRun, after: int, keys: Sequence[str]) -> list[float]:
+def _grown(run: ArchivedRun, after: int, keys: Sequence[str]) -> list[float]:
     """Return how much a run's counters grew after the round `after`.
 
     Raises `ResultsError` if this round has no evaluation.
@@ -197,7 +197,7 @@ def _grown(run: KeptRun, after: int, keys: Sequence[str]) -> list[float]:
     rows = run.rows()
     start = next((row for row in rows if row["round"] == after), None)
     if start is None or any(row.get(key) is None for row in (start, rows[-1]) for key in keys):
-        raise ResultsError(f"{run.words}: nothing is kept of what was counted at round {after}")
+        raise ResultsError(f"{run.overrides}: nothing is kept of what was counted at round {after}")
     return [(rows[-1][key] or 0) - (start[key] or 0) for key in keys]
 
 
@@ -302,7 +302,7 @@ COLUMNS: dict[str, PageColumn] = {
 }
 
 
-def remark(runs: Sequence[KeptRun]) -> str:
+def remark(runs: Sequence[ArchivedRun]) -> str:
     """Return a remark on a row: not run, diverged runs, failed replies; "" if there is none."""
     if not runs:
         return NOT_RUN

@@ -2,8 +2,8 @@
 
 import random
 
-from report.kept import main as keep
 from report.results import main
+from report.run_archive import main as keep
 from tests.report.sweeps import add_job
 
 PAGE = """
@@ -15,9 +15,9 @@ tables:
     against: a
     columns: [paper, accuracy, difference, seeds]
     rows:
-      - {id: a, label: A, words: lr=1, paper: "99.0"}
-      - {id: b, label: B, words: momentum=true lr=2}
-      - {id: c, label: C, words: lr=3}
+      - {id: a, label: A, overrides: lr=1, paper: "99.0"}
+      - {id: b, label: B, overrides: momentum=true lr=2}
+      - {id: c, label: C, overrides: lr=3}
 """
 ACCURACIES = {"lr=1": (0.80, 0.81, 0.79), "lr=2 momentum=True": (0.81, 0.825, 0.80)}
 
@@ -28,11 +28,11 @@ def define(root, text, name="page"):
 
 def run(root, accuracies, experiment="e", **result):
     """Make and store runs of each row's overrides with the seeds 0, 1, ..., in random order."""
-    jobs = [(words, *seed) for words, of in accuracies.items() for seed in enumerate(of)]
+    jobs = [(overrides, *seed) for overrides, of in accuracies.items() for seed in enumerate(of)]
     random.shuffle(jobs)
     sweep = root / f"sweep{len(list(root.glob('sweep*')))}"
-    for number, (words, seed, accuracy) in enumerate(jobs):
-        every = f"experiment={experiment} {words} seed={seed}"
+    for number, (overrides, seed, accuracy) in enumerate(jobs):
+        every = f"experiment={experiment} {overrides} seed={seed}"
         add_job(sweep / str(number), every, accuracy=accuracy, rounds=9, **result)
     assert keep([experiment, str(sweep)], root) == 0
 

@@ -17,11 +17,11 @@ RESULT = {
 }
 
 
-def add_job(folder, words, history=(), finished=True, **result):
-    """Write the files of a job; its seed is taken from its overrides `words`."""
+def add_job(folder, overrides, history=(), finished=True, **result):
+    """Write the files of a job; its seed is taken from its overrides `overrides`."""
     (folder / ".hydra").mkdir(parents=True)
-    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(words.split()))
-    seeds = [int(word[5:]) for word in words.split() if word.startswith("seed=")]
+    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides.split()))
+    seeds = [int(word[5:]) for word in overrides.split() if word.startswith("seed=")]
     if finished:
         full = RESULT | {"seed": seeds[0] if seeds else 0} | result
         (folder / "result.json").write_text(json.dumps(full))

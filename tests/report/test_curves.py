@@ -29,10 +29,10 @@ def rows(losses, step):
 
 @pytest.fixture
 def sweep(tmp_path):
-    for words, seeds in LOSSES.items():
+    for overrides, seeds in LOSSES.items():
         for seed, losses in enumerate(seeds):
             history = rows(losses, 1_000_000 * (1 + seed))
-            add_job(tmp_path / words / str(seed), f"{words} seed={seed}", history)
+            add_job(tmp_path / overrides / str(seed), f"{overrides} seed={seed}", history)
     return tmp_path
 
 
@@ -107,15 +107,15 @@ def test_the_picture_is_1200_pixels_wide(sweep, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("overrides", "part"),
     [
         (["--x", "virtual_seconds", "--out", "x.png"], "no history holds train_loss and virtual"),
         (["--out", "/nowhere/x.png"], "/nowhere/x.png: No such file"),
     ],
 )
-def test_a_mistake_gives_one_line(sweep, capsys, words, part):
+def test_a_mistake_gives_one_line(sweep, capsys, overrides, part):
     pytest.importorskip("matplotlib")
-    assert main([str(sweep), *words]) == 2
+    assert main([str(sweep), *overrides]) == 2
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1
     assert part in error
@@ -142,7 +142,7 @@ def test_an_incomplete_last_line_is_skipped_and_any_other_is_named(sweep, tmp_pa
 
 def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):
     groups = group_jobs(read_jobs([sweep])[0])
-    (sgd,) = (group for group in groups if group.words["algorithm"] == "sgd")
+    (sgd,) = (group for group in groups if group.overrides["algorithm"] == "sgd")
     found = curve(
         [job.history() for job in sgd.jobs], "round", "train_loss", smooth=3, extremes=True
     )

@@ -3,14 +3,14 @@
 import pytest
 
 from report.jobs import ResultsError
-from report.kept import KeptRun
 from report.learning_curve import settled
 from report.pages.table_columns import COLUMNS, RowContext
+from report.run_archive import ArchivedRun
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
 
 
-def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **course):
+def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **curve):
     """Return a run with an evaluation every 10 rounds; a round takes 1 MB up and 3 MB down."""
     rounds = [10.0 * at for at in range(len(accuracies))]
     columns = {
@@ -18,14 +18,14 @@ def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **course):
         "accuracy": list(accuracies),
         "uplink_bytes": [1e6 * at for at in rounds],
         "downlink_bytes": [3e6 * at for at in rounds],
-        **course,
+        **curve,
     }
     numbers = {
         "accuracy": accuracies[-1],
         "best_accuracy": max(accuracies),
         "evaluations": evaluations or len(accuracies),
     }
-    return KeptRun("lr=1", seed, "abc", False, numbers, columns)
+    return ArchivedRun("lr=1", seed, "abc", False, numbers, columns)
 
 
 def shown(column, *runs, **given):
@@ -34,8 +34,8 @@ def shown(column, *runs, **given):
 
 def test_accuracies_as_means_of_evaluations():
     found = settled(kept(), 2)
-    assert found.course["accuracy"] == pytest.approx([0.3, 0.7, 0.8, 0.75])
-    assert found.course["round"] == [10, 20, 30, 40]
+    assert found.curve["accuracy"] == pytest.approx([0.3, 0.7, 0.8, 0.75])
+    assert found.curve["round"] == [10, 20, 30, 40]
     assert found.numbers["accuracy"] == pytest.approx(0.75)
     assert found.numbers["best_accuracy"] == pytest.approx(0.8)
     assert settled(kept(), 1) == kept()
@@ -69,7 +69,7 @@ def test_the_best_of_equal_seeds_is_compared():
 
 
 def test_values_after_a_round_use_the_runs_that_did_not_diverge():
-    ended = KeptRun("lr=1", 1, "abc", True, kept().numbers, {"round": [0.0], "accuracy": [0.1]})
+    ended = ArchivedRun("lr=1", 1, "abc", True, kept().numbers, {"round": [0.0], "accuracy": [0.1]})
     assert shown("uplink a round after", kept(), ended, after=10) == "1 MB"
     assert shown("uplink a round after", ended, after=10) == "-"
 

@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 from omegaconf import OmegaConf
 
-from report.kept import kept_file, read_kept
 from report.learning_curve import settled
 from report.pages.definitions import read_definition
+from report.run_archive import archive_file, read_archive
 
 ROOT = Path(__file__).parents[2]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the
@@ -38,9 +38,9 @@ BESIDE = {
 }
 
 
-def taken_apart(words, without):
+def taken_apart(overrides, without):
     """Return the settings of a row or run without its learning rates, and the rates as a dict."""
-    found = dict(word.split("=", 1) for word in shlex.split(words))
+    found = dict(word.split("=", 1) for word in shlex.split(overrides))
     rates = {key: float(found.pop(key)) for key in CHOSEN if key in found}
     return frozenset((key, value) for key, value in found.items() if key not in without), rates
 
@@ -48,8 +48,8 @@ def taken_apart(words, without):
 def best_rates(searches, smooth, without):
     """Return for each method the rates with the highest mean accuracy over all seeds."""
     found = defaultdict(lambda: defaultdict(list))
-    for run in (run for name in searches for run in read_kept(kept_file(ROOT, name))):
-        method, rates = taken_apart(run.words, without)
+    for run in (run for name in searches for run in read_archive(archive_file(ROOT, name))):
+        method, rates = taken_apart(run.overrides, without)
         accuracy = settled(run, smooth).numbers["accuracy"] or 0
         found[method][tuple(rates.items())].append(accuracy)
     return {
@@ -68,6 +68,6 @@ def test_rows_use_the_best_rate_of_the_search(name):
         file = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         default = OmegaConf.load(file).get("lr")
         for row in table.rows:
-            method, rates = taken_apart(row.words, without)
+            method, rates = taken_apart(row.overrides, without)
             if row.label not in BESIDE:
                 assert (rates or {"lr": default}) == best[method], row.label

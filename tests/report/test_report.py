@@ -133,12 +133,12 @@ RESULT = {
 def summary(tmp_path):
     """Return a function: it returns a run's summary as printed, for overrides and Hydra choices."""
 
-    def printed(words=(), choices=None, **result):
+    def printed(overrides=(), choices=None, **result):
         (tmp_path / ".hydra").mkdir()
         chosen = {"strategy": "fedavg", "compression": "f2i", "downlink": "full"} | (choices or {})
         hydra = {"hydra": {"runtime": {"choices": chosen if choices != {} else {}}}}
         (tmp_path / ".hydra" / "hydra.yaml").write_text(json.dumps(hydra))
-        (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(list(words)))
+        (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(list(overrides)))
         (tmp_path / "result.json").write_text(json.dumps(RESULT | result))
         screen = io.StringIO()
         Console(file=screen, width=120).print(summary_table(read_result(tmp_path), tmp_path))
@@ -183,7 +183,7 @@ def test_the_link_is_the_runs_network_if_that_has_limits(summary):
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("overrides", "name"),
     [
         ([], "fedavg_f2i"),
         (["algorithm=fedavg_f2i", "lr=0.1"], "fedavg_f2i"),
@@ -195,9 +195,9 @@ def test_the_link_is_the_runs_network_if_that_has_limits(summary):
         (["algorithm=sgd", "strategy/optimizer=adam"], "fedavg_f2i with strategy/optimizer=adam"),
     ],
 )
-def test_a_run_is_named_by_its_overrides(summary, words, name):
-    choices = {word.split("=")[0].lstrip("+"): word.split("=")[1] for word in words}
-    first = summary(words, choices or None).splitlines()[0]
+def test_a_run_is_named_by_its_overrides(summary, overrides, name):
+    choices = {word.split("=")[0].lstrip("+"): word.split("=")[1] for word in overrides}
+    first = summary(overrides, choices or None).splitlines()[0]
     assert first.split("run", 1)[1].strip() == name
 
 

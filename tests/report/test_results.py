@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 from conf.sweeper import split_case
 from report.errors import ResultsError
 from report.jobs import WITHOUT_EFFECT
-from report.kept import in_order, kept_file, read_kept
 from report.measured import measured_file, read_measured
 from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
 from report.pages.definitions import read_definitions
 from report.results import main, outputs
+from report.run_archive import archive_file, in_order, read_archive
 from tests.report.made_pages import PAGE, define, written
 
 ROOT = Path(__file__).parents[2]
@@ -34,8 +34,8 @@ def test_every_row_is_a_case_of_its_experiment(page):
             continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
-        jobs = words_of_jobs(sweeper, table.beside)
-        assert set().union(*(row.all_words for row in table.rows)) <= jobs
+        jobs = overrides_of_jobs(sweeper, table.beside)
+        assert set().union(*(row.all_overrides for row in table.rows)) <= jobs
 
 
 @of_each_page
@@ -58,9 +58,9 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
             continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         seeds = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.seed")
-        runs = read_kept(kept_file(ROOT, table.experiment))
+        runs = read_archive(archive_file(ROOT, table.experiment))
         for row in table.rows:
-            kept = {run.seed for run in runs if run.words in row.all_words}
+            kept = {run.seed for run in runs if run.overrides in row.all_overrides}
             assert kept >= {int(seed) for seed in str(seeds).split(",")}, (table.id, row.label)
 
 
@@ -98,16 +98,16 @@ def number(page, label, column="accuracy, %"):
     return float(next(row for row in rows if row[1] == label)[place].split(" ")[0])
 
 
-def words_of_jobs(sweeper, beside=""):
+def overrides_of_jobs(sweeper, beside=""):
     """Return the overrides of the sweeper's jobs, in the form that a page's definition uses."""
     given = dict(word.split("=", 1) for word in beside.split())
     found = set()
     for case in sweeper.get("cases", [""]):
-        words = dict(word.split("=", 1) for word in split_case(case))
+        overrides = dict(word.split("=", 1) for word in split_case(case))
         params = sweeper.get("params", {}).items()
-        free = {k: str(values).split(",") for k, values in params if k not in words}
+        free = {k: str(values).split(",") for k, values in params if k not in overrides}
         for values in product(*free.values()):
-            every = words | dict(zip(free, values, strict=True)) | given
+            every = overrides | dict(zip(free, values, strict=True)) | given
             found.add(in_order({k: v for k, v in every.items() if not WITHOUT_EFFECT.fullmatch(k)}))
     return found
 
@@ -121,14 +121,14 @@ def test_check_reports_differences_and_changes_nothing(ran, capsys):
     assert not (ran / "docs" / "results" / "page.md").exists()
     written(ran)
     assert main(["--check"], ran) == 0
-    file = kept_file(ran, "e")
+    file = archive_file(ran, "e")
     file.write_text(file.read_text().replace('"accuracy": 0.825', '"accuracy": 0.835'))
     assert main(["--check"], ran) == 1
 
 
 def test_a_page_without_a_run_is_not_written_and_one_that_lost_them_is_removed(ran):
     written(ran)
-    kept_file(ran, "e").unlink()
+    archive_file(ran, "e").unlink()
     assert main(["--check"], ran) == 1
     assert main([], ran) == 0
     assert not (ran / "docs" / "results" / "page.md").exists()
@@ -155,19 +155,23 @@ def test_a_page_that_a_person_wrote_is_not_overwritten(ran, capsys):
         ("[paper, accuracy, ", "[paper, reached, ", "the column reached needs reach"),
         ("    against: a\n", "    against: a\n    smooth: 0\n", "smooth must be a number above 0"),
         ("    against: a\n", "    against: a\n    after: 1.5\n", "after must be a whole number"),
-        ("    against: a\n", "    against: a\n    across: {words: x}\n", "must be HEAD: WORDS"),
+        (
+            "    against: a\n",
+            "    against: a\n    across: {overrides: x}\n",
+            "must be HEAD: OVERRIDES",
+        ),
         ("against: a", "against: d", "no row has the id d"),
         ("[paper", "[papers", "no column papers; there are: paper, accuracy"),
         ("setting:", "settings:", "a page has no settings"),
         ("title: A page\n", "", "a page needs title"),
         ("experiment: e", "experiment: g", "no experiment g"),
         ("id: c", "id: b", "several rows with the id 'b'"),
-        ("lr=3", "lr=1", "several rows with the words 'lr=1'"),
+        ("lr=3", "lr=1", "several rows with the overrides 'lr=1'"),
         ("lr=3", "lr", "lr is not KEY=VALUE"),
         ("id: c", "id: c.d", "an id is letters"),
         ("[paper, accuracy, difference, seeds]", "accuracy", "columns must be a list"),
         ("title: A page", "title: [A, page]", "must be a text"),
-        ("{id: c, label: C, words: lr=3}", "c", "a row must have the keys"),
+        ("{id: c, label: C, overrides: lr=3}", "c", "a row must have the keys"),
         (PAGE, "- 1", "a page must have the keys"),
         (PAGE, "a: [", "is no YAML"),
     ],
@@ -196,7 +200,7 @@ def test_a_page_without_a_definition_gives_one_line(ran, capsys):
     ],
 )
 def test_an_invalid_kept_file_gives_one_line(ran, old, new, said, capsys):
-    file = kept_file(ran, "e")
+    file = archive_file(ran, "e")
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
     assert main([], ran) == 2
@@ -210,6 +214,6 @@ def test_an_index_without_its_markers_gives_one_line(ran, capsys):
 
 
 def test_a_damaged_kept_file_gives_one_line(ran):
-    kept_file(ran, "e").write_text(json.dumps({"runs": [{}]}))
-    with pytest.raises(ResultsError, match=r"e\.json is no file of kept runs"):
+    archive_file(ran, "e").write_text(json.dumps({"runs": [{}]}))
+    with pytest.raises(ResultsError, match=r"e\.json is no file of archived runs"):
         outputs(ran)

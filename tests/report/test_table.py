@@ -15,11 +15,11 @@ def sweep(tmp_path):
     folder = tmp_path / "sweep"
     add_job(folder / "0", "algorithm=sgd batch_size=64 seed=0 experiment=e", accuracy=0.5)
     for seed, accuracy in enumerate((0.98, 0.99, 0.97)):
-        words = f"algorithm=sgd batch_size=32 seed={seed} experiment=e engine.workers={seed}"
-        add_job(folder / str(seed + 9), words, accuracy=accuracy)
+        overrides = f"algorithm=sgd batch_size=32 seed={seed} experiment=e engine.workers={seed}"
+        add_job(folder / str(seed + 9), overrides, accuracy=accuracy)
     for seed, up in enumerate((200_000, 300_000)):
-        words = f"algorithm=esgd compression.drop=0.25 batch_size=32 seed={seed} experiment=e"
-        add_job(folder / str(seed + 1), words, uplink_bytes=up, failures=seed)
+        overrides = f"algorithm=esgd compression.drop=0.25 batch_size=32 seed={seed} experiment=e"
+        add_job(folder / str(seed + 1), overrides, uplink_bytes=up, failures=seed)
     return folder
 
 
@@ -66,7 +66,7 @@ def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["unfinished"] == [str(sweep / "20")]
     sgd = found["rows"][2]
-    assert sgd["words"] == {"algorithm": "sgd", "batch_size": "32"}
+    assert sgd["overrides"] == {"algorithm": "sgd", "batch_size": "32"}
     assert sgd["seeds"] == [0, 1, 2]
     assert sgd["accuracy_by_seed"] == [0.98, 0.99, 0.97]
     assert sgd["accuracy"] == pytest.approx(0.98)
@@ -186,7 +186,7 @@ def test_a_damaged_run_is_left_out_and_named(sweep, capsys, file, text):
     assert rest.strip() == f"unfinished or damaged: {sweep / '0'}"
 
 
-def course(*accuracies):
+def curve(*accuracies):
     return [
         {"round": 10 * n, "accuracy": accuracy, "uplink_bytes": 1000 * n}
         for n, accuracy in enumerate(accuracies, 1)
@@ -197,8 +197,8 @@ def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, caps
     courses = {"sgd": [(0.5, None, 0.9, 0.7), (0.2, 0.8, 0.8, 0.9)], "esgd": [(0.5, 0.9), (0.5,)]}
     for algorithm, seeds in courses.items():
         for seed, accuracies in enumerate(seeds):
-            words = f"algorithm={algorithm} seed={seed}"
-            add_job(tmp_path / algorithm / str(seed), words, course(*accuracies))
+            overrides = f"algorithm={algorithm} seed={seed}"
+            add_job(tmp_path / algorithm / str(seed), overrides, curve(*accuracies))
     assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
     esgd, sgd = rows_of(capsys.readouterr().out)[0]
     assert sgd["accuracy"].startswith("82.50")  # the mean of 0.9 and 0.7, and of 0.8 and 0.9
@@ -238,7 +238,7 @@ def test_an_invalid_result_affects_its_own_row_only(damage, tmp_path, capsys):
 
 
 def test_without_evaluations_averages_and_targets_are_empty(tmp_path, capsys):
-    add_job(tmp_path / "0", "seed=0", course(None, None), accuracy=None)
+    add_job(tmp_path / "0", "seed=0", curve(None, None), accuracy=None)
     assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
     (row,) = rows_of(capsys.readouterr().out)[0]
     assert row["accuracy"] == "-"

@@ -26,7 +26,7 @@ tables:
 """
 PRINTS = """
 import json, sys
-print(json.dumps({"net, 10": {"f2i": {"both": 11.1619}}, "words": sys.argv[1:]}))
+print(json.dumps({"net, 10": {"f2i": {"both": 11.1619}}, "overrides": sys.argv[1:]}))
 """
 
 
@@ -44,7 +44,7 @@ def test_a_benchmarks_values_are_kept_with_its_command_and_shown_in_three_digits
     define(root, LOOKED_UP)
     assert measure(["sizes", "printing", "--steps", "4"], root) == 0
     kept = json.loads(measured_file(root, "sizes").read_text())
-    assert kept["result"]["words"] == ["--steps", "4"]
+    assert kept["result"]["overrides"] == ["--steps", "4"]
     text = written(root)
     assert "| F2I | 11.2 | - |" in text
     assert "| DGC, all | - | - |" in text

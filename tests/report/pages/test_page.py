@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from report.kept import kept_file, read_kept
 from report.results import main, outputs
+from report.run_archive import archive_file, read_archive
 from tests.report.made_pages import ACCURACIES, PAGE, define, rows_of, run, written
 
 CLAIM = '"B is {b.verdict} A: {b.difference}."'
@@ -105,14 +105,14 @@ def test_every_column_shows_something(ran):
 
 
 def test_the_command_and_the_commit_are_below_the_table(ran):
-    file = kept_file(ran, "e")
+    file = archive_file(ran, "e")
     file.write_text(re.sub('"commit": "[^"]*"', '"commit": "abc1234+"', file.read_text()))
     below = "Command: `python run.py -m experiment=e dataset.root=FOLDER`. Commit: `abc1234+`."
     assert f"{below} Runs: 3 seeds. ±" in " ".join(written(ran).split())
 
 
 def test_the_cpu_of_the_runs_is_below_the_table(ran):
-    file = kept_file(ran, "e")
+    file = archive_file(ran, "e")
     assert "CPU" not in written(ran)
     file.write_text(file.read_text().replace('"cpu": ""', '"cpu": "AVX2"', 1))
     assert "CPU: AVX2; some runs did not record it." in " ".join(written(ran).split())
@@ -132,7 +132,7 @@ def test_several_tables_are_separate(ran):
 
 
 def test_overrides_common_to_a_table_go_to_each_row(root):
-    define(root, PAGE.replace("    against", "    words: nodes=4\n    against"))
+    define(root, PAGE.replace("    against", "    overrides: nodes=4\n    against"))
     run(root, {"nodes=4 lr=1": (0.8,)})
     assert rows_of(written(root))["A"]["seeds"] == "0"
 
@@ -141,7 +141,7 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
     table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", "    across: "
                          "{key: lr, values: [1, 2]}\n").replace("    against: a\n", "")  # fmt: skip
     table = table.replace(CLAIM, "A claim.")
-    rows = "".join(f"      - {{id: {n}, label: {n}, words: m={n}}}\n" for n in "xy")
+    rows = "".join(f"      - {{id: {n}, label: {n}, overrides: m={n}}}\n" for n in "xy")
     define(root, table[: table.index("      - {id: a")] + rows)
     run(root, {"m=x lr=1": (0.7,), "m=x lr=2": (0.8,), "m=y lr=1": (0.9,)})
     page = written(root)
@@ -159,7 +159,7 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
 
 
 def test_a_table_across_settings_marks_no_highest(root):
-    across = "    across: {words: {all: '', ten of a hundred: nodes=100 fraction=0.1}}\n"
+    across = "    across: {overrides: {all: '', ten of a hundred: nodes=100 fraction=0.1}}\n"
     table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", across)
     define(root, table.replace("    against: a\n", "").replace(CLAIM, "A claim."))
     run(root, {"lr=1": (0.7, 0.7), "lr=1 nodes=100 fraction=0.1": (0.6, 0.62)})
@@ -168,7 +168,7 @@ def test_a_table_across_settings_marks_no_highest(root):
 
 
 def test_a_table_across_settings_shows_its_column_and_texts_can_name_its_cells(root):
-    across = "    across: {words: {slow: '', fast: link=fast, none: link=none}}\n"
+    across = "    across: {overrides: {slow: '', fast: link=fast, none: link=none}}\n"
     table = PAGE.replace("[paper, accuracy, difference, seeds]\n", "[time a round]\n" + across)
     claim = "From {a.slow} to {a.fast}, then {a.none}."
     define(root, table.replace("    against: a\n", "").replace(CLAIM, claim))
@@ -181,7 +181,7 @@ def test_a_table_across_settings_shows_its_column_and_texts_can_name_its_cells(r
 
 def test_overrides_beside_the_experiment_apply_to_each_row(root):
     define(root, PAGE.replace("    against", "    beside: dataset=imagefolder\n    against"))
-    run(root, {f"{words} dataset=imagefolder": of for words, of in ACCURACIES.items()})
+    run(root, {f"{overrides} dataset=imagefolder": of for overrides, of in ACCURACIES.items()})
     text = written(root)
     assert rows_of(text)["A"]["accuracy, %"] == "80.00 ± 2.48"
     assert "`python run.py -m experiment=e dataset=imagefolder dataset.root=FOLDER`" in text
@@ -208,8 +208,8 @@ def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
 def test_pages_do_not_depend_on_the_order_of_kept_runs(ran):
     text = written(ran)
     for _ in range(3):
-        runs = json.loads(kept_file(ran, "e").read_text())
+        runs = json.loads(archive_file(ran, "e").read_text())
         random.shuffle(runs["runs"])
-        kept_file(ran, "e").write_text(json.dumps(runs))
-        assert len(read_kept(kept_file(ran, "e"))) == 6
+        archive_file(ran, "e").write_text(json.dumps(runs))
+        assert len(read_archive(archive_file(ran, "e"))) == 6
         assert written(ran) == text

@@ -2,8 +2,8 @@
 
 import pytest
 
-from report.kept import main as keep
 from report.results import main, outputs
+from report.run_archive import main as keep
 from tests.report.made_pages import PAGE, define, written
 from tests.report.sweeps import add_job
 
@@ -13,13 +13,13 @@ CURVES = PAGE.replace("    against: a\n", "    picture: accuracy\n    least: 50\
 CURVES = CURVES.replace("B is {b.verdict} A: {b.difference}.", "A claim.")
 
 
-def keep_run(root, words, seed, accuracies, rounds=(0, 10, 20)):
-    folder = root / f"sweep_{words}_{seed}"
+def keep_run(root, overrides, seed, accuracies, rounds=(0, 10, 20)):
+    folder = root / f"sweep_{overrides}_{seed}"
     history = [
         {"round": at, "accuracy": value, "uplink_bytes": at * 1e6, "downlink_bytes": 0}
         for at, value in zip(rounds, accuracies, strict=True)
     ]
-    job = f"experiment=e {words} seed={seed}"
+    job = f"experiment=e {overrides} seed={seed}"
     add_job(folder / "0", job, history, accuracy=accuracies[-1], rounds=rounds[-1])
     assert keep(["e", str(folder)], root) == 0
 
