@@ -33,7 +33,7 @@ from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
 from .scatter import add_at, subtract_at
-from .wire import ALL, INDICES, REPEATED, digest, ids_of, seal, tables, with_own
+from .wire import ALL, INDICES, REPEATED, assemble, digest, ids_of, tables, with_own
 from .wire_header import varint
 from .wire_natives import NativeTensor, own_bytes
 
@@ -265,7 +265,7 @@ class Codec:
             body = coded if coded is not None and smaller else stream.data
             numbers.append(memoryview(body).nbytes << 1 | smaller)
             bodies.append(body)
-        return seal(head + b"".join(map(varint, numbers)), bodies)
+        return assemble(head + b"".join(map(varint, numbers)), bodies)
 
 
 def _listed(

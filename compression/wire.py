@@ -93,7 +93,7 @@ def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
     return head[: _PREFIX - 1] + flags + own_table(own) + head[_PREFIX:]
 
 
-def seal(head: bytes, bodies: Sequence[Buffer]) -> bytes:
+def assemble(head: bytes, bodies: Sequence[Buffer]) -> bytes:
     """Join header, padding, streams and checksum to a payload; values are copied only here."""
     parts = [head + bytes(-len(head) % 8), *bodies]
     checksum = xxh3_64()

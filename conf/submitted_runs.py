@@ -23,7 +23,7 @@ from conf.schema import Config, ConfigError
 from conf.targets import GROUPS, is_ours
 from task import DEFAULT_ROOT
 
-OWN_WORDS = "EDGEWIRE_OWN_WORDS"  # checksums of own configurations, for child processes
+LOCAL_CONFIGS = "EDGEWIRE_LOCAL_CONFIGS"  # checksums of own configurations, for child processes
 ALLOW, DATA, OUTPUT = "EDGEWIRE_ALLOW", "EDGEWIRE_DATA", "EDGEWIRE_OUTPUT"
 REMEMBERED = 16  # the newest checksums to keep; a sweep runs thousands of configurations
 SHOWN = 100  # the most characters of a submitted text that an error message repeats
@@ -59,14 +59,14 @@ class NodeGrants:
 
 def mark_as_local(values: Mapping[str, Any]) -> None:
     """Mark a `run_config` as this machine's own, in this process and in those that it starts."""
-    before = os.environ.get(OWN_WORDS, "").split()
+    before = os.environ.get(LOCAL_CONFIGS, "").split()
     newest = [*(each for each in before if each != _mark(values)), _mark(values)]
-    os.environ[OWN_WORDS] = " ".join(newest[-REMEMBERED:])
+    os.environ[LOCAL_CONFIGS] = " ".join(newest[-REMEMBERED:])
 
 
 def is_local(values: Mapping[str, Any]) -> bool:
     """Return whether a `run_config` equals, byte for byte, one that this machine has composed."""
-    return _mark(values) in os.environ.get(OWN_WORDS, "").split()
+    return _mark(values) in os.environ.get(LOCAL_CONFIGS, "").split()
 
 
 def _mark(values: Mapping[str, Any]) -> str:

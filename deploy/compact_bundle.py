@@ -61,7 +61,7 @@ _WORDS = (  # the dictionary of zlib: likely strings, the most likely last
 )
 
 
-def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
+def compact(parts: Sequence[tuple[str, bytes]]) -> bytes:
     """Return the compact bundle of parts, each (name, content). `parts_of` decodes it."""
     # A content can refer only to earlier parts. The parts before the first object contain the names
     # of objects. So these parts are moved to the end.
@@ -74,7 +74,7 @@ def thin(parts: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
-    """Return the parts of a bundle that `thin` made, each (name, content).
+    """Return the parts of a bundle that `compact` made, each (name, content).
 
     Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for a malformed
     bundle. Its deflated data may be at most 16 MB (`MOST`) after inflating.

@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 _EPOCH, _TICK = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
-_SEAL = struct.Struct("<qQHB")
-LONGEST = _SEAL.size + 255  # bytes of the longest signed header
+_HEADER = struct.Struct("<qQHB")
+LONGEST = _HEADER.size + 255  # bytes of the longest signed header
 
 
 class SignedHeader(NamedTuple):
@@ -50,23 +50,23 @@ def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
     }
 
 
-def sealed(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
+def sign_header(node_id: int, wait: int, sign: Callable[[bytes], bytes]) -> bytes:
     """Return the signed header, as bytes, of a request that is sent now.
 
     `wait`: seconds; `sign`: returns the signature of a text.
     """
     now = datetime.now(UTC)
     signature = sign(now.isoformat().encode())
-    head = _SEAL.pack((now - _EPOCH) // _TICK, node_id, wait, len(signature))
+    head = _HEADER.pack((now - _EPOCH) // _TICK, node_id, wait, len(signature))
     return head + signature
 
 
-def opened(data: bytes) -> tuple[SignedHeader, bytes]:
+def read_header(data: bytes) -> tuple[SignedHeader, bytes]:
     """Return the signed header and the bytes after it. Raises `ValueError` for malformed data."""
     try:
-        ticks, node_id, wait, size = _SEAL.unpack_from(data)
+        ticks, node_id, wait, size = _HEADER.unpack_from(data)
         stamp = (_EPOCH + ticks * _TICK).isoformat()
     except (struct.error, OverflowError) as error:
         raise ValueError(f"nobody has signed it: {error}") from error
-    end = _SEAL.size + size
-    return SignedHeader(node_id, wait, stamp, data[_SEAL.size : end]), data[end:]
+    end = _HEADER.size + size
+    return SignedHeader(node_id, wait, stamp, data[_HEADER.size : end]), data[end:]

@@ -27,7 +27,7 @@ def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
     ]
 
 
-def settled(run: ArchivedRun, count: int) -> ArchivedRun:
+def smoothed_run(run: ArchivedRun, count: int) -> ArchivedRun:
     """Return a run in which every accuracy is the mean of the last `count` evaluations.
 
     The accuracies of the learning curve (`curve`) are means, too. Raises `ResultsError` for a run
@@ -44,7 +44,7 @@ def settled(run: ArchivedRun, count: int) -> ArchivedRun:
     return replace(run, numbers=numbers, curve=curve)
 
 
-def settled_at(rows: Sequence[Row], accuracy: float) -> Row | None:
+def stays_above(rows: Sequence[Row], accuracy: float) -> Row | None:
     """Return the first row from which on all rows have at least this accuracy (0..1); or None.
 
     If a run reaches the accuracy and falls below it again, this row is later than the row that

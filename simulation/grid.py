@@ -51,7 +51,7 @@ class LocalGrid(Grid):
     @property
     def virtual_seconds(self) -> float:
         """The virtual clock, seconds since the run began."""
-        self.settle()
+        self.finish()
         return self._clock.now
 
     now = virtual_seconds  # deadlines are on this clock
@@ -62,7 +62,7 @@ class LocalGrid(Grid):
 
         If a reply is not computed yet, its arrival time is not known, and only its message counts.
         """
-        self.settle()
+        self.finish()
         messages = [task.received for task in self._state.sent.values()]
         replies = [arrival for arrival, _ in self._state.arrivals.values()]
         return max(self._clock.now, *messages, *replies, 0.0)
@@ -81,13 +81,13 @@ class LocalGrid(Grid):
 
         {}: the times are unknown, or `follow` was not called.
         """
-        self.settle()
+        self.finish()
         found = self._line.comparison if self._line else None
         return {} if found is None else found._asdict()
 
     def drain(self) -> None:
         """Compute the replies to all unanswered messages; their arrival times do not change."""
-        self.settle()
+        self.finish()
         for reply in self._pool.drain():
             self._state.early[reply.metadata.reply_to_message_id] = reply
 
@@ -135,7 +135,7 @@ class LocalGrid(Grid):
         if self._clock.steady:
             self.stall.asked(len(self._nodes))
             return self._nodes
-        self.settle()
+        self.finish()
         return tuple(node for node in self._nodes if self._clock.present(node))
 
     def get_nodes(self) -> list[NodeInfo]:
@@ -169,7 +169,7 @@ class LocalGrid(Grid):
     def _push(
         self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
     ) -> list[str]:
-        self.settle()
+        self.finish()
         self.stall.moved()
         state = self._state
         if not state.sent:  # the remaining bounds belong to computed replies
@@ -185,7 +185,7 @@ class LocalGrid(Grid):
             if id(content) not in sizes:
                 size = measured(content, self._header)
                 sizes[id(content)] = size, _reported(content, ConfigRecord)
-            self._settle_crashes(node)
+            self._compute_crashes(node)
             down, steps = sizes[id(content)]
             followed.append((message_id, node, down))
             task = self._clock.send(node, self._clock.now, down[2], ttl, steps)
@@ -213,7 +213,7 @@ class LocalGrid(Grid):
         `deadline` is in virtual seconds. Return the replies that have arrived by then, in the order
         of `message_ids`. If some replies have already arrived, the clock does not advance.
         """
-        self.settle()
+        self.finish()
         if self._line:
             self._line.send()
         ids = dict.fromkeys(message_ids)
@@ -260,7 +260,7 @@ class LocalGrid(Grid):
         if self._line:
             self._line.take(ids)
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Finish the last `send_and_receive`: set the clock to the arrival of its last reply."""
         if self._open is not None:
             replies, self._open = self._open, None
@@ -301,7 +301,7 @@ class LocalGrid(Grid):
         if not queue:
             del self._state.queues[node]
 
-    def _settle_crashes(self, node: int) -> None:
+    def _compute_crashes(self, node: int) -> None:
         """Compute the replies after which this node crashes.
 
         The node loses its state then, so its next message must be computed without this state.

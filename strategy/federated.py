@@ -72,7 +72,7 @@ class FederatedState:
     traffic: Traffic = field(default_factory=Traffic)
     round: int = 0
     arrays: Tagged = field(default_factory=lambda: Tagged(None))
-    link: CompressedGridState = field(default_factory=CompressedGridState)
+    grid: CompressedGridState = field(default_factory=CompressedGridState)
     kept: list[dict[str, Tagged]] = field(default_factory=list)
 
 
@@ -145,7 +145,7 @@ class Federated(StatisticsAveraging):
 
         Between two rounds there are no unanswered messages to delete.
         """
-        self._state.link.session.go_back(back)
+        self._state.grid.session.go_back(back)
 
     def _options(self) -> dict[str, str]:
         """Return the classes of the strategy and of those that it wraps.
@@ -170,7 +170,7 @@ class Federated(StatisticsAveraging):
         if not goes_on:
             self._state = FederatedState()
         state, self._layout = self._state, layout_of(initial_arrays)
-        link = CompressedGrid(
+        compressed = CompressedGrid(
             grid,
             downlink=self._downlink,
             seed=self._seed,
@@ -179,7 +179,7 @@ class Federated(StatisticsAveraging):
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
             model=InitialModel.of(self._layout, initial_arrays, self.initial),
             traffic=self.traffic,
-            state=state.link,
+            state=state.grid,
         )
         FLOWER.info("Starting %s strategy:", type(self.strategy).__name__)
         self.summary()
@@ -191,16 +191,16 @@ class Federated(StatisticsAveraging):
         train_config = ConfigRecord() if train_config is None else train_config
         configs = train_config, evaluate_config or ConfigRecord()
         while state.round < num_rounds:
-            self._round(link, timeout, *configs, result)
+            self._round(compressed, timeout, *configs, result)
             self._measure(evaluate_fn, num_rounds, result)
             if self.on_state_complete is not None:
                 self.on_state_complete()
-        link.end()
+        compressed.end()
         return result
 
     def _round(
         self,
-        link: CompressedGrid,
+        compressed: CompressedGrid,
         timeout: float,
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
@@ -208,15 +208,15 @@ class Federated(StatisticsAveraging):
     ) -> None:
         """Run one round, with its parts in the order of Flower's `Strategy.start`."""
         number, arrays = self._state.round + 1, self._state.arrays.value
-        messages = self.configure_train(number, arrays, train_config, link)
-        replies = link.send_and_receive(messages, timeout=timeout)
+        messages = self.configure_train(number, arrays, train_config, compressed)
+        replies = compressed.send_and_receive(messages, timeout=timeout)
         found, metrics = self.aggregate_train(number, replies)
         if found is not None:
             result.arrays = arrays = found
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
-        messages = self.configure_evaluate(number, arrays, evaluate_config, link)
-        replies = link.send_and_receive(messages, timeout=timeout)
+        messages = self.configure_evaluate(number, arrays, evaluate_config, compressed)
+        replies = compressed.send_and_receive(messages, timeout=timeout)
         if (measured := self.aggregate_evaluate(number, replies)) is not None:
             result.evaluate_metrics_clientapp[number] = measured
         self._state.round, self._state.arrays = number, Tagged(arrays)

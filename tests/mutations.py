@@ -26,7 +26,7 @@ EXTRA = ("copy", "gradients-0", "gradients", "output", "input", "labels", "paylo
 HUGE = (1 << 20, 1 << 30, 1 << 31, 1 << 32, 1 << 40, 1 << 62)
 
 
-def sealed(body: bytes) -> bytes:
+def with_checksum(body: bytes) -> bytes:
     return body + xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
@@ -232,13 +232,13 @@ class Mutator:
     def truncate(self, reply: Message) -> str:
         record, name, array = self.some(self.payloads(reply))
         body = array.data[: int(self.draw.integers(len(array.data)))]
-        reply.content[record][name] = payload_array(self.some((sealed, bytes))(body))
+        reply.content[record][name] = payload_array(self.some((with_checksum, bytes))(body))
         return name
 
     def operate(self, reply: Message) -> str:
         record, name, array = self.some(self.payloads(reply))
         before = decode_update(array.data).selected
-        reply.content[record][name] = payload_array(sealed(self.surgery(array.data, before)))
+        reply.content[record][name] = payload_array(with_checksum(self.surgery(array.data, before)))
         return name
 
     def change_payload(self, reply: Message) -> str:
@@ -263,7 +263,7 @@ class Mutator:
         named = bool(self.draw.integers(2))
         made = codec.encode(np.asarray(values, np.float32), layout, memory={}, names=named, own=own)
         made = made[:4] + array.data[4:5] + made[5:]  # the sparsifier's id
-        reply.content[record][name] = payload_array(sealed(made[:-8]))
+        reply.content[record][name] = payload_array(with_checksum(made[:-8]))
         if self.draw.integers(2):
             header = reply.content.get(HEADER) or ConfigRecord()
             reply.content[HEADER] = ConfigRecord({**header, "named": int(named)})

@@ -5,9 +5,9 @@
 
 Each folder in FOLDER with a `pyproject.toml` is an app, which the benchmark does not change.
 `--ways` names the methods of compression. `plain` runs the app itself, without compression. The
-other ways run a copy with compression, made by `benchmarks.apps.linked_apps`. The benchmark counts
-the bytes of every message a second time, where Flower's own ServerApp and ClientApp are called: the
-server and each node count the bytes that they send and receive, record by record.
+other ways run a copy with compression, made by `benchmarks.apps.compressed_apps`. The benchmark
+counts the bytes of every message a second time, where Flower's own ServerApp and ClientApp are
+called: the server and each node count the bytes that they send and receive, record by record.
 
 `--settings` is a JSON file with `nodes` and `words` (for `--run-config`) by the app's name, for
 shorter runs: `{"quickstart-pytorch": {"nodes": 4, "words": "num-server-rounds=2"}}`. `--before` is
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apps.linked_apps import WAYS, linked
+from benchmarks.apps.compressed_apps import WAYS, compressed_copy
 from benchmarks.timing import ROOT
 
 COUNTING = """
@@ -178,7 +178,7 @@ def main() -> None:
                 app = given.folder.resolve() / name
                 try:
                     if way != "plain":
-                        app = linked(app, Path(folder), WAYS[way])
+                        app = compressed_copy(app, Path(folder), WAYS[way])
                     row |= run(app, **own, before=str(given.before.resolve()))
                 except ValueError as error:
                     row["said"] = [str(error)]

@@ -82,7 +82,7 @@ class AckTracker:
         layout: Layout,
         own: tuple[int, ...] = (),
     ) -> Update:
-        """Decode a node's update; it is pending until `applied`, `settle` or `drop` is called.
+        """Decode a node's update; it is pending until `applied`, `resolve` or `drop` is called.
 
         `layout`, `own`: the parameters of `decode_update`, for the whole model. Raises PayloadError
         for a broken payload, and for a payload of another compression method. Also raises
@@ -102,7 +102,7 @@ class AckTracker:
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)
         return update
 
-    def settle(self, node: int, *, applied: bool) -> None:
+    def resolve(self, node: int, *, applied: bool) -> None:
         """Record whether the strategy has applied the pending update of a node."""
         pending = self._state.pending.pop(node, None)
         if pending is not None and applied:
@@ -137,5 +137,5 @@ class AckTracker:
     def applied(self, nodes: Iterable[int]) -> None:
         """Record that the strategy has applied the updates of these nodes, and of no others."""
         for node in nodes:
-            self.settle(node, applied=True)
+            self.resolve(node, applied=True)
         self._state.pending.clear()

@@ -25,13 +25,13 @@ from google.protobuf.message import DecodeError, Message
 
 from deploy import compact_bundle
 from deploy.server.duplicates import SIZE
-from deploy.signed_header import headers, sealed
+from deploy.signed_header import headers, sign_header
 from protocol.bundle import parts_of
 
 LARGEST = 1 << 32  # the most bytes of a bundle from a server
 BUNDLED = "edgewire"  # the path of a bundled call begins with this
-THIN = f"{BUNDLED}-thin"  # HTTP header with the number of the server's compact format
-THIN_WAIT, PLAIN_WAIT = 40, 20  # seconds that the server holds a compact pull, a plain pull
+COMPACT = f"{BUNDLED}-compact"  # HTTP header with the number of the server's compact format
+COMPACT_WAIT, PLAIN_WAIT = 40, 20  # seconds that the server holds a compact pull, a plain pull
 COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
 DUPLICATE_NODE = 409  # HTTP status: a newer process uses this node's key
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's error codes
@@ -109,7 +109,7 @@ class FleetClient:
             "user-agent",
         ):  # these headers cost 110 bytes a request
             del self._http.headers[name]
-        self._thin, self._number = False, os.urandom(SIZE)
+        self._compact, self._number = False, os.urandom(SIZE)
         self.counted_until = 0.0  # seconds
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
@@ -120,7 +120,7 @@ class FleetClient:
     def bundles(self) -> bool:
         """Ask the server which calls it offers; return whether it offers the bundled calls."""
         response = self.get(BUNDLED)
-        self._thin = response.headers.get(THIN) == str(compact_bundle.FORM)
+        self._compact = response.headers.get(COMPACT) == str(compact_bundle.FORM)
         return says_bundled(response)
 
     def get(self, path: str) -> httpx.Response:
@@ -132,11 +132,11 @@ class FleetClient:
     ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
         """Return the next message and its objects by their ids.
 
-        The server holds the call until a message exists. After `THIN_WAIT` or `PLAIN_WAIT` seconds
-        it sends a response without a message.
+        The server holds the call until a message exists. After `COMPACT_WAIT` or `PLAIN_WAIT`
+        seconds it sends a response without a message.
         """
         try:
-            parts = self._thin_pull(request) if self._thin else self._plain_pull(request)
+            parts = self._compact_pull(request) if self._compact else self._plain_pull(request)
             (_, head), *objects = parts
         except ValueError as error:
             raise httpx.RemoteProtocolError(f"no bundle: {error}") from error
@@ -149,12 +149,12 @@ class FleetClient:
         objects, each under its id. An optional last part, "confirm", is Flower's request that
         confirms the message to which the node replies.
         """
-        if not self._thin:
+        if not self._compact:
             answer = self._post(f"{BUNDLED}/push", bundle, timeout=_ANSWER)
             return self._parsed(answer, fleet_pb2.PushMessagesResponse)
         parts = parts_of(bundle, LARGEST)
         node = fleet_pb2.PushMessagesRequest.FromString(parts[0][1]).node.node_id
-        answer = self._thin_post("push", node, 0, compact_bundle.thin(parts))
+        answer = self._compact_post("push", node, 0, compact_bundle.compact(parts))
         return self._parsed(answer, fleet_pb2.PushMessagesResponse)
 
     @property
@@ -175,18 +175,18 @@ class FleetClient:
         )
         return parts_of(content, LARGEST)
 
-    def _thin_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
+    def _compact_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
         self.counted_until = time.monotonic() + COUNTED
         try:
-            content = self._thin_post("pull", request.node.node_id, THIN_WAIT, self._number)
+            content = self._compact_post("pull", request.node.node_id, COMPACT_WAIT, self._number)
         except BaseException:
             self.counted_until = 0.0
             raise
         return compact_bundle.parts_of(content, LARGEST) if content else [("response", b"")]
 
-    def _thin_post(self, what: str, node: int, wait: int, bundle: bytes = b"") -> bytes:
-        seal = sealed(node, wait, lambda stamp: bytes(sign_message(self._key, stamp)))
-        path, content = f"{BUNDLED}/thin/{what}", seal + bundle
+    def _compact_post(self, what: str, node: int, wait: int, bundle: bytes = b"") -> bytes:
+        signed = sign_header(node, wait, lambda stamp: bytes(sign_message(self._key, stamp)))
+        path, content = f"{BUNDLED}/compact/{what}", signed + bundle
         return self._sent(path, content, {}, _ANSWER + wait)
 
     def _post(

@@ -78,7 +78,7 @@ class Membership:
         if not self._beats.is_alive():
             self._beats.start()
 
-    def lose(self) -> None:
+    def mark_offline(self) -> None:
         """Record that the server no longer counts this node as online."""
         self._active.clear()
 
@@ -128,10 +128,10 @@ class Membership:
                 continue
             try:
                 if not self._heard():
-                    self.lose()
+                    self.mark_offline()
             except ServerRefusal as error:
                 if error.status in (401, 404):
-                    self.lose()
+                    self.mark_offline()
             except httpx.TransportError:
                 pause = _AGAIN
             except Exception:  # otherwise the thread would end without a message

@@ -72,7 +72,7 @@ class Device:
                 self._wait.over()
             except WORTH_WAITING as error:
                 if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
-                    self._member.lose()
+                    self._member.mark_offline()
                 reason = reason_of(
                     error,
                     self._fleet.address,

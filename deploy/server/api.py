@@ -1,14 +1,14 @@
 """HTTP calls that this project adds to Flower's: long polling, and whole messages in one request.
 
-    GET  /v1/fleet/edgewire          "1": this server has all of these calls
-    GET  /v1/fleet/edgewire/status   JSON: what the server knows about the node that asks
-    POST /v1/fleet/edgewire/pull     wait for a node's next message; return it with its objects
-    POST /v1/fleet/edgewire/push     store a node's reply with its objects
-    POST /v1/fleet/edgewire/thin/pull, /push   the same in fewer bytes; a pull is also a heartbeat
+    GET  /v1/fleet/edgewire          "1": this server has all of these calls GET
+    /v1/fleet/edgewire/status   JSON: what the server knows about the node that asks POST
+    /v1/fleet/edgewire/pull     wait for a node's next message; return it with its objects POST
+    /v1/fleet/edgewire/push     store a node's reply with its objects POST
+    /v1/fleet/edgewire/compact/pull, /push   the same in fewer bytes; a pull is also a heartbeat
     POST /v1/runtime/edgewire/pull   wait for replies to a ServerApp; return them with their objects
-    POST /v1/runtime/edgewire/push   store a ServerApp's messages with their objects
-    GET  /v1/control/edgewire/runs/RUN         JSON: the names and sizes of a run's files
-    GET  /v1/control/edgewire/runs/RUN/FILE    one of these files, from byte `?start=` on
+    POST /v1/runtime/edgewire/push   store a ServerApp's messages with their objects GET
+    /v1/control/edgewire/runs/RUN         JSON: the names and sizes of a run's files GET
+    /v1/control/edgewire/runs/RUN/FILE    one of these files, from byte `?start=` on
 
 The body of a pull is Flower's request to pull messages. The header `edgewire-wait` says for how
 many seconds the server may hold the pull. The response is a bundle (`protocol.bundle`) with
@@ -18,9 +18,9 @@ pull returns that message again.
 The body of a push is a bundle with Flower's request as its first part, "request". The response is
 Flower's. A node's push also confirms the message that it replies to.
 
-The body of a thin call begins with a signed header (`deploy.signed_header`). Its bundles are
-compact (`deploy.compact_bundle`). A thin pull also carries the random number of the node's process
-(`deploy.server.duplicates`). Its response is empty if there is no message.
+The body of a compact call begins with a signed header (`deploy.signed_header`). Its bundles are
+compact (`deploy.compact_bundle`). A compact pull also carries the random number of the node's
+process (`deploy.server.duplicates`). Its response is empty if there is no message.
 
 A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
 Flower. The other calls are open only to this machine (`deploy.server.access`).
@@ -69,11 +69,11 @@ from deploy.server.keyed_condition import KeyedCondition
 from deploy.server.node_registry import status_of
 from deploy.server.redelivery import Redelivery
 from deploy.server.run_files import results_of
-from deploy.signed_header import LONGEST, SignedHeader, opened
+from deploy.signed_header import LONGEST, SignedHeader, read_header
 from protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
-THIN = f"{OURS}-thin"
+COMPACT = f"{OURS}-compact"
 APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
 WAIT = f"{OURS}-wait"
 USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
@@ -106,8 +106,8 @@ class BundleApi:
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
             ("POST", f"/v1/fleet/{OURS}/pull"): self._node_pulls,
             ("POST", f"/v1/fleet/{OURS}/push"): self._node_pushes,
-            ("POST", f"/v1/fleet/{OURS}/thin/pull"): self._thin_pulls,
-            ("POST", f"/v1/fleet/{OURS}/thin/push"): self._thin_pushes,
+            ("POST", f"/v1/fleet/{OURS}/compact/pull"): self._compact_pulls,
+            ("POST", f"/v1/fleet/{OURS}/compact/push"): self._compact_pushes,
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
         }
@@ -142,7 +142,7 @@ class BundleApi:
         return found
 
     async def _hello(self, request: Request) -> Response:
-        return PlainTextResponse("1", headers={THIN: str(compact_bundle.FORM)})
+        return PlainTextResponse("1", headers={COMPACT: str(compact_bundle.FORM)})
 
     async def _status(self, request: Request) -> Response:
         asks = _read(ActivateNodeRequest, b"")
@@ -157,16 +157,16 @@ class BundleApi:
         await _as_node(request, wanted)
         return _frames(await self._found(request, wanted, _seconds(request)))
 
-    async def _thin_pulls(self, request: Request) -> Response:
-        seal, pieces = await _sealed(request)
+    async def _compact_pulls(self, request: Request) -> Response:
+        signed, pieces = await _read_signed(request)
         number = await _rest(pieces)
-        node, state = seal.node_id, get_linkstate(request)
+        node, state = signed.node_id, get_linkstate(request)
         if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
             raise HTTPException(409, "another node is online with this key")
         await run_in_threadpool(message_store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))
-        parts = await self._found(request, wanted, min(seal.wait, LONGEST_WAIT))
-        return Response(compact_bundle.thin(parts) if parts[0][1] else b"")
+        parts = await self._found(request, wanted, min(signed.wait, LONGEST_WAIT))
+        return Response(compact_bundle.compact(parts) if parts[0][1] else b"")
 
     async def _found(
         self, request: Request, wanted: PullMessagesRequest, seconds: float
@@ -189,13 +189,13 @@ class BundleApi:
         parts = await _parts(await _body(request))
         return await self._stored(request, parts, None)
 
-    async def _thin_pushes(self, request: Request) -> Response:
-        seal, pieces = await _sealed(request)
-        if self._pushing[seal.node_id] >= AT_A_TIME:
+    async def _compact_pushes(self, request: Request) -> Response:
+        signed, pieces = await _read_signed(request)
+        if self._pushing[signed.node_id] >= AT_A_TIME:
             raise HTTPException(429, "this node sends so many replies already")
-        with _counted(self._pushing, seal.node_id):
+        with _counted(self._pushing, signed.node_id):
             parts = await _parts(await _rest(pieces), read=compact_bundle.parts_of)
-            return await self._stored(request, parts, seal.node_id)
+            return await self._stored(request, parts, signed.node_id)
 
     async def _stored(
         self, request: Request, found: list[tuple[str, bytes]], asks: int | None
@@ -261,8 +261,8 @@ async def _as_node(request: Request, claimed: Protobuf) -> None:
     await run_in_threadpool(authenticate_node, request)
 
 
-async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
-    """Return the signed header of a thin request, and the rest of its body in pieces.
+async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
+    """Return the signed header of a compact request, and the rest of its body in pieces.
 
     Raises `HTTPException` or Flower's error, without reading the rest of the body, unless a known
     node has signed the header.
@@ -274,20 +274,20 @@ async def _sealed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]
         if len(first) >= LONGEST:
             break
     try:
-        seal, rest = opened(first)
+        signed, rest = read_header(first)
     except ValueError as error:
-        raise HTTPException(400, f"this is no thin request: {error}") from error
-    key = await run_in_threadpool(message_store.key_of, seal.node_id, get_linkstate(request))
-    headers = Headers(seal.headers(key))
-    signed = Request({**request.scope, "headers": headers.raw})
-    await _as_node(signed, PullMessagesRequest(node=Node(node_id=seal.node_id)))
+        raise HTTPException(400, f"this is no compact request: {error}") from error
+    key = await run_in_threadpool(message_store.key_of, signed.node_id, get_linkstate(request))
+    headers = Headers(signed.headers(key))
+    authenticated = Request({**request.scope, "headers": headers.raw})
+    await _as_node(authenticated, PullMessagesRequest(node=Node(node_id=signed.node_id)))
 
     async def others() -> AsyncIterator[bytes]:
         yield rest
         async for piece in pieces:
             yield piece
 
-    return seal, others()
+    return signed, others()
 
 
 async def _rest(pieces: AsyncIterator[bytes]) -> bytes:

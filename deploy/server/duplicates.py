@@ -2,7 +2,7 @@
 
 Flower treats the two machines as one node. Each machine would get some of the node's messages, and
 a message would not match the machine's state. So each process of a node chooses a random number and
-sends this number with each thin pull (`deploy.server.api`), which asks for the next message. A
+sends this number with each compact pull (`deploy.server.api`), which asks for the next message. A
 restarted process has a new number. If an old number returns after a new one, two processes run at
 the same time.
 """

@@ -1,9 +1,9 @@
 """Refuses a large request to the Fleet API before reading it, unless a registered node signed it.
 
 Flower and this project's own calls read a whole request before they authenticate the sender. So
-anyone who reaches the port could fill the server's memory. The thin calls of `deploy.server.api`,
-which take fewer bytes, are an exception. Their signature is at the start of the body, and the
-server checks the signature before it reads the rest.
+anyone who reaches the port could fill the server's memory. The compact calls of
+`deploy.server.api`, which take fewer bytes, are an exception. Their signature is at the start of
+the body, and the server checks the signature before it reads the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starlette.requests import Request
 from deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
 
 SMALL = 1 << 16  # bytes that anyone may send: enough for Flower's calls without contents
-THIN_CALLS = f"{FLEET}edgewire/thin/"
+COMPACT_CALLS = f"{FLEET}edgewire/compact/"
 
 
 class SignedUploads:
@@ -55,7 +55,7 @@ def is_large(scope: Scope) -> bool:
     """Return whether a request's sender must be authenticated before its body is read."""
     if scope["type"] != "http" or not scope["path"].startswith(FLEET):
         return False
-    if scope["method"] == "GET" or scope["path"].startswith(THIN_CALLS):
+    if scope["method"] == "GET" or scope["path"].startswith(COMPACT_CALLS):
         return False
     length = length_of(scope)
     return length is None or length > SMALL

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from report.errors import ResultsError
 from report.format import markdown_row, wrap
-from report.learning_curve import settled
+from report.learning_curve import smoothed_run
 from report.measured import Measured
 from report.pages.benchmark_table import (
     BenchmarkTable,
@@ -82,7 +82,7 @@ class FilledTable:
         """A dict from command-line overrides to the runs with them, in the order of their seeds."""
         found: dict[str, list[ArchivedRun]] = {}
         for run in sorted(self.runs, key=lambda run: run.key):
-            found.setdefault(run.overrides, []).append(settled(run, self.definition.smooth))
+            found.setdefault(run.overrides, []).append(smoothed_run(run, self.definition.smooth))
         return found
 
     def runs_of(self, row: RowDefinition) -> list[ArchivedRun]:

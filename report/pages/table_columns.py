@@ -10,7 +10,7 @@ from typing import NamedTuple
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds
-from report.learning_curve import Row, first_at, settled_at
+from report.learning_curve import Row, first_at, stays_above
 from report.run_archive import ArchivedRun
 
 NOTHING = "-"
@@ -272,12 +272,12 @@ COLUMNS: dict[str, PageColumn] = {
     ),
     "stays": PageColumn(
         "rounds or updates until the accuracy stays above {reach} %",
-        _until(["round"], "{:,.0f}".format, settled_at),
+        _until(["round"], "{:,.0f}".format, stays_above),
         "reach",
     ),
     "uplink until it stays": PageColumn(
         "bytes up until the accuracy stays above {reach} %",
-        _until(["uplink_bytes"], human_bytes, settled_at),
+        _until(["uplink_bytes"], human_bytes, stays_above),
         "reach",
     ),
     "downlink until": PageColumn(

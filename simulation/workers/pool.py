@@ -185,7 +185,7 @@ class Processes:
     def load(self, states: Mapping[int, RecordDict]) -> None:
         """Restart the workers; each gets the states of a share of the nodes."""
         homes = {node: place % len(self._workers) for place, node in enumerate(sorted(states))}
-        self._queue.settle(homes)
+        self._queue.restore_homes(homes)
         for index, worker in enumerate(self._workers):
             self._end(worker)
             own = {node: state for node, state in states.items() if homes[node] == index}

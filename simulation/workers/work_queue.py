@@ -70,7 +70,7 @@ class WorkQueue:
             if node not in self._stateful:
                 self._home.pop(node, None)
 
-    def settle(self, homes: Mapping[int, int]) -> None:
+    def restore_homes(self, homes: Mapping[int, int]) -> None:
         """Set the home of each node with state. Call it before the first message."""
         self._home.update(homes)
         self._stateful.update(homes)

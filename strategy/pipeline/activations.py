@@ -91,7 +91,7 @@ class ActivationStore:
                 del kept[key]
         self._state.lost = {batch for batch in self._state.lost if batch > task.batch}
 
-    def lose(self, batch: int) -> None:
+    def skip_batch(self, batch: int) -> None:
         """Delete a mini-batch that a segment could not use, so that other segments skip it too."""
         for key in [key for key in self._state.inputs if key[1] == batch]:
             del self._state.inputs[key]

@@ -255,7 +255,7 @@ class Dispatcher:
         """Process the reply to a task, or its failure; return False if it must be sent again."""
         task, reply = sent.task, sent.reply
         if reply is None:  # the task was never sent, because its input is lost
-            self._store.lose(task.batch)
+            self._store.skip_batch(task.batch)
             return True
         try:
             if reply.error is not None:
@@ -295,7 +295,7 @@ class Dispatcher:
                 self._placement.replace(segment)
             self._hand_out(segment, anew=True)
         else:
-            self._store.lose(sent.task.batch)
+            self._store.skip_batch(sent.task.batch)
             return True
         return False
 

@@ -51,10 +51,10 @@ def update_for() -> Callable[[Layout], np.ndarray]:
 
 
 @pytest.fixture(scope="session")
-def reseal() -> Callable[[bytes], bytes]:
+def with_checksum() -> Callable[[bytes], bytes]:
     """Return a function that appends a valid checksum, so that the decoder reads damaged bytes."""
 
-    def seal(body: bytes) -> bytes:
+    def append(body: bytes) -> bytes:
         return body + xxh3_64_intdigest(body).to_bytes(8, "little")
 
-    return seal
+    return append

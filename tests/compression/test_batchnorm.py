@@ -70,12 +70,12 @@ def test_a_model_of_statistics_alone():
         np.testing.assert_array_equal(vector, values)
 
 
-def with_exact(payload, table, reseal):
+def with_exact(payload, table, with_checksum):
     """Return a payload with a changed table of exact tensors and a valid checksum."""
     body = payload[:-8]
     own = bytes((3, 0, 2, 0))  # three tensors: 0, 3, 4
     at = body.index(own, 8)
-    return reseal(body[:at] + table + body[at + len(own) :])
+    return with_checksum(body[:at] + table + body[at + len(own) :])
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def with_exact(payload, table, reseal):
         (bytes((6, 0, 0, 0, 0, 0, 0)), "payload"),
     ],
 )
-def test_bad_tables_of_exact_tensors(table, match, reseal):
+def test_bad_tables_of_exact_tensors(table, match, with_checksum):
     payload = make_codec("topk", "int8", "raw", density=0.5).encode(update(), LAYOUT)
-    decode(with_exact(payload, bytes((3, 0, 2, 0)), reseal), LAYOUT)
+    decode(with_exact(payload, bytes((3, 0, 2, 0)), with_checksum), LAYOUT)
     for known in (LAYOUT, None):
         with pytest.raises(PayloadError, match=match):
-            decode(with_exact(payload, table, reseal), known)
+            decode(with_exact(payload, table, with_checksum), known)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_exact_values_that_are_not_finite(bad, reseal):
+def test_exact_values_that_are_not_finite(bad, with_checksum):
     payload = make_codec("dense", "int8", "raw").encode(update(), LAYOUT)
     last = update()[5:6].tobytes()
     assert payload.count(last) == 1
     wrong = payload.replace(last, np.float32(bad).tobytes())
     with pytest.raises(PayloadError, match="NaN or infinity"):
-        decode(reseal(wrong[:-8]), LAYOUT)
+        decode(with_checksum(wrong[:-8]), LAYOUT)
 
 
 SCALED = Layout(

@@ -26,7 +26,7 @@ def layout(make_layout):
 
 
 @pytest.fixture
-def craft(reseal):
+def craft(with_checksum):
     """Return a function that builds a payload from given parts, valid or not."""
 
     def build(
@@ -46,7 +46,7 @@ def craft(reseal):
         head = b"EWP\x01" + bytes((*ids, flags)) + tables + selection + params
         head += varint(len(entries)) + b"".join(map(varint, entries))
         head += pad * (-len(head) % 8)
-        return reseal(head + b"".join(body for body, _ in bodies) + tail)
+        return with_checksum(head + b"".join(body for body, _ in bodies) + tail)
 
     return build
 

@@ -111,7 +111,7 @@ def test_any_flipped_bit_and_any_cut_is_detected():
             decode_update(payload[:position])
 
 
-def test_hostile_tables_with_a_valid_checksum(reseal):
+def test_hostile_tables_with_a_valid_checksum(with_checksum):
     """With any byte of the table changed, a payload is refused or has another valid table."""
     payload = encoded(
         [NativeTensor(1, "t", np.arange(3)), NativeTensor(2, "on", np.array([True, False]))]
@@ -121,14 +121,14 @@ def test_hostile_tables_with_a_valid_checksum(reseal):
             broken = bytearray(payload)
             broken[position] = value
             try:
-                update = decode_update(reseal(bytes(broken[:-8])), max_size=10_000)
+                update = decode_update(with_checksum(bytes(broken[:-8])), max_size=10_000)
             except PayloadError:
                 continue
             assert sum(each.array.nbytes for each in update.own) < 80_000
 
 
-def test_a_bool_is_0_or_1(reseal):
+def test_a_bool_is_0_or_1(with_checksum):
     payload = encoded([NativeTensor(1, "on", np.array([True, False]))])
     at = payload.rindex(b"\x01\x00", 0, len(payload) - 8)
     with pytest.raises(PayloadError, match="neither 0 nor 1"):
-        decode_update(reseal(payload[:at] + b"\x02" + payload[at + 1 : -8]))
+        decode_update(with_checksum(payload[:at] + b"\x02" + payload[at + 1 : -8]))

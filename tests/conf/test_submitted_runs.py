@@ -223,7 +223,7 @@ def test_only_the_exact_local_configuration_is_trusted(tmp_path):
 
 def test_local_runs_are_known_to_processes_started_by_the_command(monkeypatch):
     values = run_config(composed("seed=71"))
-    monkeypatch.delenv("EDGEWIRE_OWN_WORDS")  # as in a process that another user has started
+    monkeypatch.delenv("EDGEWIRE_LOCAL_CONFIGS")  # as in a process that another user has started
     assert not is_local(values)
     mark_as_local(values)
     mark_as_local(values)
@@ -232,7 +232,7 @@ def test_local_runs_are_known_to_processes_started_by_the_command(monkeypatch):
         mark_as_local({"config": str(seed)})
     assert is_local({"config": "99"})
     assert not is_local(values)  # only the newest runs are remembered
-    assert len(os.environ["EDGEWIRE_OWN_WORDS"]) < 2000
+    assert len(os.environ["EDGEWIRE_LOCAL_CONFIGS"]) < 2000
 
 
 def test_local_overrides_may_read_the_environment(secret):

@@ -2,7 +2,7 @@ import pytest
 
 from deploy import doctor, keys
 from deploy.findings import WRONG
-from tests.deploy.fakelink import FakeLink
+from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.served import Server
 
 
@@ -38,7 +38,7 @@ def place(tmp_path_factory):
 
 
 @pytest.fixture
-def link():
-    link = FakeLink(b"")
-    yield link
-    link.stop()
+def superlink():
+    superlink = FakeSuperLink(b"")
+    yield superlink
+    superlink.stop()

@@ -19,8 +19,8 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from flwr.superlink.main import create_app
 
-from deploy.compact_bundle import thin
-from deploy.signed_header import opened, sealed
+from deploy.compact_bundle import compact
+from deploy.signed_header import read_header, sign_header
 from protocol.bundle import frames
 
 OURS = [
@@ -57,10 +57,10 @@ def tries(key, public, node, run, digest, objects):
         yield "pull-object", "/v1/fleet/pull-object", wanted.SerializeToString(), "key"
     bundle = [("request", requests["push-messages"].SerializeToString())]
     yield "push", "/v1/fleet/edgewire/push", frames(bundle), "key"
-    seal = sealed(node, 0, lambda stamp: sign_message(key, stamp))
-    yield "thin pull", "/v1/fleet/edgewire/thin/pull", seal, "nobody"
-    yield "thin push", "/v1/fleet/edgewire/thin/push", seal + thin(bundle), "nobody"
-    yield "thin pull of none", "/v1/fleet/edgewire/thin/pull", b"", "nobody"
+    signed = sign_header(node, 0, lambda stamp: sign_message(key, stamp))
+    yield "compact pull", "/v1/fleet/edgewire/compact/pull", signed, "nobody"
+    yield "compact push", "/v1/fleet/edgewire/compact/push", signed + compact(bundle), "nobody"
+    yield "compact pull of none", "/v1/fleet/edgewire/compact/pull", b"", "nobody"
 
 
 def main():
@@ -70,8 +70,8 @@ def main():
     client = httpx.Client(base_url=f"https://{address}", verify=certificate, trust_env=False)
 
     def signed():
-        seal, _ = opened(sealed(0, 0, lambda stamp: sign_message(key, stamp)))
-        return seal.headers(public) | {"content-type": "application/protobuf"}
+        signed, _ = read_header(sign_header(0, 0, lambda stamp: sign_message(key, stamp)))
+        return signed.headers(public) | {"content-type": "application/protobuf"}
 
     for name, path, body, signs in tries(key, public, int(node), int(run), digest, objects):
         headers = signed() if signs == "key" else {"content-type": "application/protobuf"}

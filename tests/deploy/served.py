@@ -35,7 +35,7 @@ from deploy.server.access import LocalOnly
 from deploy.server.api import BundleApi
 from deploy.server.node_registry import Registry
 from deploy.server.server import bounds
-from deploy.signed_header import sealed
+from deploy.signed_header import sign_header
 from protocol.bundle import frames, parts_of
 from simulation.workers.node_host import load_object
 
@@ -107,9 +107,9 @@ class FakeNode:
         self.call(request, "deactivate-node")
         self.http.close()
 
-    def seal(self):
-        """Return this node's signed header for a thin call (a call in few bytes)."""
-        return sealed(self.node.node_id, 0, lambda stamp: sign_message(self._key, stamp))
+    def signed(self):
+        """Return this node's signed header for a compact call (a call in few bytes)."""
+        return sign_header(self.node.node_id, 0, lambda stamp: sign_message(self._key, stamp))
 
     def headers(self):
         stamp = datetime.datetime.now(datetime.UTC).isoformat()

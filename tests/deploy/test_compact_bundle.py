@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compression.flower.records import payload_record
-from deploy.compact_bundle import FORM, SMALL, parts_of, thin
+from deploy.compact_bundle import FORM, SMALL, compact, parts_of
 from protocol.bundle import frames
 from tests.deploy.served import question
 
@@ -47,12 +47,12 @@ def bundles(draw):
 
 @given(bundles())
 def test_reading_restores_the_parts(parts):
-    assert parts_of(thin(parts), LIMIT) == parts
+    assert parts_of(compact(parts), LIMIT) == parts
 
 
 @given(bundles().filter(bool), st.data())
 def test_a_damaged_bundle_is_refused_or_is_another_valid_one(parts, data):
-    whole = bytearray(thin(parts))
+    whole = bytearray(compact(parts))
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(ValueError, match=r"\w"):
         parts_of(bytes(cut), LIMIT)
@@ -78,12 +78,12 @@ def test_a_message_takes_few_bytes_beside_its_payload():
     parts = [(name, each.deflate()) for name, each in get_all_nested_objects(message).items()]
     assert len(parts) == 7
     assert len(frames(parts)) - len(PAYLOAD) > 1500
-    assert len(thin(parts)) - len(PAYLOAD) < 300
+    assert len(compact(parts)) - len(PAYLOAD) < 300
 
 
 def test_large_parts_are_not_compressed_again():
     large = bytes(SMALL + 1)
-    bundle = thin([(name_of(large), large)])
+    bundle = compact([(name_of(large), large)])
     assert large in bundle
     assert len(bundle) < len(large) + 80
 
@@ -94,7 +94,7 @@ def test_the_output_limit_holds():
         (name_of(b"x"), b"x"),
         *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),
     ]
-    bundle = thin(many)
+    bundle = compact(many)
     assert len(bundle) < 2000
     assert parts_of(bundle, 99 * 16_000 + 1) == many
     for limit in (len(bundle) - 1, 99 * 16_000):

@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
-from tests.deploy.fakelink import FakeLink
+from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.servers import COUNTING, ROOT, eventually, field
 
 KILLED = str(ROOT / "tests" / "deploy" / "killed.py")
@@ -38,29 +38,31 @@ def fab():
 
 @pytest.mark.parametrize("bundled", [False, True])
 def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
-    link = FakeLink(fab, bundled=bundled, redelivers=True)
+    superlink = FakeSuperLink(fab, bundled=bundled, redelivers=True)
     points = POINTS if bundled else POINTS + PLAIN
     names, trigger = [], tmp_path / "trigger"
     with field(tmp_path) as f:
-        f.port = link.server_port
+        f.port = superlink.server_port
         for number, point in enumerate([*points, None]):
             program = ("-m", "deploy.node") if point is None else (KILLED, point, trigger, "--")
             trigger.unlink(missing_ok=True)
             node = f.node("node", program=program)
-            eventually(lambda: link.nodes)
-            eventually(lambda: all(link.said(name) for name in names))  # the work that remained
-            names.append(link.ask(content(number), "train.count"))
+            eventually(lambda: superlink.nodes)
+            eventually(
+                lambda: all(superlink.said(name) for name in names)
+            )  # the work that remained
+            names.append(superlink.ask(content(number), "train.count"))
             if point is not None:
                 trigger.touch()
                 assert node.wait(20) == -signal.SIGKILL, (point, f.said("node.log"))
-        eventually(lambda: link.said(names[-1]))
+        eventually(lambda: superlink.said(names[-1]))
         node.terminate()
         assert node.wait(5) == 0, f.said("node.log")
-    link.stop()
-    said = [link.said(name).content["metrics"] for name in names]
+    superlink.stop()
+    said = [superlink.said(name).content["metrics"] for name in names]
     assert [(m["number"], m["total"]) for m in said] == list(expected(len(points) + 1))
     assert len({m["process"] for m in said}) > len(points) / 2
-    assert not link.online
+    assert not superlink.online
 
 
 def test_two_nodes_do_not_share_a_folder(tmp_path):

@@ -14,21 +14,21 @@ from flwr.supercore.primitives.asymmetric import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.signed_header import opened, sealed
+from deploy.signed_header import read_header, sign_header
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 65535), st.binary(max_size=200), st.binary())
 def test_a_header_is_read_as_it_was_written(node, wait, signature, rest):
-    seal, after = opened(sealed(node, wait, lambda stamp: signature) + rest)
-    assert (seal.node_id, seal.wait, seal.signature, after) == (node, wait, signature, rest)
+    signed, after = read_header(sign_header(node, wait, lambda stamp: signature) + rest)
+    assert (signed.node_id, signed.wait, signed.signature, after) == (node, wait, signature, rest)
 
 
 def test_it_becomes_the_http_headers_of_flowers_nodes():
     secret, public = generate_key_pairs()
     key = public_key_to_bytes(public)
-    data = sealed(7, 0, lambda stamp: sign_message(secret, stamp))
+    data = sign_header(7, 0, lambda stamp: sign_message(secret, stamp))
     assert len(data) < 140
-    found = opened(data)[0].headers(key)
+    found = read_header(data)[0].headers(key)
     assert sum(map(len, [*found, *found.values()])) > 450
     given_key = bytes_to_public_key(b64decode(found["flwr-public-key"]))
     signature = b64decode(found["flwr-signature"])
@@ -38,9 +38,9 @@ def test_it_becomes_the_http_headers_of_flowers_nodes():
 @given(st.binary(max_size=60))
 def test_other_bytes_are_a_value_error_or_have_an_invalid_signature(data):
     with suppress(ValueError):
-        opened(data)
+        read_header(data)
 
 
 def test_a_truncated_header_is_a_value_error():
     with pytest.raises(ValueError, match="nobody has signed it"):
-        opened(b"too short")
+        read_header(b"too short")

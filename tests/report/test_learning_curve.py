@@ -3,7 +3,7 @@
 import pytest
 
 from report.jobs import ResultsError
-from report.learning_curve import settled
+from report.learning_curve import smoothed_run
 from report.pages.table_columns import COLUMNS, RowContext
 from report.run_archive import ArchivedRun
 
@@ -33,18 +33,18 @@ def shown(column, *runs, **given):
 
 
 def test_accuracies_as_means_of_evaluations():
-    found = settled(kept(), 2)
+    found = smoothed_run(kept(), 2)
     assert found.curve["accuracy"] == pytest.approx([0.3, 0.7, 0.8, 0.75])
     assert found.curve["round"] == [10, 20, 30, 40]
     assert found.numbers["accuracy"] == pytest.approx(0.75)
     assert found.numbers["best_accuracy"] == pytest.approx(0.8)
-    assert settled(kept(), 1) == kept()
+    assert smoothed_run(kept(), 1) == kept()
 
 
 def test_means_of_an_incomplete_curve_are_refused():
-    assert settled(kept(evaluations=6), 1).numbers["accuracy"] == 0.8
+    assert smoothed_run(kept(evaluations=6), 1).numbers["accuracy"] == 0.8
     with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
-        settled(kept(evaluations=6), 2)
+        smoothed_run(kept(evaluations=6), 2)
 
 
 def test_bytes_until_an_accuracy():

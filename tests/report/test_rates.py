@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 from omegaconf import OmegaConf
 
-from report.learning_curve import settled
+from report.learning_curve import smoothed_run
 from report.pages.definitions import read_definition
 from report.run_archive import archive_file, read_archive
 
@@ -50,7 +50,7 @@ def best_rates(searches, smooth, without):
     found = defaultdict(lambda: defaultdict(list))
     for run in (run for name in searches for run in read_archive(archive_file(ROOT, name))):
         method, rates = taken_apart(run.overrides, without)
-        accuracy = settled(run, smooth).numbers["accuracy"] or 0
+        accuracy = smoothed_run(run, smooth).numbers["accuracy"] or 0
         found[method][tuple(rates.items())].append(accuracy)
     return {
         method: dict(max(tried, key=lambda rates: fmean(tried[rates])))

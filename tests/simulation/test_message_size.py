@@ -32,7 +32,7 @@ def test_metrics_are_as_long_as_flower_serialises_them(values):
     assert record_bytes(record) == record_bytes(record) == len(record.deflate())
 
 
-def test_the_link_measures_like_the_engine():
+def test_the_grid_measures_like_the_engine():
     """`compression` and `simulation` must not import each other, so both have this file."""
     theirs = Path(compression.flower.__file__).with_name("message_size.py")
     assert Path(message_size.__file__).read_text() == theirs.read_text()

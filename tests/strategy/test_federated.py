@@ -70,16 +70,16 @@ def test_the_rounds_are_those_of_flowers_own_start(kind):
     layout, size = layout_of(arrays), flower_bytes(arrays)
     ours = Federated(kind(fraction_train=0.7), None, seed=1)
     found = ours.start(grid(), arrays, 4, train_config=config)
-    link = CompressedGrid(
+    compressed = CompressedGrid(
         grid(), model=InitialModel(layout, size), replies=ReplyRules(metrics=METRICS)
     )
     theirs = Theirs(kind(fraction_train=0.7), layout=layout)
-    expected = theirs.start(link, flat_record(to_vector(arrays)), 4, train_config=config)
+    expected = theirs.start(compressed, flat_record(to_vector(arrays)), 4, train_config=config)
     np.testing.assert_array_equal(to_vector(found.arrays), to_vector(expected.arrays))
     assert sorted(found.train_metrics_clientapp) == [1, 2, 3, 4]
     for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
         assert metrics_of(getattr(found, name)) == metrics_of(getattr(expected, name))
-    assert ours.traffic == link.traffic
+    assert ours.traffic == compressed.traffic
 
 
 def test_models_are_recorded_before_the_first_round_and_after_each():

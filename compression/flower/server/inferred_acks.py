@@ -73,7 +73,7 @@ class InferredAcks:
             if node in given and node in self._state.given:
                 new, old = given[node], self._state.given[node]
                 again = new.round is None or new.round != old.round
-                self._acks.settle(node, applied=new.model != old.model or not again)
+                self._acks.resolve(node, applied=new.model != old.model or not again)
         newest = {each.model for each in given.values()}
         if newest & self._state.last:
             self._give_up(given)
@@ -97,4 +97,4 @@ class InferredAcks:
         for node in self._acks.pending:
             before = self._state.given.get(node)
             if before and before.round is not None and before.round < latest.get(before.model, 0):
-                self._acks.settle(node, applied=False)
+                self._acks.resolve(node, applied=False)

@@ -117,7 +117,7 @@ class VersionTracker:
             self._state.has[node] = sent
             self._state.unheard.pop(node, None)
 
-    def lose(self, node: int) -> None:
+    def invalidate(self, node: int) -> None:
         """Record that a node's version of the model is unknown: it gets the whole model next."""
         self._state.has.pop(node, None)
         self._state.sent.pop(node, None)
@@ -125,7 +125,7 @@ class VersionTracker:
     def forget(self, nodes: Iterable[int]) -> None:
         """Delete the state of nodes that have left the run."""
         for node in nodes:
-            self.lose(node)
+            self.invalidate(node)
             self._state.unheard.pop(node, None)
 
     @property
@@ -345,7 +345,7 @@ class ServerSession:
         payloads, and for a reply to another message.
         """
         if reply.has_error():
-            self.versions.lose(node)
+            self.versions.invalidate(node)
             if self.initial.arrays and OTHER_INITIAL in (reply.error.reason or ""):
                 self._given.discard(node)
             raise PayloadError(reason_of(reply))
@@ -356,7 +356,7 @@ class ServerSession:
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
         header = read(reply.content, UplinkHeader)
         if header.number != asked:
-            self.versions.lose(node)
+            self.versions.invalidate(node)
             raise PayloadError(f"it replies to message {header.number}: {asked} was to be answered")
         self.versions.confirm(node, header.version)
         return header

@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
+from benchmarks.apps.compressed_apps import with_compressed_grid, with_compression_mod
 from benchmarks.apps.example_apps import run
-from benchmarks.apps.linked_apps import with_link, with_uplink
 from tests.simulation.any_app.apps import CLIENT, SERVER, write
 
 MAIN = """
@@ -29,12 +29,14 @@ def another(driver):
 
 
 @pytest.mark.parametrize("first", ['"""What it does."""', "rounds = 3"])
-def test_a_main_function_begins_with_the_link(first):
-    text = with_link(MAIN.format(first=first), "from lib import", ', downlink="int8"', tell=True)
+def test_a_main_function_begins_with_the_compressed_grid(first):
+    text = with_compressed_grid(
+        MAIN.format(first=first), "from lib import", ', downlink="int8"', tell=True
+    )
     tree = ast.parse(text)
     (main,) = [each for each in tree.body if getattr(each, "name", "") == "main"]
     body = [ast.unparse(each) for each in main.body]
-    assert "driver = link = CompressedGrid(driver, downlink='int8')" in body[:2]
+    assert "driver = compressed = CompressedGrid(driver, downlink='int8')" in body[:2]
     assert "print('traffic'" in body[-1]
     assert "from lib import CompressedGrid" in map(ast.unparse, tree.body[:2])
 
@@ -51,8 +53,8 @@ def test_a_main_function_begins_with_the_link(first):
         ),
     ],
 )
-def test_a_clientapps_first_mod_is_the_links(made, expected):
-    text = with_uplink(f"import flwr\n\napp = {made}\n", "from lib import", '"int8"')
+def test_a_clientapps_first_mod_is_the_compression_mod(made, expected):
+    text = with_compression_mod(f"import flwr\n\napp = {made}\n", "from lib import", '"int8"')
     _, imported, app = map(ast.unparse, ast.parse(text).body)
     assert imported == "from lib import CompressionMod"
     assert app == f"app = {expected}"
@@ -61,7 +63,7 @@ def test_a_clientapps_first_mod_is_the_links(made, expected):
 @pytest.mark.parametrize("text", ["app = ServerApp(server_fn=f)", "app = 3"])
 def test_an_app_without_a_place_for_a_line_is_reported(text):
     with pytest.raises(ValueError, match=r"0 functions|0 of them"):
-        (with_uplink if "3" in text else with_link)(text, "from lib import", "")
+        (with_compression_mod if "3" in text else with_compressed_grid)(text, "from lib import", "")
 
 
 def test_every_message_is_counted_a_second_time(tmp_path):

@@ -56,17 +56,22 @@ def node_app(mod=None, spoil=None):
     return spoiled
 
 
-def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, link=None):
-    """Train over a local grid, or over its `CompressedGrid` (`link(grid)`); return the model."""
+def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, compressed=None):
+    """Train over a local grid, or over `compressed(grid)`; return the model."""
     random.seed(1)  # Flower's strategies shuffle the nodes
     grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
     result = strategy.start(
-        link(grid) if link else grid, arrays or initial(), rounds, evaluate_fn=evaluate_fn
+        compressed(grid) if compressed else grid,
+        arrays or initial(),
+        rounds,
+        evaluate_fn=evaluate_fn,
     )
     return {name: array.numpy() for name, array in result.arrays.items()}
 
 
-def linked(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, **options):
+def compressed_run(
+    strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, **options
+):
     """Train over a `CompressedGrid`; return the model and the grid's `Traffic`."""
     traffic = options.setdefault("traffic", Traffic())
     model = run(

@@ -7,11 +7,11 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod, FailureLimits
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
-from tests.compression.flower.federation import SHAPES, initial, linked
+from tests.compression.flower.federation import SHAPES, compressed_run, initial
 
 
 @pytest.mark.parametrize("options", [{"downlink": "int8"}, {}])
-def test_an_app_does_not_see_the_links_state_and_may_clear_its_own(options):
+def test_an_app_does_not_see_the_mods_state_and_may_clear_its_own(options):
     """The app's state holds no record of the mod; the mod works if the app clears the state."""
     seen = []
 
@@ -22,7 +22,7 @@ def test_an_app_does_not_see_the_links_state_and_may_clear_its_own(options):
         return to_targets(node, values, state)
 
     app = moving(train, CompressionMod("topk", density=0.5))
-    _, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, rounds=4, **options)
+    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, rounds=4, **options)
     assert seen == [[]] * NODES + [["own"]] * 3 * NODES
     assert (traffic.client_updates, traffic.failures) == (4 * NODES, 0)
 
@@ -46,7 +46,7 @@ def test_a_nodes_error_does_not_change_its_memory():
     start, rounds = initial(), 60
     app = moving(train, uplink)
     one = {"min_train_nodes": 1, "min_available_nodes": 1, "fraction_evaluate": 0}
-    model, traffic = linked(
+    model, traffic = compressed_run(
         FedAvg(**one), app, 1, arrays=start, rounds=rounds, failures=FailureLimits(patience=2)
     )
     assert (traffic.failures, traffic.client_updates) == (1, rounds - 1)
@@ -67,7 +67,7 @@ def test_an_applied_update_is_not_put_back_for_any_model_type(method, kind):
 
     start = ArrayRecord({"w": Array(np.zeros((6, 6), kind)), "b": Array(np.zeros(4, kind))})
     app = moving(train, CompressionMod(method, **options))
-    model, _ = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=start, rounds=6)
+    model, _ = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, arrays=start, rounds=6)
     for value in model.values():
         np.testing.assert_allclose(value, 6, rtol=1e-2)
         assert value.dtype == kind
@@ -79,13 +79,13 @@ def test_two_models_are_told_apart():
     def train(node, values, state):
         return {"arrays": {name: value + 1 for name, value in values.items()}}
 
-    link = CompressedGrid(grid_of(moving(train, CompressionMod("topk", density=1.0)), 2))
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("topk", density=1.0)), 2))
     models = [ArrayRecord({"w": Array(np.full(8, 10.0 * g, np.float32))}) for g in (1, 2)]
     first = []
     for _ in range(3):
-        messages = [m for g in (0, 1) for m in ask(link, models[g], nodes=[g + 1])]
+        messages = [m for g in (0, 1) for m in ask(compressed, models[g], nodes=[g + 1])]
         replies = {r.metadata.src_node_id: r.content["arrays"] for r in
-                   link.send_and_receive(messages)}  # fmt: skip
+                   compressed.send_and_receive(messages)}  # fmt: skip
         first.append([replies[n]["w"].numpy()[0] for n in (1, 2)])
         models[1] = replies[2]  # the replies of node 1 are never used
     np.testing.assert_allclose(first, [[11, 21], [12, 22], [13, 23]])
@@ -110,7 +110,7 @@ def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
     strategy = Body(fraction_train=0.5, min_train_nodes=1, min_available_nodes=1,
                     fraction_evaluate=0)  # fmt: skip
     app = moving(train, CompressionMod(method))
-    model, traffic = linked(
+    model, traffic = compressed_run(
         strategy, app, nodes, rounds=8, downlink="int8", failures=FailureLimits(patience=2)
     )
     assert traffic.failures in (1, 2)

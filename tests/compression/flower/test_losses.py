@@ -95,7 +95,7 @@ def sent(monkeypatch):
     """Record applied updates: sums by partition, pairs (node, sequence), and the `AckTracker`."""
     total, seen, found = {}, [], []
     decoded = {}
-    decode, settle = AckTracker.decode, AckTracker.settle
+    decode, resolve = AckTracker.decode, AckTracker.resolve
 
     def spy_decode(self, node, payload, sequence, *rest):
         update = decode(self, node, payload, sequence, *rest)
@@ -103,15 +103,15 @@ def sent(monkeypatch):
         found[:] = [self]
         return update
 
-    def spy_settle(self, node, *, applied):
+    def spy_resolve(self, node, *, applied):
         if applied and node in self.pending:
             sequence, values = decoded[node]
             total[node - 1] = total.get(node - 1, 0) + values
             seen.append((node, sequence))
-        settle(self, node, applied=applied)
+        resolve(self, node, applied=applied)
 
     monkeypatch.setattr(AckTracker, "decode", spy_decode)
-    monkeypatch.setattr(AckTracker, "settle", spy_settle)
+    monkeypatch.setattr(AckTracker, "resolve", spy_resolve)
     return total, seen, found
 
 
@@ -134,13 +134,13 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
     grid = Lossy(pool, NODES)
     downlink = make_codec(quantizer="int8") if changes else None
-    link = CompressedGrid(grid, downlink=downlink)
-    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=ROUNDS)
+    compressed = CompressedGrid(grid, downlink=downlink)
+    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=ROUNDS)
     total, seen, (acks,) = sent
     acks.applied(acks.pending)  # no later message does this for the last round
     assert grid.lost > 10
     assert grid.again > 1
-    assert len(seen) == len(set(seen)) == link.traffic.client_updates > 60
+    assert len(seen) == len(set(seen)) == compressed.traffic.client_updates > 60
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
         state = NodeState(pool.contexts[node].state)
@@ -153,24 +153,24 @@ def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
     monkeypatch.setattr(type(codec), "restore", None)  # a call would raise
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
-    link = CompressedGrid(LocalGrid(pool, NODES))
-    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5)
-    assert link.traffic.failures == 0
+    compressed = CompressedGrid(LocalGrid(pool, NODES))
+    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=5)
+    assert compressed.traffic.failures == 0
 
 
 def test_a_node_that_lost_its_state_takes_part_again():
     codec = make_codec("topk", density=0.05)
     pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
     strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
-    link = CompressedGrid(LocalGrid(pool, 2), downlink="int8")
+    compressed = CompressedGrid(LocalGrid(pool, 2), downlink="int8")
     failures = []
 
     def forget(server_round, arrays):
-        failures.append(link.traffic.failures)
+        failures.append(compressed.traffic.failures)
         if server_round == 3:
             pool.contexts.clear()
 
-    strategy.start(link, initial(), num_rounds=6, evaluate_fn=forget)
+    strategy.start(compressed, initial(), num_rounds=6, evaluate_fn=forget)
     # The server needs one round to notice the lost replicas; then training goes on.
     assert failures == [0, 0, 0, 0, 2, 2, 2]
 
@@ -183,19 +183,19 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
         return app_with(CompressionMod(codec), {})(message, context)
 
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 1)
-    link = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
+    compressed = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     failures, sizes = [], []
 
     def damage(server_round, arrays):
-        failures.append(link.traffic.failures)
-        sizes.append(link.traffic.downlink_bytes)
+        failures.append(compressed.traffic.failures)
+        sizes.append(compressed.traffic.downlink_bytes)
         if server_round == 2:
             state = pool.contexts[3].state
             replica = kept(state, REPLICA)
             replica[MODEL] = replica[MODEL] + np.float32(1e-3)
             keep(state, REPLICA, replica)
 
-    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=5, evaluate_fn=damage)
+    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=5, evaluate_fn=damage)
     assert failures == [0, 0, 0, 1, 1, 1]
     rounds = np.diff(sizes)
     assert rounds[1] < rounds[0] / 2  # changes are smaller than the model
@@ -244,8 +244,8 @@ def test_payload_of_a_change_is_smaller_than_the_model():
 
     inner = app_with(CompressionMod(make_codec()), {})
     pool = make_pool(NodeHostSpec(cap_weights, NODES, 1, {}), 1)
-    link = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
-    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=3)
+    compressed = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
+    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=3)
     whole, changes = sizes[:NODES], sizes[NODES:]
     assert sum(np.prod(s, dtype=int) for s in SHAPES.values()) * 4 < min(whole)
     assert max(changes) < min(whole) / 2

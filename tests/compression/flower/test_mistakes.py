@@ -28,7 +28,7 @@ from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from tests.compression.flower.apps import ask, grid_of, moving, to_targets
-from tests.compression.flower.federation import INT8, NODES, initial, linked, run
+from tests.compression.flower.federation import INT8, NODES, compressed_run, initial, run
 
 CLIP = 0.1
 PRIVATE = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyServerSideFixedClipping)
@@ -83,7 +83,7 @@ MISTAKES = {
 def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
     mods, arrays, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
-        linked(fedavg(), app_with(mods, arrays))
+        compressed_run(fedavg(), app_with(mods, arrays))
     assert str(raised.value).startswith(f"round 1: not one of {NODES} replies could be used: ")
     assert reason in str(raised.value)
 
@@ -94,11 +94,13 @@ def test_later_rounds_raise_too_unless_patience_allows_them():
 
     app = app_with([CompressionMod(INT8)], fails=fails)
     with pytest.raises(PayloadError, match=r"round 2: .*out of battery"):
-        linked(fedavg(), app)
+        compressed_run(fedavg(), app)
     with pytest.raises(PayloadError, match="round 3: "):
-        linked(fedavg(), app, failures=FailureLimits(patience=2))
+        compressed_run(fedavg(), app, failures=FailureLimits(patience=2))
     seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
-    _, traffic = linked(fedavg(), app, failures=FailureLimits(patience=3), evaluate_fn=evaluate_fn)
+    _, traffic = compressed_run(
+        fedavg(), app, failures=FailureLimits(patience=3), evaluate_fn=evaluate_fn
+    )
     assert seen[1] == seen[2] == seen[3] != seen[0]  # what the model has learned is kept
     assert traffic.failures == 2 * NODES
 
@@ -109,13 +111,13 @@ def test_a_run_without_any_reply_raises_at_its_end():
             return []
 
     grid = Deaf(make_pool(NodeHostSpec(app_with([CompressionMod(INT8)]), 3, 1, {}), 1), 3)
-    link = CompressedGrid(grid)
-    fedavg().start(link, initial(), num_rounds=2)
+    compressed = CompressedGrid(grid)
+    fedavg().start(compressed, initial(), num_rounds=2)
     with pytest.raises(PayloadError, match="no node has answered: the model is as it was"):
-        link.end()
+        compressed.end()
 
 
-def test_a_mod_without_a_link_at_the_server_warns_once(caplog):
+def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(caplog):
     with caplog.at_level(logging.WARNING, "edgewire"):
         run(fedavg(), app_with([CompressionMod(INT8)]))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
@@ -215,7 +217,9 @@ def clipped(codec, inner, **options):
     """Train with Flower's client-side clipping to the norm CLIP; return the traffic."""
     options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
-    return linked(strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options)[1]
+    return compressed_run(
+        strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options
+    )[1]
 
 
 @pytest.mark.parametrize("name", KEEP)
@@ -276,7 +280,7 @@ def test_any_method_works_where_the_server_clips(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
     app = app_with([CompressionMod(make_codec(**DO_NOT[name]))])
-    linked(strategy, app, arrays=without_scalars())
+    compressed_run(strategy, app, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
 
@@ -290,6 +294,6 @@ def test_impossible_options_are_refused():
             CompressionMod("qsgd", seed=seed)
         with pytest.raises(ValueError, match="seed must be a whole number"):
             CompressedGrid(grid, seed=seed)
-    link = CompressedGrid(grid, exact=["embeding*"])
+    compressed = CompressedGrid(grid, exact=["embeding*"])
     with pytest.raises(ValueError, match="matches no tensor"):
-        link.send_and_receive(ask(link, initial()))
+        compressed.send_and_receive(ask(compressed, initial()))

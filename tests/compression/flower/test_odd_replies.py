@@ -15,7 +15,7 @@ from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
-from tests.compression.flower.federation import SHAPES, initial, linked, node_app
+from tests.compression.flower.federation import SHAPES, compressed_run, initial, node_app
 from tests.mutations import HEADERS, ODD_TYPES, npy_of
 
 HALF_UP, HALF_DOWN = ("conv.weight", "conv.bias"), ("scale", "fc.weight")
@@ -43,7 +43,7 @@ def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
         return {"confusion": {"counts": matrix}}
 
     app = moving(to_targets, CompressionMod("topk", density=0.3, quantizer="int8"), evaluate)
-    _, traffic = linked(Seeing(fraction_evaluate=1), app, NODES, rounds=2)
+    _, traffic = compressed_run(Seeing(fraction_evaluate=1), app, NODES, rounds=2)
     assert len(seen) == 2 * NODES
     for found in seen:
         np.testing.assert_array_equal(found, matrix)
@@ -53,22 +53,22 @@ def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
 
 def test_replies_pass_unchanged_if_none_has_arrays():
     app = moving(lambda node, values, state: {}, CompressionMod("int8"))
-    link = CompressedGrid(grid_of(app))
-    replies = link.send_and_receive(ask(link, initial()))
+    compressed = CompressedGrid(grid_of(app))
+    replies = compressed.send_and_receive(ask(compressed, initial()))
     assert [dict(r.content["metrics"]) for r in replies] == [
         {"num-examples": 2, "loss": 1.0}
     ] * NODES
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
 
 
 def test_a_reply_without_arrays_among_others_is_left_out():
     def train(node, values, state):
         return to_targets(node, values, state) if node == 1 else {}
 
-    link = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))))
-    replies = link.send_and_receive(ask(link, initial()))
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))))
+    replies = compressed.send_and_receive(ask(compressed, initial()))
     assert sorted(reply.has_error() for reply in replies) == [False, True, True]
-    assert link.traffic.failures == 2
+    assert compressed.traffic.failures == 2
 
 
 def test_two_metric_records_reach_the_strategy():
@@ -77,8 +77,8 @@ def test_two_metric_records_reach_the_strategy():
         return reply
 
     app = node_app(CompressionMod("int8"))
-    link = CompressedGrid(grid_of(lambda message, context: with_more(app(message, context))))
-    replies = link.send_and_receive(ask(link, initial()))
+    compressed = CompressedGrid(grid_of(lambda message, context: with_more(app(message, context))))
+    replies = compressed.send_and_receive(ask(compressed, initial()))
     assert {frozenset(r.content) for r in replies} == {frozenset({"arrays", "metrics", "timings"})}
 
 
@@ -105,7 +105,7 @@ def test_a_reply_with_an_unexpected_record_is_left_out_alone(spoil, nodes):
             spoil(reply.content)
         return reply
 
-    _, traffic = linked(FedAvg(fraction_evaluate=0), spoiled, nodes, rounds=2)
+    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), spoiled, nodes, rounds=2)
     assert traffic.failures == 2
     assert traffic.client_updates == 2 * (nodes - 1)
 
@@ -119,11 +119,11 @@ def test_nodes_that_reply_with_different_layers(uneven):
         moved = to_targets(node, values, state)["arrays"]
         return {"arrays": {name: moved[name] for name in names[node]}}
 
-    link = CompressedGrid(
+    compressed = CompressedGrid(
         grid_of(moving(train, CompressionMod("dense"))), replies=ReplyRules(uneven=uneven)
     )
-    replies = link.send_and_receive(ask(link, initial()))
-    assert link.traffic.failures == (0 if uneven else NODES - 1)
+    replies = compressed.send_and_receive(ask(compressed, initial()))
+    assert compressed.traffic.failures == (0 if uneven else NODES - 1)
     for reply in replies:
         if uneven:
             node, arrays = reply.metadata.src_node_id - 1, values_of(reply.content["arrays"])
@@ -135,13 +135,15 @@ def test_nodes_that_reply_with_different_layers(uneven):
 
 def test_nodes_that_are_sent_different_layers():
     """Nodes to which different layers were sent may reply with different layers."""
-    link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8")
+    compressed = CompressedGrid(
+        grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8"
+    )
     for _ in range(3):
         messages = [
-            *ask(link, part(initial(), HALF_UP), nodes=[1]),
-            *ask(link, part(initial(), HALF_DOWN), nodes=[2, 3]),
+            *ask(compressed, part(initial(), HALF_UP), nodes=[1]),
+            *ask(compressed, part(initial(), HALF_DOWN), nodes=[2, 3]),
         ]
-        replies = link.send_and_receive(messages)
+        replies = compressed.send_and_receive(messages)
         found = {r.metadata.src_node_id: tuple(r.content["arrays"]) for r in replies}
         assert found == {1: HALF_UP, 2: HALF_DOWN, 3: HALF_DOWN}
 
@@ -154,12 +156,12 @@ def test_layers_that_alternate_are_told_apart():
         seen.append(values)
         return {"arrays": values}
 
-    link = CompressedGrid(grid_of(moving(train, CompressionMod("dense")), 1), downlink="topk")
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("dense")), 1), downlink="topk")
     layers = {name: rng.normal(size=100).astype(np.float32) for name in ("first", "second")}
     for number in range(4):
         name = ("first", "second")[number % 2]
         arrays = ArrayRecord({name: Array(layers[name])})
-        (reply,) = link.send_and_receive(ask(link, arrays))
+        (reply,) = compressed.send_and_receive(ask(compressed, arrays))
         assert not reply.has_error()
         assert list(seen[-1]) == [name]
         np.testing.assert_array_equal(seen[-1][name], layers[name])
@@ -171,8 +173,8 @@ def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
         del moved["scale"]
         return {"arrays": moved}
 
-    link = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))), exact=["fc.*"])
-    for reply in link.send_and_receive(ask(link, initial())):
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))), exact=["fc.*"])
+    for reply in compressed.send_and_receive(ask(compressed, initial())):
         node, values = reply.metadata.src_node_id - 1, values_of(reply.content["arrays"])
         expected = to_targets(node, values_of(initial()), None)["arrays"]["fc.weight"]
         np.testing.assert_array_equal(values["fc.weight"], expected.astype(np.float32))
@@ -193,7 +195,7 @@ def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes):
     """A reply is compared with the tensors that were sent to its node, not with another reply."""
-    model, traffic = linked(
+    model, traffic = compressed_run(
         FedAvg(fraction_evaluate=0), moving(only_of(0, other), CompressionMod(method)), nodes
     )
     assert traffic.failures == 3
@@ -202,10 +204,10 @@ def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes)
 
 def test_a_clipping_norm_without_a_clipping_mod_has_no_effect():
     """`clipping_norm` in a message has no effect if no mod clips."""
-    link = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))))
+    compressed = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))))
     found = {}
     for norm in (1e-3, 1e9):
-        replies = link.send_and_receive(ask(link, initial(), clipping_norm=norm))
+        replies = compressed.send_and_receive(ask(compressed, initial(), clipping_norm=norm))
         found[norm] = [values_of(reply.content["arrays"]) for reply in replies]
     for one, other in zip(*found.values(), strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in one)
@@ -220,12 +222,12 @@ def test_an_apps_other_records_and_metrics_pass_unchanged():
         content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
         return Message(content, reply_to=message)
 
-    link = CompressedGrid(grid_of(app))
-    for reply in link.send_and_receive(ask(link, initial())):
+    compressed = CompressedGrid(grid_of(app))
+    for reply in compressed.send_and_receive(ask(compressed, initial())):
         assert reply.content["metrics"]["seconds"] == 12345.0
     content = RecordDict({"arrays": initial(), "edgewire": ConfigRecord({"mine": 1})})
     with pytest.raises(ValueError, match="give yours another name"):
-        link.send_and_receive([Message(content, 1, "train", group_id="1")])
+        compressed.send_and_receive([Message(content, 1, "train", group_id="1")])
 
 
 @pytest.mark.parametrize("code", [3, 4, 5])
@@ -239,9 +241,11 @@ def test_a_run_survives_a_round_that_reaches_no_node(code):
     grid = Away(
         make_pool(NodeHostSpec(moving(to_targets, CompressionMod("int8")), NODES, 1, {}), 1), NODES
     )
-    link = CompressedGrid(grid)
-    assert all(reply.has_error() for reply in link.send_and_receive(ask(link, initial())))
-    assert link.traffic.failures == NODES
+    compressed = CompressedGrid(grid)
+    assert all(
+        reply.has_error() for reply in compressed.send_and_receive(ask(compressed, initial()))
+    )
+    assert compressed.traffic.failures == NODES
 
 
 def test_messages_of_different_types_are_not_compared():
@@ -256,13 +260,13 @@ def test_messages_of_different_types_are_not_compared():
         metrics = MetricRecord({"num-examples": 2, "loss": 1.0})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
-    link = CompressedGrid(grid_of(app))
+    compressed = CompressedGrid(grid_of(app))
     kinds = ["evaluate", "evaluate", "query"]
     messages = [
-        ask(link, initial(), kind, [node])[0]
-        for kind, node in zip(kinds, link.get_node_ids(), strict=True)
+        ask(compressed, initial(), kind, [node])[0]
+        for kind, node in zip(kinds, compressed.get_node_ids(), strict=True)
     ]
-    assert not any(reply.has_error() for reply in link.send_and_receive(messages))
+    assert not any(reply.has_error() for reply in compressed.send_and_receive(messages))
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
@@ -283,17 +287,17 @@ def test_a_reply_with_an_unreadable_array_is_an_error(kind, version):
 
     for register in (app.train, app.evaluate, app.query):
         register()(reply)
-    link, failed = CompressedGrid(grid_of(app, 1)), 0
+    compressed, failed = CompressedGrid(grid_of(app, 1)), 0
     for number in range(len(made)):
         content = RecordDict({"of": ConfigRecord({"number": number})})
-        (found,) = link.send_and_receive([Message(content, 1, kind)])
+        (found,) = compressed.send_and_receive([Message(content, 1, kind)])
         if found.has_error():
             failed += 1
         else:
             array = found.content["odd"]["w"].numpy()
             assert array.nbytes <= len(made[number].data)
             assert array.size <= 1
-    assert link.traffic.failures == failed
+    assert compressed.traffic.failures == failed
     assert failed > len(made) * 3 // 4
 
 
@@ -302,7 +306,7 @@ def test_floats_of_another_byte_order_are_floats(caplog):
     arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
     assert arrays["scale"].dtype == ">f4"
     same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
-    model, traffic = linked(FedAvg(fraction_evaluate=0), same, NODES, arrays=arrays)
+    model, traffic = compressed_run(FedAvg(fraction_evaluate=0), same, NODES, arrays=arrays)
     for name, value in start.items():
         # The mean may differ in its last bit.
         np.testing.assert_allclose(model[name], value, rtol=1e-6)

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import FedAvg
 from compression import PayloadError
 from compression.flower import CompressedGrid, CompressionMod
 from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
-from tests.compression.flower.federation import SHAPES, initial, linked, run
+from tests.compression.flower.federation import SHAPES, compressed_run, initial, run
 
 
 def test_a_lossless_method_changes_no_bit_of_float64():
@@ -21,7 +21,7 @@ def test_a_lossless_method_changes_no_bit_of_float64():
         return {"arrays": {n: np.sin(value + node) for n, value in values.items()}}
 
     plain = run(FedAvg(fraction_evaluate=0), moving(train), NODES, arrays=start)
-    found, _ = linked(
+    found, _ = compressed_run(
         FedAvg(fraction_evaluate=0), moving(train, CompressionMod("dense")), NODES, arrays=start
     )
     for name, value in plain.items():
@@ -36,7 +36,7 @@ def test_integers_stay_exact_once_a_mean_has_made_floats_of_them():
         return {"arrays": {**moved, "ids": values["ids"]}}
 
     app = moving(train, CompressionMod("topk", density=0.1))
-    model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
+    model, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
     assert model["ids"].tolist() == [16777217, 3]
     assert traffic.failures == 0
 
@@ -49,7 +49,7 @@ def test_infinity_is_refused_in_every_type(dtype):
         return {"w": np.full(4, np.inf, dtype)}
 
     app = moving(only_of(0, blown), CompressionMod("dense"))
-    model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
+    model, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
     assert traffic.failures == 3
     assert np.isfinite(model["w"]).all()
 
@@ -69,7 +69,7 @@ def test_a_tensor_that_holds_infinity_at_first_is_sent_exactly(caplog, dtype, me
 
     plain = run(FedAvg(fraction_evaluate=0), moving(train), NODES, arrays=arrays)
     with caplog.at_level(logging.WARNING, "edgewire"):
-        model, traffic = linked(
+        model, traffic = compressed_run(
             FedAvg(fraction_evaluate=0), moving(train, CompressionMod(method)), NODES,
             arrays=arrays,
             downlink=downlink,
@@ -86,10 +86,10 @@ def test_a_second_model_may_be_infinite_at_first_too():
     """In an app with two models, each may hold infinities in its first version."""
     mask = np.array([0, -np.inf], np.float32)
     same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
-    link = CompressedGrid(grid_of(same, 2), downlink="int8")
+    compressed = CompressedGrid(grid_of(same, 2), downlink="int8")
     other = ArrayRecord({"other": Array(np.ones(3, np.float32)), "mask": Array(mask)})
     for arrays in (initial(), other, initial(), other):
-        for reply in link.send_and_receive(ask(link, arrays)):
+        for reply in compressed.send_and_receive(ask(compressed, arrays)):
             assert not reply.has_error()
             (record,) = reply.content.array_records.values()
             assert set(record) == set(arrays)
@@ -97,13 +97,13 @@ def test_a_second_model_may_be_infinite_at_first_too():
                 np.testing.assert_array_equal(record["mask"].numpy(), mask)
     blown = ArrayRecord({"other": Array(np.full(3, np.inf, np.float32)), "mask": Array(mask)})
     with pytest.raises(PayloadError, match="training has diverged"):
-        link.send_and_receive(ask(link, blown))
+        compressed.send_and_receive(ask(compressed, blown))
 
 
 def test_a_first_model_with_nan_is_refused_by_the_tensors_name():
     arrays = ArrayRecord({**initial(), "mask": Array(np.array([0, np.nan], np.float32))})
     with pytest.raises(PayloadError, match="first model holds NaN in 'mask'"):
-        linked(FedAvg(), moving(to_targets, CompressionMod("int8")), NODES, arrays=arrays)
+        compressed_run(FedAvg(), moving(to_targets, CompressionMod("int8")), NODES, arrays=arrays)
 
 
 def test_a_tensor_that_becomes_infinite_fails_that_node():
@@ -116,7 +116,7 @@ def test_a_tensor_that_becomes_infinite_fails_that_node():
         return {"arrays": {**made, "mask": values["mask"][:: -1 if node == 0 else 1]}}
 
     app = moving(train, CompressionMod("int8"))
-    model, traffic = linked(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
+    model, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, arrays=arrays)
     assert traffic.failures == 3
     np.testing.assert_array_equal(model["mask"], mask)
 
@@ -128,7 +128,7 @@ def test_tensors_may_have_any_name(name):
     )
     strategy = FedAvg(fraction_evaluate=0)
     plain = run(strategy, moving(to_targets), NODES, arrays=arrays)
-    model, traffic = linked(
+    model, traffic = compressed_run(
         strategy, moving(to_targets, CompressionMod("dense")), NODES, arrays=arrays
     )
     assert traffic.failures == 0

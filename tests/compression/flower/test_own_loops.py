@@ -24,11 +24,11 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), workers)
     try:
         grid = GuestGrid(LocalGrid(pool, NODES), Run.create_empty(1))
-        link = CompressedGrid(grid, downlink=downlink, traffic=Traffic())
+        compressed = CompressedGrid(grid, downlink=downlink, traffic=Traffic())
         arrays, done = initial(), 0
-        waiting = set(link.push_messages(ask(link, arrays)))
+        waiting = set(compressed.push_messages(ask(compressed, arrays)))
         while done < 60:
-            replies = link.pull_messages(waiting)
+            replies = compressed.pull_messages(waiting)
             for reply in replies:
                 assert not reply.has_error(), reply.error.reason
                 waiting.discard(reply.metadata.reply_to_message_id)
@@ -39,12 +39,14 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
                 })  # fmt: skip
                 done += 1
                 waiting |= {
-                    *link.push_messages(ask(link, arrays, nodes=[reply.metadata.src_node_id]))
+                    *compressed.push_messages(
+                        ask(compressed, arrays, nodes=[reply.metadata.src_node_id])
+                    )
                 }
     finally:
         pool.close()
-    assert link.traffic.client_updates == done
-    assert link.traffic.failures == 0
+    assert compressed.traffic.client_updates == done
+    assert compressed.traffic.failures == 0
     for name, array in arrays.items():
         target = len(name) + 1  # the mean of the nodes' targets
         assert (
@@ -55,12 +57,12 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
 
 def test_a_message_to_a_node_that_is_gone_spoils_nothing():
     grid = GuestGrid(grid_of(moving(to_targets, CompressionMod("int8"))), Run.create_empty(1))
-    link = CompressedGrid(grid, downlink="int8")
-    ids = link.push_messages(ask(link, initial(), nodes=[1, 77, 3]))
+    compressed = CompressedGrid(grid, downlink="int8")
+    ids = compressed.push_messages(ask(compressed, initial(), nodes=[1, 77, 3]))
     assert len(ids) == 2
-    replies = link.pull_messages(ids)
+    replies = compressed.pull_messages(ids)
     while len(replies) < 2:
-        replies += link.pull_messages(ids[len(replies) :])
+        replies += compressed.pull_messages(ids[len(replies) :])
     assert sorted(r.metadata.src_node_id for r in replies) == [1, 3]
     assert tuple(replies[0].content["arrays"]) == tuple(SHAPES)
 
@@ -71,9 +73,9 @@ def test_each_update_of_a_loop_without_rounds_draws_anew():
     def train(node, values, state):
         return {"arrays": {"w": np.linspace(0, 1, 50, dtype=np.float32)}}
 
-    link = CompressedGrid(grid_of(moving(train, CompressionMod("qsgd")), 1))
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("qsgd")), 1))
     start, seen = ArrayRecord({"w": Array(np.zeros(50, np.float32))}), []
     for _ in range(3):
-        (reply,) = link.pull_messages(link.push_messages(ask(link, start)))
+        (reply,) = compressed.pull_messages(compressed.push_messages(ask(compressed, start)))
         seen.append(reply.content["arrays"]["w"].numpy())
     assert len({values.tobytes() for values in seen}) == 3

@@ -22,7 +22,7 @@ ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES.values())
 RAW = make_codec(coder="raw")
 
 
-def link_of(change, uplink="dense"):
+def compressed_of(change, uplink="dense"):
     """Return a `CompressedGrid` to nodes; `change` modifies the replies of the first node."""
     app = moving(to_targets, CompressionMod(uplink), lambda node, values, state: {})
 
@@ -60,12 +60,12 @@ def beside(dtype):
     return change
 
 
-def left_out(link, caplog, said):
+def left_out(compressed, caplog, said):
     """Assert that one reply is left out with the reason `said`; others have the sent dtypes."""
     sent = initial()
-    replies = link.send_and_receive(ask(link, sent))
+    replies = compressed.send_and_receive(ask(compressed, sent))
     assert [reply.has_error() for reply in replies].count(True) == 1
-    assert link.traffic.failures == 1
+    assert compressed.traffic.failures == 1
     assert "node 1" in caplog.text
     assert said in caplog.text
     for reply in replies:
@@ -79,16 +79,16 @@ def left_out(link, caplog, said):
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith("float")])
 def test_dtypes_that_the_vector_cannot_hold(dtype, whole, caplog):
     header = {"whole": 1} if whole else {}
-    left_out(link_of(in_vector((dtype,) * len(SHAPES), **header)), caplog, dtype)
+    left_out(compressed_of(in_vector((dtype,) * len(SHAPES), **header)), caplog, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", "int64", "uint8"])
 def test_dtypes_that_were_not_requested(dtype, caplog):
-    left_out(link_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
+    left_out(compressed_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
 
 
 def test_floats_beside_the_vector_are_refused(caplog):
-    left_out(link_of(beside("float32")), caplog, "travels in another part of the payload")
+    left_out(compressed_of(beside("float32")), caplog, "travels in another part of the payload")
 
 
 def second_payload(reply):
@@ -96,8 +96,8 @@ def second_payload(reply):
 
 
 def test_a_second_payload(caplog):
-    link = link_of(second_payload)
-    replies = link.send_and_receive(ask(link, initial()))
+    compressed = compressed_of(second_payload)
+    replies = compressed.send_and_receive(ask(compressed, initial()))
     assert [reply.has_error() for reply in replies].count(True) == 1
     assert "holds 2 payloads" in caplog.text
 
@@ -112,15 +112,15 @@ def test_replies_in_another_dtype_are_used(method, dtype):
         return {"arrays": {"w": values["w"].astype(dtype), "n": values["n"].astype(np.int64)}}
 
     values = {"w": np.full(3, 2.0, np.float32), "n": counts}
-    link = CompressedGrid(grid_of(moving(train, CompressionMod(method))))
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod(method))))
     arrays = ArrayRecord({name: Array(value) for name, value in values.items()})
-    for reply in link.send_and_receive(ask(link, arrays)):
+    for reply in compressed.send_and_receive(ask(compressed, arrays)):
         found = {name: array.numpy() for name, array in reply.content["arrays"].items()}
         np.testing.assert_array_equal(found["w"], values["w"])
         assert found["w"].dtype.kind == "f"
         assert found["n"].dtype == counts.dtype
         np.testing.assert_array_equal(found["n"], counts)
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
 
 
 @pytest.mark.parametrize("method", ["dense", "topk"])
@@ -132,13 +132,13 @@ def test_new_tensors_may_have_any_numpy_dtype(method):
     def train(node, _, state):
         return {"arrays": values}
 
-    link = CompressedGrid(
+    compressed = CompressedGrid(
         grid_of(
             moving(train, CompressionMod(method, **({} if method == "dense" else {"density": 1.0})))
         )
     )
-    replies = link.send_and_receive(ask(link, initial()))
-    assert link.traffic.failures == 0
+    replies = compressed.send_and_receive(ask(compressed, initial()))
+    assert compressed.traffic.failures == 0
     assert len(replies) == NODES
     for reply in replies:
         for name, array in reply.content["arrays"].items():
@@ -148,24 +148,24 @@ def test_new_tensors_may_have_any_numpy_dtype(method):
 
 @pytest.mark.parametrize("entries", [1 << 22, 1 << 27, 1 << 40])
 @pytest.mark.parametrize("part", ["vector", "own"])
-def test_a_false_declared_size_is_refused(caplog, reseal, part, entries):
+def test_a_false_declared_size_is_refused(caplog, with_checksum, part, entries):
     """A payload of 40 bytes that declares a huge tensor is refused, in little memory."""
     size = varint(entries)
     table = b"\x01\x00\x05\x01" + size + b"\x01x" if part == "own" else b""
     shapes = b"\x00" if part == "own" else b"\x01\x01" + size
     body = b"EWP\x01\x01\x00\x00" + bytes([4 * (part == "own")]) + table + shapes
     body += b"\x01\x00\x00\x00"
-    payload = reseal(body + bytes(-len(body) % 8))
+    payload = with_checksum(body + bytes(-len(body) % 8))
 
     def change(reply):
         said = {**reply.content[HEADER], "named": 1}
         reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
 
-    link = link_of(change)
-    messages = ask(link, initial())
+    compressed = compressed_of(change)
+    messages = ask(compressed, initial())
     tracemalloc.start()
     try:
-        replies = link.send_and_receive(messages)
+        replies = compressed.send_and_receive(messages)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -200,8 +200,10 @@ UNREADABLE = {
 @pytest.mark.parametrize("name", UNREADABLE)
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_plain_arrays_are_checked_before_a_strategy_reads_them(name, kind, caplog):
-    link = link_of(lambda reply: reply.content.update(more=ArrayRecord({"x": UNREADABLE[name]})))
-    replies = link.send_and_receive(ask(link, initial(), kind))
+    compressed = compressed_of(
+        lambda reply: reply.content.update(more=ArrayRecord({"x": UNREADABLE[name]}))
+    )
+    replies = compressed.send_and_receive(ask(compressed, initial(), kind))
     assert [reply.has_error() for reply in replies].count(True) == 1
     assert "node 1" in caplog.text
     assert "its array 'x'" in caplog.text
@@ -221,7 +223,7 @@ def test_plain_arrays_that_are_readable_are_handed_on(array):
         reply.content["more"] = ArrayRecord({"x": array})
         return reply
 
-    link = CompressedGrid(grid_of(answer))
-    for reply in link.send_and_receive(ask(link, initial())):
+    compressed = CompressedGrid(grid_of(answer))
+    for reply in compressed.send_and_receive(ask(compressed, initial())):
         assert reply.content["more"]["x"].data == array.data
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0

@@ -124,9 +124,9 @@ def federated(
         "failures": FailureLimits(patience=rounds),
         "screening": screen,
     }
-    link = grid if method is None else CompressedGrid(grid, **options)
-    result = strategy(fraction_evaluate=0).start(link, record(values), rounds)
-    return {name: array.numpy() for name, array in result.arrays.items()}, link
+    compressed = grid if method is None else CompressedGrid(grid, **options)
+    result = strategy(fraction_evaluate=0).start(compressed, record(values), rounds)
+    return {name: array.numpy() for name, array in result.arrays.items()}, compressed
 
 
 WAYS = [(each, "whole") for each in METHODS]
@@ -135,29 +135,29 @@ WAYS += [(each, down) for each in ("dense", "topk", "int8") for down in ("int8",
 
 @pytest.mark.parametrize(("method", "downlink"), WAYS)
 def test_a_model_with_copies_learns_and_copies_take_no_bytes(method, downlink):
-    found, link = federated(model(*ALL), learns(ALL), METHODS[method], DOWN[downlink])
+    found, compressed = federated(model(*ALL), learns(ALL), METHODS[method], DOWN[downlink])
     alone, other = federated(model(), learns(), METHODS[method], DOWN[downlink])
     for name, source in [*pairs(ALL), *((name, name) for name in alone)]:
         np.testing.assert_array_equal(found[name], alone[source])
         assert found[name].dtype == alone[source].dtype
     assert list(found) == list(model(*ALL))
-    assert link.traffic.failures == 0
-    assert link.traffic.uplink_bytes == other.traffic.uplink_bytes
-    assert link.traffic.downlink_bytes == other.traffic.downlink_bytes
-    assert link.traffic.uplink_note_bytes == other.traffic.uplink_note_bytes
+    assert compressed.traffic.failures == 0
+    assert compressed.traffic.uplink_bytes == other.traffic.uplink_bytes
+    assert compressed.traffic.downlink_bytes == other.traffic.downlink_bytes
+    assert compressed.traffic.uplink_note_bytes == other.traffic.uplink_note_bytes
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])
 @pytest.mark.parametrize("method", [{}, {**TOPK, "density": 1.0}], ids=["dense", "all"])
 def test_a_lossless_method_changes_no_bit(method, strategy):
     plain, _ = federated(model(*ALL), learns(ALL), None, strategy=strategy)
-    found, link = federated(model(*ALL), learns(ALL), method, strategy=strategy)
+    found, compressed = federated(model(*ALL), learns(ALL), method, strategy=strategy)
     for name, value in plain.items():
         if strategy is FedAdam and method:  # a float64 change is sent as float32
             np.testing.assert_allclose(found[name], value, rtol=1e-5)
         else:
             np.testing.assert_array_equal(found[name], value)
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
 
 
 @pytest.mark.parametrize("since", ["first", "second"])
@@ -174,9 +174,9 @@ def test_an_app_that_replies_in_another_dtype_may_tie_its_weights(method, since)
         return {"arrays": {**made, **wide}}
 
     plain, _ = federated(model(*ALL), train, None)
-    found, link = federated(model(*ALL), train, METHODS[method])
-    assert link.traffic.failures == 0
-    assert link.traffic.client_updates == 2 * ROUNDS
+    found, compressed = federated(model(*ALL), train, METHODS[method])
+    assert compressed.traffic.failures == 0
+    assert compressed.traffic.client_updates == 2 * ROUNDS
     if method == "dense":
         for name, value in plain.items():
             np.testing.assert_array_equal(found[name], value)
@@ -218,14 +218,14 @@ def summed(apart):
 @pytest.mark.parametrize("method", KEEPING)
 def test_copies_that_separate_late_lose_no_residual(method, lost):
     apart = (0, 1) if len(method) % 2 else (0,)
-    found, link = federated(
+    found, compressed = federated(
         model(*ALL),
         learns(ALL, apart, SINCE, LEARN),
         KEEPING[method],
         rounds=LEARN + FLUSH,
         grid_of=lambda app, nodes: Losing(app, nodes, lost),
     )
-    assert link.traffic.failures == 2 * len(lost)
+    assert compressed.traffic.failures == 2 * len(lost)
     for name, value in summed(apart).items():
         if value.dtype == np.float32:
             np.testing.assert_allclose(found[name], value, atol=2e-3, err_msg=name)
@@ -235,13 +235,13 @@ def test_copies_that_separate_late_lose_no_residual(method, lost):
 def test_tensors_that_are_equal_by_chance_are_not_tied(method, monkeypatch):
     zeros = {name: np.zeros(6, np.float32) for name in ("a.bias", "b.bias", "c.bias")}
     values = {**model(), **zeros, "odd": np.zeros(2, np.int64), "even": np.zeros(2, np.int64)}
-    found, link = federated(values, learns(), METHODS[method])
+    found, compressed = federated(values, learns(), METHODS[method])
     monkeypatch.setattr("compression.flower.server.sent_model.ties_in", lambda *given: ())
     plain, other = federated(values, learns(), METHODS[method])
     for name, value in plain.items():
         np.testing.assert_array_equal(found[name], value)
-    assert link.traffic.uplink_bytes == other.traffic.uplink_bytes
-    assert link.traffic.failures == 0
+    assert compressed.traffic.uplink_bytes == other.traffic.uplink_bytes
+    assert compressed.traffic.failures == 0
 
 
 def test_a_pair_that_separated_at_the_server_is_never_tied_again():
@@ -320,34 +320,34 @@ def spied(values, train, method, spoil=None, **options):
 
 def test_each_reply_declares_its_tied_tensors():
     values, train = model(*PAIR), learns(PAIR, apart=(1,), since=2)
-    _, link, app = spied(values, train, METHODS["topk"], rounds=3)
+    _, compressed, app = spied(values, train, METHODS["topk"], rounds=3)
     tied = [header.get("tied") for header in app.asked]
     assert tied == [[4, 0], [4, 0], [4, 0], [4, 0], None, None]
     assert app.asked[0]["copies"] == ["head.weight"]
     assert [header.get("untied") for header in app.answered[0]] == [None, None, None]
     assert [header.get("untied") for header in app.answered[1]] == [None, [4], None]
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
 
 
 def test_a_copy_that_a_method_names_is_sent_too():
     method = {**TOPK, "exact": ["head*", "emb*"]}
-    found, link, app = spied(model(*PAIR), learns(PAIR), method)
+    found, compressed, app = spied(model(*PAIR), learns(PAIR), method)
     assert [notes[0]["untied"] for notes in app.answered.values()] == [[4], [4]]
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
     plain, _ = federated(model(*PAIR), learns(PAIR), None)
     np.testing.assert_allclose(found["head.weight"], plain["head.weight"], rtol=1e-6)
     down = make_codec("topk", density=0.2, exact=["head*"])
-    _, link, app = spied(model(*PAIR), learns(PAIR), TOPK, downlink=down)
+    _, compressed, app = spied(model(*PAIR), learns(PAIR), TOPK, downlink=down)
     assert not any("tied" in header for header in app.asked)
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
 
 
 def test_where_nodes_clip_copies_are_sent_untied():
     values = {name: value for name, value in model(*PAIR).items() if value.dtype == np.float32}
     app = Spied(moving(learns(PAIR), CompressionMod("int8")))
-    link = CompressedGrid(grid_of(app, 2))
+    compressed = CompressedGrid(grid_of(app, 2))
     for norm, untied in ((1e3, [3]), (1e-3, None)):  # no mod has clipped to the second
-        replies = link.send_and_receive(ask(link, record(values), clipping_norm=norm))
+        replies = compressed.send_and_receive(ask(compressed, record(values), clipping_norm=norm))
         assert not any(reply.has_error() for reply in replies)
         assert app.answered[1][-1].get("untied") == untied
 
@@ -364,8 +364,8 @@ class Forgetting(PlainGrid):
 
 @pytest.mark.parametrize("method", ["topk", "esgd", "powersgd"])
 def test_a_node_that_has_lost_its_state_begins_anew(method):
-    found, link = federated(model(*ALL), learns(ALL), METHODS[method], grid_of=Forgetting)
-    assert link.traffic.failures == 0
+    found, compressed = federated(model(*ALL), learns(ALL), METHODS[method], grid_of=Forgetting)
+    assert compressed.traffic.failures == 0
     for name, source in pairs(ALL):
         np.testing.assert_array_equal(found[name], found[source])
 
@@ -381,8 +381,8 @@ def test_a_reply_with_a_false_claim_of_copies_fails_its_node():
             reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], "untied": next(lies)})
         return reply
 
-    found, link, _ = spied(model(*ALL), learns(ALL), METHODS["topk"], lie, rounds=len(LIES))
-    assert link.traffic.failures == len(LIES)
+    found, compressed, _ = spied(model(*ALL), learns(ALL), METHODS["topk"], lie, rounds=len(LIES))
+    assert compressed.traffic.failures == len(LIES)
     for name, source in pairs(ALL):
         np.testing.assert_array_equal(found[name], found[source])
 
@@ -394,8 +394,8 @@ def test_a_reply_that_hides_an_untied_tensor_fails_its_node():
         return reply
 
     train = learns(PAIR, apart=(1,), since=2)
-    _, link, _ = spied(model(*PAIR), train, METHODS["topk"], hide, rounds=3)
-    assert link.traffic.failures == 2
+    _, compressed, _ = spied(model(*PAIR), train, METHODS["topk"], hide, rounds=3)
+    assert compressed.traffic.failures == 2
 
 
 def test_mutated_replies_fail_their_node_alone(caplog):
@@ -409,10 +409,10 @@ def test_mutated_replies_fail_their_node_alone(caplog):
         return reply
 
     values, train = model(*ALL), learns(ALL)
-    _, link, _ = spied(values, train, METHODS["topk"], spoil, rounds=60, nodes=3)
+    _, compressed, _ = spied(values, train, METHODS["topk"], spoil, rounds=60, nodes=3)
     left_out = {found.args[1] for found in caplog.records if "left out" in found.msg}
     assert left_out == {2}
-    assert link.traffic.failures > 15
+    assert compressed.traffic.failures > 15
 
 
 LAYOUT = Layout(("a", "b"), ((3,), (2,)), ("float32",) * 2)

@@ -50,7 +50,7 @@ class WithControls(FedAvg):
         return super().aggregate_train(server_round, replies)
 
 
-def run_over(link, mods):
+def run_over(compressed, mods):
     app = ClientApp(mods=mods)
 
     @app.train()
@@ -73,7 +73,7 @@ def run_over(link, mods):
         return Message(RecordDict({"reply": held, "arrays": vector(0)}), reply_to=message)
 
     grid = Weighing(app, NODES)
-    started = link(grid)
+    started = compressed(grid)
     for strategy in (FedAvg(), WithControls()):
         strategy.start(started, vector(0), num_rounds=ROUNDS)
     ask = RecordDict({"ask": ConfigRecord({"size": 5000})})
@@ -84,11 +84,11 @@ def run_over(link, mods):
 @pytest.mark.parametrize("downlink", [None, "int8"])
 def test_all_that_crosses_the_grid_is_counted(downlink):
     """The counts include payloads, second vectors, evaluations, queries, metrics and headers."""
-    grid, link = run_over(
+    grid, compressed = run_over(
         lambda grid: CompressedGrid(grid, downlink=downlink), [CompressionMod("int8")]
     )
     plain, _ = run_over(lambda grid: grid, [])
-    traffic = link.traffic
+    traffic = compressed.traffic
     assert traffic.failures == 0
     sent = traffic.downlink_bytes, traffic.downlink_other_bytes, traffic.downlink_note_bytes
     came = traffic.uplink_bytes, traffic.uplink_other_bytes, traffic.uplink_note_bytes

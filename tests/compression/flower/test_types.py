@@ -47,10 +47,10 @@ def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
 
     grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
     strategy, options = strategy
-    link = CompressedGrid(grid, **options)
-    result = strategy.start(link, arrays(values), num_rounds=rounds)
+    compressed = CompressedGrid(grid, **options)
+    result = strategy.start(compressed, arrays(values), num_rounds=rounds)
     model = {name: array.numpy() for name, array in result.arrays.items()}
-    return model, seen, link.traffic
+    return model, seen, compressed.traffic
 
 
 def same(node, found):

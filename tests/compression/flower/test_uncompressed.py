@@ -28,7 +28,7 @@ def said(caplog):
 
 
 @pytest.fixture
-def linked(caplog):
+def compressed_run(caplog):
     """Return a function that makes a `CompressedGrid`; nodes reply `answer(content, context)`."""
     caplog.set_level(logging.WARNING, "edgewire")
 
@@ -45,12 +45,14 @@ def linked(caplog):
     return make
 
 
-def ask(link, content, kind="train"):
-    return link.send_and_receive([Message(content, n, kind) for n in link.get_node_ids()])
+def ask(compressed, content, kind="train"):
+    return compressed.send_and_receive(
+        [Message(content, n, kind) for n in compressed.get_node_ids()]
+    )
 
 
 @pytest.mark.parametrize("downlink", ["int8", "topk"])
-def test_messages_without_replies_are_compressed(linked, caplog, downlink):
+def test_messages_without_replies_are_compressed(compressed_run, caplog, downlink):
     """Messages without replies are compressed too (as in vertical federated learning)."""
     got = []
 
@@ -58,18 +60,18 @@ def test_messages_without_replies_are_compressed(linked, caplog, downlink):
         got.append(content["gradients"]["w"].numpy())
         return RecordDict()
 
-    link, plain = linked(answer, downlink=downlink), 0
+    compressed, plain = compressed_run(answer, downlink=downlink), 0
     for call in range(CALLS):
         content = RecordDict({"gradients": vector(call)})
         plain += NODES * len(content["gradients"]["w"].data)
-        link.push_messages([Message(content, node, "train") for node in range(1, NODES + 1)])
+        compressed.push_messages([Message(content, node, "train") for node in range(1, NODES + 1)])
         for found in got[-NODES:]:
             given = content["gradients"]["w"].numpy()
             assert np.abs(found - given).max() <= np.abs(given).max() / 127
-    assert link.traffic.downlink_bytes_float32 == plain
+    assert compressed.traffic.downlink_bytes_float32 == plain
     assert len(got) == NODES * CALLS
     if downlink == "int8":  # two whole messages, then one byte an entry
-        assert link.traffic.downlink_bytes < plain * (2 + 3 * 0.26) / CALLS
+        assert compressed.traffic.downlink_bytes < plain * (2 + 3 * 0.26) / CALLS
         assert said(caplog) == []
     else:
         (line,) = said(caplog)
@@ -78,44 +80,52 @@ def test_messages_without_replies_are_compressed(linked, caplog, downlink):
 
 
 @pytest.mark.parametrize("pulled", [True, False])
-def test_a_link_that_compresses_neither_direction_warns(linked, caplog, pulled):
+def test_a_grid_that_compresses_neither_direction_warns(compressed_run, caplog, pulled):
     """If neither direction is compressed, `CompressedGrid` warns and suggests a `downlink`."""
-    link = linked(lambda content, _: RecordDict({"m": MetricRecord({"num-examples": 5})}))
+    compressed = compressed_run(
+        lambda content, _: RecordDict({"m": MetricRecord({"num-examples": 5})})
+    )
     content = RecordDict({"arrays": vector(0)})
     for _ in range(CALLS):
-        ids = link.push_messages([Message(content, node, "train") for node in (1, 2, 3)])
-        assert len(link.pull_messages(ids if pulled else [])) == 3 * pulled
+        ids = compressed.push_messages([Message(content, node, "train") for node in (1, 2, 3)])
+        assert len(compressed.pull_messages(ids if pulled else [])) == 3 * pulled
     (line,) = said(caplog)
     assert "ArrayRecord 'arrays' of messages of type 'train'" in line
     assert 'give downlink="int8"' in line
 
 
-def test_a_link_that_compresses_replies_does_not_warn(linked, caplog):
-    link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}))
+def test_a_grid_that_compresses_replies_does_not_warn(compressed_run, caplog):
+    compressed = compressed_run(lambda content, _: RecordDict({"arrays": content["arrays"]}))
     for _ in range(CALLS):
-        ask(link, RecordDict({"arrays": vector(0)}))
+        ask(compressed, RecordDict({"arrays": vector(0)}))
         content = RecordDict({"arrays": vector(0)})
-        link.push_messages([Message(content, n, "evaluate") for n in (1, 2, 3)])
+        compressed.push_messages([Message(content, n, "evaluate") for n in (1, 2, 3)])
     assert said(caplog) == []
 
 
-def test_a_node_that_replies_again_is_sent_changes(linked):
+def test_a_node_that_replies_again_is_sent_changes(compressed_run):
     """If a node replies again after a silence, the server sends changes, not the whole model."""
-    link = linked(lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8")
+    compressed = compressed_run(
+        lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8"
+    )
     content = RecordDict({"arrays": vector(0)})
     for _ in range(4):
-        link.push_messages([Message(content, 1, "train")])
-    before = link.traffic.downlink_bytes
-    link.send_and_receive([Message(content, 1, "train")])
-    link.send_and_receive([Message(content, 1, "train")])
-    assert link.traffic.failures == 0
-    assert link.traffic.downlink_bytes - before < 2 * ENTRIES  # two messages of one byte an entry
+        compressed.push_messages([Message(content, 1, "train")])
+    before = compressed.traffic.downlink_bytes
+    compressed.send_and_receive([Message(content, 1, "train")])
+    compressed.send_and_receive([Message(content, 1, "train")])
+    assert compressed.traffic.failures == 0
+    assert (
+        compressed.traffic.downlink_bytes - before < 2 * ENTRIES
+    )  # two messages of one byte an entry
 
 
-def test_replies_to_queries_are_named(linked, caplog):
-    link = linked(lambda _, context: RecordDict({"embedding": vector(context.node_id)}))
+def test_replies_to_queries_are_named(compressed_run, caplog):
+    compressed = compressed_run(
+        lambda _, context: RecordDict({"embedding": vector(context.node_id)})
+    )
     for _ in range(CALLS):
-        replies = ask(link, RecordDict(), "query")
+        replies = ask(compressed, RecordDict(), "query")
     assert [float(r.content["embedding"]["w"].numpy()[0]) for r in replies] == [
         float(vector(node)["w"].numpy()[0]) for node in (1, 2, 3)
     ]
@@ -125,26 +135,26 @@ def test_replies_to_queries_are_named(linked, caplog):
     assert "messages to train" in line
 
 
-def test_models_in_configurations_are_named(linked, caplog):
-    link = linked(lambda content, _: RecordDict({"c": content["c"]}))
+def test_models_in_configurations_are_named(compressed_run, caplog):
+    compressed = compressed_run(lambda content, _: RecordDict({"c": content["c"]}))
     for _ in range(CALLS):
-        ask(link, RecordDict({"c": ConfigRecord({"model": bytes(9000)})}))
+        ask(compressed, RecordDict({"c": ConfigRecord({"model": bytes(9000)})}))
     (line,) = said(caplog)
     assert "ConfigRecord 'c' of replies to 'train'" in line
     assert "ConfigRecord 'c' of messages of type 'train'" in line
     assert "named arrays of floats" in line
 
 
-def test_trees_pass_through_untouched(linked, caplog):
+def test_trees_pass_through_untouched(compressed_run, caplog):
     """Serialised decision trees are sent unchanged; their length differs between nodes."""
     grown = lambda _, context: RecordDict({"arrays": trees(100 * context.node_id)})  # noqa: E731
-    link = linked(grown, downlink="int8")
+    compressed = compressed_run(grown, downlink="int8")
     for size in (0, 600, 1200, 1800):
         content = RecordDict({"arrays": trees(size)})
-        replies = ask(link, content)
+        replies = ask(compressed, content)
         sizes = [r.content["arrays"]["0"].shape for r in replies]
         assert sizes == [(100,), (200,), (300,)]
-        ask(link, RecordDict({"arrays": trees(size + 600)}), "evaluate")
+        ask(compressed, RecordDict({"arrays": trees(size + 600)}), "evaluate")
     # One warning about the first replies, one about the new message type.
     first, second = said(caplog)
     assert "replies to 'train'" in first
@@ -152,20 +162,22 @@ def test_trees_pass_through_untouched(linked, caplog):
     assert "no floats" in first
     assert "no floats" in second
     assert "'train'" not in second
-    assert link.traffic.failures == 0
-    assert link.traffic.uplink_bytes == link.traffic.downlink_bytes == 0
+    assert compressed.traffic.failures == 0
+    assert compressed.traffic.uplink_bytes == compressed.traffic.downlink_bytes == 0
 
 
-def test_a_second_vector_is_named(linked, caplog):
-    link = linked(lambda content, _: RecordDict({"a": vector(1), "controls": vector(2)}))
+def test_a_second_vector_is_named(compressed_run, caplog):
+    compressed = compressed_run(
+        lambda content, _: RecordDict({"a": vector(1), "controls": vector(2)})
+    )
     for _ in range(CALLS):
-        ask(link, RecordDict({"a": vector(3)}))
+        ask(compressed, RecordDict({"a": vector(3)}))
     (line,) = said(caplog)
     assert "ArrayRecord 'controls' of replies to 'train'" in line
     assert "'a'" not in line
 
 
-def test_an_app_that_is_compressed_gets_no_warning(linked, caplog):
+def test_an_app_that_is_compressed_gets_no_warning(compressed_run, caplog):
     def answer(content, _):
         metrics = MetricRecord(
             {"num-examples": 5, "accuracy": 0.5, **{f"m{i}": 0.5 for i in range(9)}}
@@ -174,9 +186,9 @@ def test_an_app_that_is_compressed_gets_no_warning(linked, caplog):
 
     small = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     for model in (small, vector(0)):
-        link = linked(answer, downlink="int8")
-        FedAvg(fraction_evaluate=0).start(link, model, num_rounds=CALLS)
-        assert link.traffic.client_updates == NODES * CALLS
+        compressed = compressed_run(answer, downlink="int8")
+        FedAvg(fraction_evaluate=0).start(compressed, model, num_rounds=CALLS)
+        assert compressed.traffic.client_updates == NODES * CALLS
     assert said(caplog) == []
 
 
@@ -184,11 +196,11 @@ def test_an_app_that_is_compressed_gets_no_warning(linked, caplog):
     "record", ["fitins.parameters", "evaluateins.config", "getparametersins.config",
                "getpropertiesins.config", "secaggplus_configs"]
 )  # fmt: skip
-def test_flowers_old_api_is_refused_in_one_line(linked, record):
-    link = linked(lambda content, _: content)
+def test_flowers_old_api_is_refused_in_one_line(compressed_run, record):
+    compressed = compressed_run(lambda content, _: content)
     held = vector(0) if record.endswith("parameters") else ConfigRecord()
     with pytest.raises(ValueError, match=f"old API .*{record}.*flwr.serverapp"):
-        ask(link, RecordDict({record: held}))
+        ask(compressed, RecordDict({record: held}))
 
 
 @pytest.mark.parametrize("record", ["fitins.parameters", "secaggplus_configs"])

@@ -69,8 +69,8 @@ def test_after_an_error_a_node_has_no_version_until_it_confirms_one(skips):
     for node in (7, 8):
         versions.send(node, of(2))
         versions.confirm(node, 2)
-    versions.lose(7)
-    versions.lose(9)  # node 9 is unknown
+    versions.invalidate(7)
+    versions.invalidate(9)  # node 9 is unknown
     assert [versions.base_of(node) for node in (7, 8, 9)] == [None, 2, None]
     versions.send(7, of(3))
     versions.confirm(7, 3)
@@ -81,7 +81,7 @@ def test_after_an_error_a_node_has_no_version_until_it_confirms_one(skips):
 def test_a_reply_to_a_lost_message_confirms_nothing(skips):
     versions = VersionTracker(Every(skips))
     versions.send(7, of(2))
-    versions.lose(7)
+    versions.invalidate(7)
     versions.confirm(7, 2)
     assert versions.base_of(7) is None
     assert versions.held == set()
@@ -121,7 +121,7 @@ def test_a_node_that_skips_is_never_behind_its_base(events):
         if fate == "read":
             versions.confirm(node, version)
         elif fate == "error":
-            versions.lose(node)
+            versions.invalidate(node)
 
 
 @given(EVENTS)
@@ -136,4 +136,4 @@ def test_a_node_that_does_not_skip_has_exactly_the_base(events):
         if fate == "read":
             versions.confirm(node, version)
         elif fate == "error":
-            versions.lose(node)
+            versions.invalidate(node)

@@ -18,7 +18,7 @@ from deploy.device.client import FleetClient, ServerRefusal
 from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.node import main
-from tests.deploy.fakelink import FakeLink
+from tests.deploy.fake_superlink import FakeSuperLink
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -52,16 +52,16 @@ def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY)
 
 
 @pytest.fixture
-def link():
-    link = FakeLink(b"")
-    yield link
-    link.stop()
+def superlink():
+    superlink = FakeSuperLink(b"")
+    yield superlink
+    superlink.stop()
 
 
-def enter(link, node_folder, *, registers=True, certificates=None):
+def enter(superlink, node_folder, *, registers=True, certificates=None):
     """Try to come online; return the line that the node logs."""
     fleet = FleetClient(
-        link.address, node_folder.key(), insecure=certificates is None,
+        superlink.address, node_folder.key(), insecure=certificates is None,
         root_certificates=certificates,
     )  # fmt: skip
     member = Membership(fleet, node_folder, registers=registers)
@@ -76,65 +76,67 @@ def enter(link, node_folder, *, registers=True, certificates=None):
     return ""
 
 
-def test_a_key_that_is_not_registered(link, tmp_path):
+def test_a_key_that_is_not_registered(superlink, tmp_path):
     node_folder = NodeFolder(tmp_path)
-    said = enter(link, node_folder, registers=False)
+    said = enter(superlink, node_folder, registers=False)
     assert "does not know this node's key: register it" in said
     assert "online" in said
-    assert not link.nodes
+    assert not superlink.nodes
 
 
-def test_a_key_that_was_known(link, tmp_path):
+def test_a_key_that_was_known(superlink, tmp_path):
     node_folder = NodeFolder(tmp_path)
-    assert not enter(link, node_folder)
-    link.nodes.clear()
-    link.online.clear()
-    said = enter(link, node_folder, registers=False)
+    assert not enter(superlink, node_folder)
+    superlink.nodes.clear()
+    superlink.online.clear()
+    said = enter(superlink, node_folder, registers=False)
     assert "does not know this node's key: register it" in said
     assert "online" not in said
 
 
-def test_an_earlier_process_of_the_node_that_is_still_online(link, tmp_path):
+def test_an_earlier_process_of_the_node_that_is_still_online(superlink, tmp_path):
     node_folder = NodeFolder(tmp_path)
-    assert not enter(link, node_folder)
+    assert not enter(superlink, node_folder)
     (tmp_path / "node.json").unlink()  # the node forgets its id
-    assert "counts an earlier life of this node as online" in enter(link, node_folder)
-    link.online.clear()
-    assert not enter(link, node_folder)
+    assert "counts an earlier life of this node as online" in enter(superlink, node_folder)
+    superlink.online.clear()
+    assert not enter(superlink, node_folder)
 
 
-def test_a_server_that_accepts_registered_keys_only(link, tmp_path):
-    link.registers = False
-    assert "--auth-supernode-private-key" in enter(link, NodeFolder(tmp_path))
+def test_a_server_that_accepts_registered_keys_only(superlink, tmp_path):
+    superlink.registers = False
+    assert "--auth-supernode-private-key" in enter(superlink, NodeFolder(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("ahead", "words"),
     [(400, "(400|401) s ahead of"), (-400, "(399|400|401) s behind"), (8, "[89] s ahead")],
 )
-def test_a_wrong_clock_is_named_with_its_error(ahead, words, link, tmp_path):
+def test_a_wrong_clock_is_named_with_its_error(ahead, words, superlink, tmp_path):
     node_folder = NodeFolder(tmp_path)
-    link.clock = ahead + 0.3
-    link.faults["activate_node"].append(401)
-    said = enter(link, node_folder)
+    superlink.clock = ahead + 0.3
+    superlink.faults["activate_node"].append(401)
+    said = enter(superlink, node_folder)
     assert re.search(f"clock is {words}", said), said
 
 
-def test_a_correct_clock_is_not_blamed(link, tmp_path):
-    link.faults["activate_node"].append(401)
-    said = enter(link, NodeFolder(tmp_path))
+def test_a_correct_clock_is_not_blamed(superlink, tmp_path):
+    superlink.faults["activate_node"].append(401)
+    said = enter(superlink, NodeFolder(tmp_path))
     assert "clock" not in said
     assert "signature" in said
 
 
-def test_another_server(link, tmp_path):
-    link.faults["register_node"].append(404)
-    assert "does not serve Flower's Fleet API" in enter(link, NodeFolder(tmp_path))
+def test_another_server(superlink, tmp_path):
+    superlink.faults["register_node"].append(404)
+    assert "does not serve Flower's Fleet API" in enter(superlink, NodeFolder(tmp_path))
 
 
-def test_a_server_that_does_not_run(link, tmp_path):
-    link.stop()
-    assert "is not reached: [Errno 111] Connection refused" in enter(link, NodeFolder(tmp_path))
+def test_a_server_that_does_not_run(superlink, tmp_path):
+    superlink.stop()
+    assert "is not reached: [Errno 111] Connection refused" in enter(
+        superlink, NodeFolder(tmp_path)
+    )
 
 
 def test_an_unknown_host_name(tmp_path):
@@ -144,10 +146,10 @@ def test_an_unknown_host_name(tmp_path):
     assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet.address)
 
 
-def tls(link, shown):
+def tls(superlink, shown):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(shown.certificate, shown.key)
-    link.socket = context.wrap_socket(link.socket, server_side=True)
+    superlink.socket = context.wrap_socket(superlink.socket, server_side=True)
 
 
 @pytest.mark.parametrize(
@@ -158,31 +160,31 @@ def tls(link, shown):
         ({"address": "127.0.0.2"}, "--superlink must be a name or address that is in"),
     ],
 )
-def test_an_invalid_certificate(options, says, link, tmp_path):
+def test_an_invalid_certificate(options, says, superlink, tmp_path):
     shown = issued(tmp_path, "server", **options)
-    tls(link, shown)
-    said = enter(link, NodeFolder(tmp_path / "node"), certificates=shown.path)
+    tls(superlink, shown)
+    said = enter(superlink, NodeFolder(tmp_path / "node"), certificates=shown.path)
     assert says in said, said
 
 
-def test_another_ca_and_the_right_one(link, tmp_path):
+def test_another_ca_and_the_right_one(superlink, tmp_path):
     shown, other = issued(tmp_path, "server"), issued(tmp_path, "other")
-    tls(link, shown)
+    tls(superlink, shown)
     node_folder = NodeFolder(tmp_path / "node")
-    said = enter(link, node_folder, certificates=other.path)
+    said = enter(superlink, node_folder, certificates=other.path)
     assert "--root-certificates must name the CA" in said, said
-    assert not enter(link, node_folder, certificates=shown.path)
+    assert not enter(superlink, node_folder, certificates=shown.path)
 
 
-def test_a_server_without_tls(link, tmp_path):
+def test_a_server_without_tls(superlink, tmp_path):
     other = issued(tmp_path, "other")
-    said = enter(link, NodeFolder(tmp_path / "node"), certificates=other.path)
+    said = enter(superlink, NodeFolder(tmp_path / "node"), certificates=other.path)
     assert "does not speak TLS" in said, said
 
 
-def test_a_refusal_gives_flowers_reason(link, tmp_path):
-    fleet = FleetClient(link.address, NodeFolder(tmp_path).key(), insecure=True)
-    link.faults["pull_messages"].append(500)
+def test_a_refusal_gives_flowers_reason(superlink, tmp_path):
+    fleet = FleetClient(superlink.address, NodeFolder(tmp_path).key(), insecure=True)
+    superlink.faults["pull_messages"].append(500)
     from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
     with pytest.raises(ServerRefusal) as error:

@@ -15,7 +15,7 @@ from deploy.device.client import FleetClient
 from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.device.node_loop import Device
-from tests.deploy.fakelink import FakeLink
+from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.servers import COUNTING, eventually
 from tests.deploy.test_killed import content, expected
 
@@ -34,14 +34,14 @@ class World:
 
     def __init__(self, fab, folder, monkeypatch, apps=(), **options):
         monkeypatch.setattr(sys, "path", list(sys.path))
-        self.link, self.folder, self.apps = FakeLink(fab, **options), folder, apps
+        self.superlink, self.folder, self.apps = FakeSuperLink(fab, **options), folder, apps
         self.pauses, self.names = [], []
         self.begin()
 
     def begin(self):
         """Start the node, or restart it."""
         self.node_folder = NodeFolder(self.folder)
-        self.fleet = FleetClient(self.link.address, self.node_folder.key(), insecure=True)
+        self.fleet = FleetClient(self.superlink.address, self.node_folder.key(), insecure=True)
         self.member = Membership(self.fleet, self.node_folder, registers=True, beats=self.beats)
         self.device = Device(
             self.fleet, self.node_folder, self.member, {}, apps=self.apps,
@@ -65,20 +65,20 @@ class World:
         return failed
 
     def ask(self, kind="count"):
-        self.names.append(self.link.ask(content(len(self.names)), f"train.{kind}"))
+        self.names.append(self.superlink.ask(content(len(self.names)), f"train.{kind}"))
 
     def until_replied(self):
         """Run the node's loop until its last reply arrives; return the errors before this reply."""
         failed = []
         for _ in range(20):
             now = self.steps()
-            if not now and self.link.said(self.names[-1]) is not None:
+            if not now and self.superlink.said(self.names[-1]) is not None:
                 return failed
             failed += now
         raise AssertionError(failed)
 
     def said(self):
-        return [self.link.said(name).content["metrics"] for name in self.names]
+        return [self.superlink.said(name).content["metrics"] for name in self.names]
 
     def is_as_expected(self):
         said = [(m["number"], m["total"]) for m in self.said()]
@@ -97,11 +97,11 @@ def world(fab, tmp_path, monkeypatch):
     yield make
     for each in made:
         each.member.leave()
-        each.link.stop()
+        each.superlink.stop()
         each.fleet.close()
 
 
-@pytest.mark.parametrize("bundled", [False, True, "thin"])
+@pytest.mark.parametrize("bundled", [False, True, "compact"])
 def test_a_node_replies_to_message_after_message(bundled, world, caplog):
     w = world(bundled=bundled)
     w.steps()
@@ -110,14 +110,14 @@ def test_a_node_replies_to_message_after_message(bundled, world, caplog):
         w.steps()
     assert w.is_as_expected()
     assert len({m["process"] for m in w.said()}) == 1
-    assert w.link.calls.count("get_fab") == w.link.calls.count("get_run") == 1
-    assert {"pull_object", "push_object"}.isdisjoint(w.link.calls) == bool(bundled)
-    assert w.link.calls.count("edgewire_thin_push") == (4 if bundled == "thin" else 0)
+    assert w.superlink.calls.count("get_fab") == w.superlink.calls.count("get_run") == 1
+    assert {"pull_object", "push_object"}.isdisjoint(w.superlink.calls) == bool(bundled)
+    assert w.superlink.calls.count("edgewire_compact_push") == (4 if bundled == "compact" else 0)
     assert caplog.text.count("no bundled calls") == (not bundled)
-    assert not w.link.objects  # the node confirmed each message
+    assert not w.superlink.objects  # the node confirmed each message
 
 
-@pytest.mark.parametrize("bundled", [False, True, "thin"])
+@pytest.mark.parametrize("bundled", [False, True, "compact"])
 def test_an_error_of_the_app_is_reported(bundled, world, caplog):
     caplog.set_level("INFO", "edgewire")
     w = world(bundled=bundled)
@@ -125,7 +125,7 @@ def test_an_error_of_the_app_is_reported(bundled, world, caplog):
     w.ask("fail")
     w.ask("count")
     w.steps(2)
-    error, reply = (w.link.said(name) for name in w.names)
+    error, reply = (w.superlink.said(name) for name in w.names)
     assert (error.error.code, error.error.reason) == (
         2, "ZeroDivisionError: on purpose"
     )  # fmt: skip
@@ -145,12 +145,12 @@ CALLS = {
 def test_any_call_may_fail(bundled, fault, world):
     w = world(bundled=bundled)
     for call in CALLS[bundled]:
-        w.link.faults[call] += [fault]
+        w.superlink.faults[call] += [fault]
     w.steps(len(CALLS[bundled]) + 1)
     for _ in range(3):
         w.ask()
         for call in CALLS[bundled][2 - 2 * bundled :]:
-            w.link.faults[call] += [fault]
+            w.superlink.faults[call] += [fault]
         assert w.steps(len(CALLS[bundled]) + 2)
     assert w.is_as_expected()
 
@@ -161,7 +161,7 @@ def test_a_push_without_an_answer_is_repeated_unchanged(bundled, world):
     w.steps()
     failed = []
     for call in ("push_messages", "push_object", "confirm_message_received", "edgewire_push"):
-        w.link.faults[call] += ["unanswered", "unanswered"]
+        w.superlink.faults[call] += ["unanswered", "unanswered"]
         w.ask()
         failed += w.until_replied()
     assert w.is_as_expected()
@@ -172,9 +172,9 @@ def test_after_two_interrupted_pushes_every_object_arrives(world):
     w = world()
     w.steps()
     w.ask()
-    w.link.faults["push_object"] = ["lost"] * 100  # all calls that are sent at once
+    w.superlink.faults["push_object"] = ["lost"] * 100  # all calls that are sent at once
     assert w.steps()
-    w.link.faults["push_object"] = ["unanswered"]
+    w.superlink.faults["push_object"] = ["unanswered"]
     assert w.until_replied()
     assert w.is_as_expected()
 
@@ -186,12 +186,12 @@ def test_a_redelivered_message_gets_the_same_reply(world):
         w.ask()
         w.steps()
     for name in (w.names[2], w.names[0]):  # the last message, and an earlier one
-        w.link.queue.append(w.link.delivered[name])
+        w.superlink.queue.append(w.superlink.delivered[name])
         w.steps()
     w.ask()
     w.steps()
     assert w.is_as_expected()
-    assert w.link.calls.count("push_messages") == 5
+    assert w.superlink.calls.count("push_messages") == 5
 
 
 def test_a_restarted_node_has_the_same_id(world, caplog):
@@ -204,12 +204,12 @@ def test_a_restarted_node_has_the_same_id(world, caplog):
     caplog.clear()
     w.ask()
     assert not w.steps(2)  # its earlier process still counts as online
-    assert w.link.calls.count("activate_node") == 1
+    assert w.superlink.calls.count("activate_node") == 1
     # Otherwise the server would fail the message under way.
-    assert "deactivate_node" not in w.link.calls
+    assert "deactivate_node" not in w.superlink.calls
     assert w.is_as_expected()
-    assert len(w.link.nodes) == 1
-    assert w.link.calls.count("get_fab") == 1
+    assert len(w.superlink.nodes) == 1
+    assert w.superlink.calls.count("get_fab") == 1
 
 
 def test_a_node_waits_while_its_disk_is_full(world, monkeypatch):
@@ -224,7 +224,7 @@ def test_a_node_waits_while_its_disk_is_full(world, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     failed = w.steps(3)
     assert [str(each) for each in failed] == ["[Errno 28] No space left on device"] * 3
-    assert not w.link.replies
+    assert not w.superlink.replies
     monkeypatch.setattr(os, "fsync", real)
     w.steps()
     w.ask()
@@ -236,23 +236,23 @@ def test_a_finished_run_is_put_aside(world):
     w = world()
     w.steps()
     w.ask()
-    w.link.faults["push_messages"] += ["lost"]
+    w.superlink.faults["push_messages"] += ["lost"]
     assert w.steps()
-    w.link.over = True
+    w.superlink.over = True
     w.steps()
-    w.link.over = False
+    w.superlink.over = False
     w.names.clear()
     assert not w.steps()
-    assert "push_object" not in w.link.calls
+    assert "push_object" not in w.superlink.calls
 
 
 def test_a_message_without_its_objects_is_logged(world):
     w = world()
     w.steps()
     w.ask()
-    w.link.objects.clear()
+    w.superlink.objects.clear()
     w.steps()
-    assert w.link.said(w.names[0]).has_error()
+    assert w.superlink.said(w.names[0]).has_error()
 
 
 def test_an_app_that_is_not_allowed_is_never_fetched(world):
@@ -260,8 +260,8 @@ def test_an_app_that_is_not_allowed_is_never_fetched(world):
     w.steps()
     w.ask()
     assert not w.steps()
-    assert "takes other apps alone" in w.link.said(w.names[0]).error.reason
-    assert "get_fab" not in w.link.calls
+    assert "takes other apps alone" in w.superlink.said(w.names[0]).error.reason
+    assert "get_fab" not in w.superlink.calls
 
 
 def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
@@ -275,7 +275,7 @@ def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
     w.begin()
     w.ask()
     assert not w.steps(2)
-    assert w.link.said(w.names[1]).has_error()
+    assert w.superlink.said(w.names[1]).has_error()
 
 
 def test_another_app_needs_another_process(world, fab):
@@ -283,9 +283,9 @@ def test_another_app_needs_another_process(world, fab):
     w.steps()
     w.ask()
     w.steps()
-    w.link.begin_run(78)
-    w.link.fab += b"\0"  # a zip file may have bytes after its end
-    w.link.digest = hashlib.sha256(w.link.fab).hexdigest()
+    w.superlink.begin_run(78)
+    w.superlink.fab += b"\0"  # a zip file may have bytes after its end
+    w.superlink.digest = hashlib.sha256(w.superlink.fab).hexdigest()
     w.names.clear()
     w.ask()
     with pytest.raises(OtherApp):
@@ -301,20 +301,20 @@ def test_a_node_that_has_left_sends_no_heartbeat_and_logs_nothing(world, caplog,
     before = set(threading.enumerate())  # other tests' nodes may still have threads
     w = world()
     w.steps()
-    eventually(lambda: "send_node_heartbeat" in w.link.calls)
+    eventually(lambda: "send_node_heartbeat" in w.superlink.calls)
     w.member.leave()
     assert "heartbeat" not in {each.name for each in set(threading.enumerate()) - before}
-    count = w.link.calls.count("send_node_heartbeat")
+    count = w.superlink.calls.count("send_node_heartbeat")
     w.die()
     time.sleep(0.05)
     w.begin()
-    assert w.link.calls.count("send_node_heartbeat") == count
+    assert w.superlink.calls.count("send_node_heartbeat") == count
     assert "heartbeat" not in caplog.text
 
 
 def test_each_reason_is_logged_once_and_pauses_grow(world, caplog):
     w = world()
-    w.link.faults["activate_node"] += [503] * 6 + ["lost"]
+    w.superlink.faults["activate_node"] += [503] * 6 + ["lost"]
 
     def pause(seconds):
         w.pauses.append(seconds)

@@ -171,19 +171,18 @@ def test_a_node_sends_two_replies_at_a_time(server):
     """A third reply at the same time is refused, because it would occupy the server's threads."""
     node = FakeNode(server.address)
     host, port = server.address.split(":")
-    seal = node.seal()
-    head = (
-        b"POST /v1/fleet/edgewire/thin/push HTTP/1.1\r\nhost: here\r\ncontent-length: 9999\r\n\r\n"
-    )
+    signed = node.signed()
+    line = b"POST /v1/fleet/edgewire/compact/push HTTP/1.1\r\n"
+    head = line + b"host: here\r\ncontent-length: 9999\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(2):
             line = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
-            line.sendall(head + seal.ljust(400, b"\0"))
+            line.sendall(head + signed.ljust(400, b"\0"))
         time.sleep(0.3)
-        found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
+        found = node.http.post("/v1/fleet/edgewire/compact/push", content=signed.ljust(400, b"\0"))
         assert found.status_code == 429
     time.sleep(0.3)  # the first two connections have ended
-    found = node.http.post("/v1/fleet/edgewire/thin/push", content=seal.ljust(400, b"\0"))
+    found = node.http.post("/v1/fleet/edgewire/compact/push", content=signed.ljust(400, b"\0"))
     assert found.status_code == 400
 
 

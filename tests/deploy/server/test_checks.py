@@ -5,7 +5,7 @@ import os
 from deploy import keys
 from deploy.findings import OK, WARNING, WRONG
 from tests.deploy.entering import Kitchen
-from tests.deploy.fakelink import FakeLink
+from tests.deploy.fake_superlink import FakeSuperLink
 
 
 def test_a_ready_server_has_no_problem(place, look, tmp_path):
@@ -22,7 +22,9 @@ def test_a_ready_server_has_no_problem(place, look, tmp_path):
     assert found["results"] == [(OK, f"EDGEWIRE_OUTPUT is {tmp_path / 'runs'}")]
 
 
-def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, monkeypatch, link):
+def test_each_problem_on_the_servers_machine_is_named(
+    place, look, tmp_path, monkeypatch, superlink
+):
     _, folder = place
     other = tmp_path / "other"
     keys.main(["--keys", str(other), "server", "there"])
@@ -33,7 +35,7 @@ def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, mon
     (other / "server.key").chmod(0o644)
     (tmp_path / "nodes.json").write_text("[")
     monkeypatch.setenv("EDGEWIRE_OUTPUT", "/elsewhere")
-    port = link.address.rpartition(":")[2]
+    port = superlink.address.rpartition(":")[2]
     code, found = look("--server", "--keys", other, "--state", tmp_path, "--port", port,
                        "--data", "/nowhere")  # fmt: skip
     assert code == 1
@@ -47,9 +49,9 @@ def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, mon
 
 
 def test_a_server_without_keys_or_state(look, tmp_path):
-    link = FakeLink(b"")
-    link.stop()
-    port = link.server_port
+    superlink = FakeSuperLink(b"")
+    superlink.stop()
+    port = superlink.server_port
     code, found = look("--server", "--keys", tmp_path, "--state", tmp_path / "s", "--port", port,
                        "--host", "127.0.0.1")  # fmt: skip
     assert code == 1

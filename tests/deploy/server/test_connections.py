@@ -30,15 +30,15 @@ def server():
 def connect(server):
     """Return a function that opens a connection and sends bytes."""
     host, port = server.address.split(":")
-    opened = []
+    connections = []
 
     def call(data=b""):
-        opened.append(made := socket.create_connection((host, int(port)), timeout=SOON))
+        connections.append(made := socket.create_connection((host, int(port)), timeout=SOON))
         made.sendall(data)
         return made
 
     yield call
-    for each in opened:
+    for each in connections:
         each.close()
 
 

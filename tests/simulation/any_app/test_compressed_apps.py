@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.apps.linked_apps import WAYS, linked
+from benchmarks.apps.compressed_apps import WAYS, compressed_copy
 from tests.simulation.any_app.apps import APPS, simulate_here, summary
 
 NODES = 4
@@ -62,8 +62,8 @@ def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_the_links_two_lines_change_only_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):
-    app = linked(APPS / name, tmp_path, WAYS[way])
+def test_the_two_lines_change_only_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):
+    app = compressed_copy(APPS / name, tmp_path, WAYS[way])
     expected, model, log = plain(name)
     printed, found, found_log = run(app, tmp_path / "out", monkeypatch, capfd)
     before, after = summary(expected), summary(printed)
@@ -85,7 +85,7 @@ def test_the_links_two_lines_change_only_the_bytes(name, way, plain, tmp_path, m
 
 def test_a_run_continues_from_its_saved_model_and_log(tmp_path, monkeypatch, capfd):
     """The strategy restores its own files; nodes start without a state and get the whole model."""
-    app = linked(APPS / "advanced_pytorch", tmp_path, WAYS["topk"])
+    app = compressed_copy(APPS / "advanced_pytorch", tmp_path, WAYS["topk"])
     _, best, log = run(app, tmp_path / "out", monkeypatch, capfd)
     printed, better, longer = run(app, tmp_path / "out", monkeypatch, capfd)
     assert longer[: len(log)] == log

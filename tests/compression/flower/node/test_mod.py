@@ -10,7 +10,14 @@ from compression.flower.node.state import MEMORY
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
-from tests.compression.flower.federation import INT8, PLAIN, ROUNDS, initial, linked, node_app
+from tests.compression.flower.federation import (
+    INT8,
+    PLAIN,
+    ROUNDS,
+    compressed_run,
+    initial,
+    node_app,
+)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -26,7 +33,7 @@ def test_an_update_that_is_not_finite_never_leaves_the_node(value, caplog):
         content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
         return Message(content, reply_to=message)
 
-    got, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
     assert traffic.failures == ROUNDS
     assert "conv.bias" in caplog.text
     np.testing.assert_allclose(got["conv.bias"], initial()["conv.bias"].numpy(), atol=1e-6)
@@ -62,10 +69,10 @@ def test_a_node_stores_as_many_bytes_as_declared(options):
     """A node stores its codec's state and, if this includes a residual, its last payload."""
     codec = make_codec(*options)
     pool = make_pool(NodeHostSpec(node_app(CompressionMod(codec)), 3, 1, {}), 1)
-    link = CompressedGrid(LocalGrid(pool, 3))
-    FedAvg(fraction_evaluate=0).start(link, initial(), num_rounds=4)
-    assert link.traffic.failures == 0
-    payload = link.traffic.uplink_bytes / link.traffic.client_updates
+    compressed = CompressedGrid(LocalGrid(pool, 3))
+    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=4)
+    assert compressed.traffic.failures == 0
+    payload = compressed.traffic.uplink_bytes / compressed.traffic.client_updates
     for context in pool.contexts.values():
         arrays = context.state[MEMORY].values()
         kept = sum(array.vector.nbytes for array in arrays)

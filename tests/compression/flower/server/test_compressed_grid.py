@@ -31,8 +31,8 @@ from tests.compression.flower.federation import (
     PLAIN,
     ROUNDS,
     SHAPES,
+    compressed_run,
     initial,
-    linked,
     node_app,
     run,
 )
@@ -65,7 +65,9 @@ def uncompressed(name):
 @pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink):
-    got, traffic = linked(STRATEGIES[name](), node_app(CompressionMod(codec)), downlink=downlink)
+    got, traffic = compressed_run(
+        STRATEGIES[name](), node_app(CompressionMod(codec)), downlink=downlink
+    )
     assert traffic.failures == 0
     assert list(got) == list(SHAPES)
     for key, value in uncompressed(name).items():
@@ -76,7 +78,7 @@ def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_int8_payloads_are_close_and_four_times_smaller(name):
     plain = uncompressed(name)
-    got, traffic = linked(STRATEGIES[name](), node_app(CompressionMod("int8")))
+    got, traffic = compressed_run(STRATEGIES[name](), node_app(CompressionMod("int8")))
     moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
     assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
@@ -86,7 +88,9 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
 
 def test_entries_that_nodes_do_not_send_are_counted():
     size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
-    _, traffic = linked(FedAvg(fraction_evaluate=0), node_app(CompressionMod("topk", density=0.25)))
+    _, traffic = compressed_run(
+        FedAvg(fraction_evaluate=0), node_app(CompressionMod("topk", density=0.25))
+    )
     assert traffic.uplink_entries_whole == size * NODES * ROUNDS
     assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
     assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
@@ -97,8 +101,8 @@ def test_equal_gives_all_nodes_the_same_weight():
     # Node 0 reports 10^9 samples.
     app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))
     equal = Screening(equal=True)
-    got, traffic = linked(FedAvg(fraction_evaluate=0), app, screening=equal)
-    honest, _ = linked(
+    got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, screening=equal)
+    honest, _ = compressed_run(
         FedAvg(fraction_evaluate=0), node_app(CompressionMod(PLAIN)), screening=equal
     )
     assert traffic.failures == 0
@@ -109,7 +113,7 @@ def test_equal_gives_all_nodes_the_same_weight():
 
 def test_evaluate_fn_and_result_get_named_arrays():
     seen = []
-    linked(
+    compressed_run(
         FedAvg(fraction_evaluate=0),
         node_app(CompressionMod(PLAIN)),
         evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
@@ -199,7 +203,7 @@ def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
     spoil, reason = SPOILED[case]
     app = node_app(CompressionMod(PLAIN), spoil)
     with caplog.at_level(logging.WARNING, "edgewire"):
-        got, traffic = linked(FedAvg(fraction_evaluate=0), app)
+        got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * (NODES - 1)
     lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
@@ -223,7 +227,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
             seen.append(super().aggregate_evaluate(server_round, replies))
             return seen[-1]
 
-    _, traffic = linked(Seeing(fraction_evaluate=1), node_app(CompressionMod(PLAIN), spoil))
+    _, traffic = compressed_run(Seeing(fraction_evaluate=1), node_app(CompressionMod(PLAIN), spoil))
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * NODES
     assert seen[-1]["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
@@ -232,7 +236,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
 def test_the_mean_is_over_the_nodes_that_remain():
     """If node 3 fails, the model equals that of Flower's FedAvg without node 3."""
     app = node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?"))
-    spoiled, _ = linked(FedAvg(fraction_evaluate=0), app)
+    spoiled, _ = compressed_run(FedAvg(fraction_evaluate=0), app)
     plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
     np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
 
@@ -248,7 +252,7 @@ def test_bytes_are_the_payloads_lengths():
 
     inner = node_app(CompressionMod("int8"))
     app = lambda message, context: cap_weights(message, context, inner)  # noqa: E731
-    _, traffic = linked(FedAvg(fraction_evaluate=0), app)
+    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
     assert traffic.uplink_bytes == lengths["up"] > 0
     assert traffic.downlink_bytes == lengths["down"] > 0
     flower = sum(len(Array(a.numpy().astype(np.float32)).data) for a in initial().values())

@@ -55,49 +55,52 @@ def moves(model, replies):
     return [reply.content["arrays"]["w"].numpy() - model for reply in replies]
 
 
-def all_at_once(link, model, number):
-    return moves(model, link.send_and_receive(asking(model, link.get_node_ids())))
+def all_at_once(compressed, model, number):
+    return moves(model, compressed.send_and_receive(asking(model, compressed.get_node_ids())))
 
 
-def one_by_one(link, model, number):
+def one_by_one(compressed, model, number):
     """Send the same model to one node after the other; every update is applied."""
     return [
         move
-        for node in link.get_node_ids()
-        for move in moves(model, link.send_and_receive(asking(model, [node])))
+        for node in compressed.get_node_ids()
+        for move in moves(model, compressed.send_and_receive(asking(model, [node])))
     ]
 
 
-def one_by_one_in_rounds(link, model, number):
+def one_by_one_in_rounds(compressed, model, number):
     return [
         move
-        for node in link.get_node_ids()
+        for node in compressed.get_node_ids()
         for move in moves(
-            model, link.send_and_receive(asking(model, [node], **{"server-round": number}))
+            model, compressed.send_and_receive(asking(model, [node], **{"server-round": number}))
         )
     ]
 
 
-def twice_in_a_round(link, model, number):
-    asked = asking(model, link.get_node_ids(), **{"server-round": number})
+def twice_in_a_round(compressed, model, number):
+    asked = asking(model, compressed.get_node_ids(), **{"server-round": number})
     return [
-        *moves(model, link.send_and_receive(asked)),
-        *moves(model, link.send_and_receive(asked)),
+        *moves(model, compressed.send_and_receive(asked)),
+        *moves(model, compressed.send_and_receive(asked)),
     ]
 
 
-def two_under_way(link, model, number):
-    asked = asking(model, link.get_node_ids())
-    ids = [*link.push_messages(asked), *link.push_messages(asking(model, link.get_node_ids()))]
+def two_under_way(compressed, model, number):
+    asked = asking(model, compressed.get_node_ids())
+    ids = [
+        *compressed.push_messages(asked),
+        *compressed.push_messages(asking(model, compressed.get_node_ids())),
+    ]
     found = []
     while len(found) < len(ids):
-        found += link.pull_messages(ids)
+        found += compressed.pull_messages(ids)
     return moves(model, found)
 
 
-def two_in_a_call(link, model, number):
-    nodes = link.get_node_ids()
-    return moves(model, link.send_and_receive(asking(model, nodes) + asking(model, nodes)))
+def two_in_a_call(compressed, model, number):
+    nodes = compressed.get_node_ids()
+    return moves(model, compressed.send_and_receive(asking(model, nodes) + asking(model, nodes)))
 
 
 WAYS = [
@@ -107,10 +110,10 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
-    link, kept_back = federation
+    compressed, kept_back = federation
     model, given, applied = np.zeros(ENTRIES, np.float32), 0, 0.0
     for number in range(1, 6):
-        found = way(link, model, number)
+        found = way(compressed, model, number)
         given += ENTRIES * len(found)
         applied += sum(float(move.sum()) for move in found)
         model = model + sum(found) / len(found)
@@ -120,27 +123,31 @@ def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
 
 def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
     """The server sends an unchanged model, so the node adds its unused update to its residual."""
-    link, kept_back = federation
+    compressed, kept_back = federation
     model = np.zeros(ENTRIES, np.float32)
-    first, second = link.get_node_ids()
+    first, second = compressed.get_node_ids()
     # The strategy drops this update.
-    link.send_and_receive(asking(model, [first], **{"server-round": 1}))
-    (move,) = moves(model, link.send_and_receive(asking(model, [second], **{"server-round": 2})))
+    compressed.send_and_receive(asking(model, [first], **{"server-round": 1}))
+    (move,) = moves(
+        model, compressed.send_and_receive(asking(model, [second], **{"server-round": 2}))
+    )
     newer = model + move
-    (last,) = moves(newer, link.send_and_receive(asking(newer, [first], **{"server-round": 3})))
+    (last,) = moves(
+        newer, compressed.send_and_receive(asking(newer, [first], **{"server-round": 3}))
+    )
     assert kept_back[first] == 2 * ENTRIES - float(last.sum())
 
 
 def test_a_node_goes_on_after_a_lost_reply(federation):
     """Of a node's three replies, the first is never fetched; the other two are accepted."""
-    link, _ = federation
+    compressed, _ = federation
     model = np.zeros(ENTRIES, np.float32)
-    node = link.get_node_ids()[0]
-    lost, later = (list(link.push_messages(asking(model, [node]))) for _ in range(2))
+    node = compressed.get_node_ids()[0]
+    lost, later = (list(compressed.push_messages(asking(model, [node]))) for _ in range(2))
     assert lost != later
-    while not link.pull_messages(later):
+    while not compressed.pull_messages(later):
         pass
-    (third,) = link.push_messages(asking(model + 1, [node]))
-    while not link.pull_messages([third]):
+    (third,) = compressed.push_messages(asking(model + 1, [node]))
+    while not compressed.pull_messages([third]):
         pass
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0

@@ -131,7 +131,7 @@ def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, e
         for name, array in server.replica.arrays.items():
             np.testing.assert_array_equal(nodes[node].arrays[name], array)
         if fate == 0:
-            versions.lose(node)
+            versions.invalidate(node)
         elif fate > 1:  # fate 1: the reply is lost, so the server does not know the node's version
             versions.confirm(node, nodes[node].version)
         server.go(fate // 2, entries=4 * fate**2)

@@ -33,7 +33,7 @@ def test_contents_without_a_model():
     assert models.of(content(config=ConfigRecord()), first=True) is None
 
 
-def test_a_record_with_the_links_name_is_refused():
+def test_a_record_with_the_libraries_name_is_refused():
     models = SentModels(None, [], 0, SentModelsState())
     with pytest.raises(ValueError, match="give yours another name"):
         models.of(content(a=named(w=np.ones(3)), **{HEADER: ConfigRecord()}), first=True)

@@ -112,12 +112,12 @@ def test_a_false_number_of_samples_is_limited(lies, caplog):
     nodes = ClientApp(mods=[told, CompressionMod("int8")])
     nodes.train()(lambda message, context: app(message, context))
     nodes.evaluate()(lambda message, context: app(message, context))
-    link = CompressedGrid(grid_of(nodes, 10))
-    result = FedAvg(fraction_evaluate=1).start(link, initial(), num_rounds=2)
+    compressed = CompressedGrid(grid_of(nodes, 10))
+    result = FedAvg(fraction_evaluate=1).start(compressed, initial(), num_rounds=2)
     found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
     assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # node 0 counts as 10 of 19 nodes
     assert "its num-examples of 4.61169e+18 counts as 20" in caplog.text
-    assert link.traffic.failures == 0
+    assert compressed.traffic.failures == 0
 
 
 def test_norms_beyond_float32_are_infinite_without_a_warning():

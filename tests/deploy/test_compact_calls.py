@@ -1,4 +1,4 @@
-"""A node's thin calls (`deploy.server.api`) do what the other calls do, in fewer bytes."""
+"""A node's compact calls (`deploy.server.api`) do what the other calls do, in fewer bytes."""
 
 import hashlib
 import time
@@ -23,13 +23,13 @@ from deploy.device.app_runner import answered, message_of
 from deploy.device.client import FleetClient, ServerRefusal
 from deploy.device.heartbeats import Membership
 from deploy.device.throttled_log import ThrottledLog
-from deploy.signed_header import sealed
+from deploy.signed_header import sign_header
 from protocol.choose_grid import bundled
 from tests.deploy.served import FakeNode, Server, later, question
 
 
 class ThinNode:
-    """A node that sends thin calls when a test asks for them."""
+    """A node that sends compact calls when a test asks for them."""
 
     def __init__(self, address, interval=30.0):
         self.fleet = FleetClient(address, generate_key_pairs()[0], insecure=True)
@@ -109,8 +109,8 @@ def test_a_node_with_another_key_gets_nothing(server, node):
     for asked in (node.node, Node(node_id=12345)):
         with pytest.raises(ServerRefusal, match="401"):
             other.pull(asked)
-    url = f"http://{server.address}/v1/fleet/edgewire/thin/pull"
-    late = sealed(node.node.node_id, 0, lambda stamp: b"no signature")
+    url = f"http://{server.address}/v1/fleet/edgewire/compact/pull"
+    late = sign_header(node.node.node_id, 0, lambda stamp: b"no signature")
     assert httpx.post(url, content=late).status_code == 401
     assert httpx.post(url, content=b"").status_code == 400
     assert len(node.pull()[0].messages_list) == 1

@@ -1,7 +1,7 @@
 """Runs apps in the layout of Flower's examples, without and with compression, on two engines.
 
-    python -m benchmarks.apps.linked_apps              # JSON on stdout, about ten minutes
-    python -m benchmarks.apps.linked_apps --apps sklearn_float64 --engines local --nodes 4
+    python -m benchmarks.apps.compressed_apps              # JSON on stdout, about ten minutes
+    python -m benchmarks.apps.compressed_apps --apps sklearn_float64 --engines local --nodes 4
 
 Compression needs two lines in an app: `CompressedGrid` in the ServerApp, and `CompressionMod` in
 the ClientApp. The benchmark copies an app, copies the library into it under another name, and adds
@@ -33,10 +33,10 @@ LIBRARY = "squeeze"  # any name will do
 
 
 class Lines(NamedTuple):
-    """Source code of the arguments of `CompressedGrid` (`link`) and `CompressionMod` (`uplink`)."""
+    """Source code of the arguments of `CompressedGrid` (`grid`) and `CompressionMod` (`mod`)."""
 
-    link: str
-    uplink: str
+    grid: str
+    mod: str
 
 
 WAYS = {
@@ -44,10 +44,10 @@ WAYS = {
     "topk": Lines(', downlink="int8"', '"topk", density=0.1'),
     "dense": Lines("", '"dense"'),
 }
-TELL = 'print("traffic", link.traffic.as_dict())'
+TELL = 'print("traffic", compressed.traffic.as_dict())'
 
 
-def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path:
+def compressed_copy(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path:
     """Copy an app into a folder, add the library and its two lines, and return the copy's path.
 
     `tell`: the server prints the counted traffic at its end. Raises `ValueError` if the app has not
@@ -63,12 +63,12 @@ def linked(app: Path, folder: Path, lines: Lines, *, tell: bool = False) -> Path
     unused = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "compression", package / LIBRARY, ignore=unused)
     source = f"from {package.name}.{LIBRARY}.flower import"
-    server.write_text(with_link(server.read_text(), source, lines.link, tell=tell))
-    client.write_text(with_uplink(client.read_text(), source, lines.uplink))
+    server.write_text(with_compressed_grid(server.read_text(), source, lines.grid, tell=tell))
+    client.write_text(with_compression_mod(client.read_text(), source, lines.mod))
     return copy
 
 
-def with_link(text: str, source: str, options: str, *, tell: bool = False) -> str:
+def with_compressed_grid(text: str, source: str, options: str, *, tell: bool = False) -> str:
     """Return a ServerApp's source code with `CompressedGrid` around the main function's grid."""
     mains = [
         each
@@ -78,18 +78,18 @@ def with_link(text: str, source: str, options: str, *, tell: bool = False) -> st
     ]
     if len(mains) != 1:
         found = f"{len(mains)} functions under `@app.main()`, not one"
-        raise ValueError(f"no place for the link: {found}; Flower's old API shows no grid")
+        raise ValueError(f"no place for the grid: {found}; Flower's old API shows no grid")
     main, body = mains[0], mains[0].body
     documented = ast.get_docstring(main) is not None and len(body) > 1
     grid, first = main.args.args[0].arg, body[1 if documented else 0]
     rows, indent = text.splitlines(), " " * first.col_offset
     if tell:
         rows.insert(body[-1].end_lineno or len(rows), indent + TELL)
-    rows.insert(first.lineno - 1, f"{indent}{grid} = link = CompressedGrid({grid}{options})")
+    rows.insert(first.lineno - 1, f"{indent}{grid} = compressed = CompressedGrid({grid}{options})")
     return _with_import(rows, f"{source} CompressedGrid")
 
 
-def with_uplink(text: str, source: str, options: str) -> str:
+def with_compression_mod(text: str, source: str, options: str) -> str:
     """Return a ClientApp's source code with `CompressionMod` as the first mod of its `app`."""
     calls = [
         each.value
@@ -163,7 +163,7 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     app = APPS / name
                     if way != "plain":
-                        app = linked(app, Path(folder), WAYS[way], tell=True)
+                        app = compressed_copy(app, Path(folder), WAYS[way], tell=True)
                     row = {"app": name, "engine": engine, "way": way}
                     rows.append(row | measured(app, engine, given.nodes, words, Path(folder)))
                 print(rows[-1], file=sys.stderr)

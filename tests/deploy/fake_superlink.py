@@ -18,20 +18,20 @@ from flwr.supercore.task_identity import TaskIdentity
 from deploy import compact_bundle
 from deploy.device.transport import ids_of
 from deploy.server.duplicates import SIZE
-from deploy.signed_header import opened
+from deploy.signed_header import read_header
 from protocol.bundle import frames, parts_of
 
 RUN = 77
 LIMIT = 1 << 30
 
 
-class FakeLink(ThreadingHTTPServer):
+class FakeSuperLink(ThreadingHTTPServer):
     """A fake SuperLink: an HTTP server for the run of one app.
 
     `faults`: for each call, what fails at its next uses: "lost" (the request never arrives),
     "unanswered" (the request arrives, its answer does not) or an HTTP status. `bundled`: the server
-    has the project's calls, which send a whole message in one request; if it is "thin", also the
-    thin calls, which do the same in fewer bytes.
+    has the project's calls, which send a whole message in one request; if it is "compact", also the
+    compact calls, which do the same in fewer bytes.
     """
 
     daemon_threads = True
@@ -185,15 +185,15 @@ class FakeLink(ThreadingHTTPServer):
         parts = [("response", response.SerializeToString())]
         return frames([*parts, *((name, self.objects[name]) for name in objects)])
 
-    def edgewire_thin_pull(self, data):
-        seal, number = opened(data)
-        assert seal.node_id in self.nodes.values()
+    def edgewire_compact_pull(self, data):
+        signed, number = read_header(data)
+        assert signed.node_id in self.nodes.values()
         assert len(number) == SIZE
         parts = parts_of(self.edgewire_pull(b""), LIMIT)
-        return compact_bundle.thin(parts) if parts[0][1] else b""
+        return compact_bundle.compact(parts) if parts[0][1] else b""
 
-    def edgewire_thin_push(self, data):
-        return self.edgewire_push(frames(compact_bundle.parts_of(opened(data)[1], LIMIT)))
+    def edgewire_compact_push(self, data):
+        return self.edgewire_push(frames(compact_bundle.parts_of(read_header(data)[1], LIMIT)))
 
     def edgewire_push(self, data):
         (first, request), *objects, (last, confirm) = parts_of(data, LIMIT)
@@ -218,7 +218,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         has = self.server.bundled and self.path == "/v1/fleet/edgewire"
-        says = {"edgewire-thin": str(compact_bundle.FORM)} if self.server.bundled == "thin" else {}
+        says = (
+            {"edgewire-compact": str(compact_bundle.FORM)}
+            if self.server.bundled == "compact"
+            else {}
+        )
         self.answer(200 if has else 404, b"1" if has else b"", says)
 
     def do_POST(self):
@@ -226,7 +230,7 @@ class Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["content-length"]))
         call = self.path.removeprefix("/v1/fleet/").replace("-", "_").replace("/", "_")
         signed = {"flwr-public-key", "flwr-timestamp", "flwr-signature"} & {*self.headers}
-        assert len(signed) == (0 if "thin" in call else 3)
+        assert len(signed) == (0 if "compact" in call else 3)
         server.calls.append(call)
         fault = server.faults[call].pop(0) if server.faults[call] else None
         if fault == "lost":
