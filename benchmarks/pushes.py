@@ -76,24 +76,24 @@ class Bare:
             self.loss = loss.item()
 
 
-def serve(words: list[str]) -> None:
+def serve(overrides: list[str]) -> None:
     """Run the plain loop in blocks, as `benchmarks.timing` requests them."""
     configure_process()
-    loop = Bare(to_config(compose_config(words)))
+    loop = Bare(to_config(compose_config(overrides)))
     take_turns(loop.block, lambda: loop.loss)
 
 
 def measure(algorithm: str, cycles: int) -> dict[str, Any]:
     """Compare the times of the gradients alone and of the local engine, with 1 and 2 workers."""
-    words = settings(algorithm)
-    alone = [sys.executable, "-m", "benchmarks.pushes", "serve", *words]
+    overrides = settings(algorithm)
+    alone = [sys.executable, "-m", "benchmarks.pushes", "serve", *overrides]
     with ExitStack() as stack:
         bare, other = (stack.enter_context(Child(alone)) for _ in range(2))
         contestants: dict[str, Contestant] = {
             "bare": bare,
             "bare, 2 at once": AtOnce(bare, other),
-            "local, 1 worker": stack.enter_context(application(1, words)),
-            "local, 2 workers": stack.enter_context(application(2, words)),
+            "local, 1 worker": stack.enter_context(application(1, overrides)),
+            "local, 2 workers": stack.enter_context(application(2, overrides)),
         }
         result: dict[str, Any] = compare(contestants, cycles=cycles, rounds=ROUNDS, warmup=2)
     for row in result.values():
@@ -108,9 +108,9 @@ def measure(algorithm: str, cycles: int) -> dict[str, Any]:
 
 def memory(algorithm: str) -> dict[str, Any]:
     """Return the peak memory with a small model after 5,000 and after 250,000 updates."""
-    words = [*settings(algorithm), "dataset.size=8", "model=mlp"]
+    overrides = [*settings(algorithm), "dataset.size=8", "model=mlp"]
     few, all_of_them = 5_000 // BLOCK, PAPER // BLOCK
-    with application(1, words) as child:
+    with application(1, overrides) as child:
         child(few)
         early = child.peak_memory_mb()
         child(all_of_them - few)

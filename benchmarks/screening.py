@@ -77,9 +77,9 @@ class Watch:
         return timed
 
 
-def shares(words: list[str], watch: Watch) -> dict[str, float]:
+def shares(overrides: list[str], watch: Watch) -> dict[str, float]:
     """Run once with these overrides; return in percent how much of the time each check takes."""
-    composed = compose_config(words)
+    composed = compose_config(overrides)
     config = to_config(composed)
     watch.seconds = dict.fromkeys(PARTS, 0.0)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,9 @@ def main() -> None:
     for part, places in PARTS.items():
         for where, name in places:
             setattr(where, name, watch.over(part, getattr(where, name)))
-    print(json.dumps({name: shares(words, watch) for name, words in CASES.items()}, indent=1))
+    print(
+        json.dumps({name: shares(overrides, watch) for name, overrides in CASES.items()}, indent=1)
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compares training of a model divided among two nodes with backpropagation in one process.
 
     python -m benchmarks.segments                 # JSON on stdout (about twelve minutes)
-    python -m benchmarks.segments --words model=four_layers strategy.cuts=[1]
+    python -m benchmarks.segments --overrides model=four_layers strategy.cuts=[1]
 
 The model has eight layers and is cut after the second layer, where the two stages take the most
 similar time. It trains with Adam and mini-batches of 256 images of 1x28x28. The modules that
@@ -51,7 +51,7 @@ ASKED = 1.15  # target: steps per second, as a multiple of the plain loop's
 WORK = ("model=eight_layers", "strategy.cuts=[2]", "strategy.hidden=32")
 
 
-def settings(algorithm: str, *words: str) -> list[str]:
+def settings(algorithm: str, *overrides: str) -> list[str]:
     """Return the command-line overrides of the runs that this benchmark compares."""
     return [
         f"algorithm={algorithm}",
@@ -61,15 +61,15 @@ def settings(algorithm: str, *words: str) -> list[str]:
         f"strategy.record_every={BLOCK}",
         "strategy.segment_every=0",
         f"eval_every={FOREVER}",
-        *words,
+        *overrides,
     ]
 
 
 class Bare:
     """Backpropagation of the whole model, with the application's mini-batches and optimiser."""
 
-    def __init__(self, words: list[str]) -> None:
-        config = to_config(compose_config(words))
+    def __init__(self, overrides: list[str]) -> None:
+        config = to_config(compose_config(overrides))
         data = data_of(config)
         self._samples = Samples(config, data, whole=True)
         self._flat = FlatModel(model_of(config, data))
@@ -94,8 +94,8 @@ class Bare:
 class Alone:
     """One stage of the cut model, without messages: its inputs are in memory."""
 
-    def __init__(self, words: list[str], segment: int) -> None:
-        config = to_config(compose_config(words))
+    def __init__(self, overrides: list[str], segment: int) -> None:
+        config = to_config(compose_config(overrides))
         data = data_of(config)
         cuts = tuple(config.strategy["cuts"])
         self._stage = Stage(config, data, Place(segment, cuts))
@@ -128,25 +128,25 @@ def at_once(stages: Sequence[Child], rounds: int) -> list[float]:
     return [max(each) for each in zip(*taken, strict=True)]
 
 
-def serve(kind: str, words: list[str]) -> None:
+def serve(kind: str, overrides: list[str]) -> None:
     """Run the plain loop or one stage in blocks, as `benchmarks.timing` requests them."""
     configure_process()
-    loop = Bare(words) if kind == "bare" else Alone(words, int(kind))
+    loop = Bare(overrides) if kind == "bare" else Alone(overrides, int(kind))
     take_turns(loop.block, lambda: loop.loss)
 
 
 def measure(cycles: int, extra: list[str], without: list[str]) -> dict[str, Any]:
     """Compare all programs, except those that have a word of `without` in their names."""
-    words = [*WORK, *extra]
-    both = [word for word in words if "hidden" not in word]
-    synthetic = settings("synthetic_gradients", "nodes=2", *words)
+    overrides = [*WORK, *extra]
+    both = [word for word in overrides if "hidden" not in word]
+    synthetic = settings("synthetic_gradients", "nodes=2", *overrides)
     split = settings("split_backprop", "nodes=2", *both)
     whole = settings("split_backprop", "nodes=1", *[word for word in both if "cuts" not in word])
     asynchronous = "strategy.schedule=async"
     piped = "strategy.schedule=pipeline"
 
-    def alone(kind: str, words: list[str]) -> Child:
-        return Child([sys.executable, "-m", "benchmarks.segments", "serve", kind, *words])
+    def alone(kind: str, overrides: list[str]) -> Child:
+        return Child([sys.executable, "-m", "benchmarks.segments", "serve", kind, *overrides])
 
     with ExitStack() as stack:
         stages = [stack.enter_context(alone(kind, synthetic)) for kind in "01"]
@@ -186,10 +186,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--cycles", type=int, default=3)
-    parser.add_argument("--words", nargs="*", default=[], help="overrides, for all contestants")
-    parser.add_argument("--without", nargs="*", default=[], help="words in names to leave out")
+    parser.add_argument("--overrides", nargs="*", default=[], help="overrides, for all contestants")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="parts of the names that are left out"
+    )
     options = parser.parse_args()
-    print(json.dumps(measure(options.cycles, options.words, options.without), indent=2))
+    print(json.dumps(measure(options.cycles, options.overrides, options.without), indent=2))
 
 
 if __name__ == "__main__":

@@ -176,24 +176,24 @@ class Bare:
         self.vector.numpy()[at] -= self._lr * update.values
 
 
-def serve(words: list[str]) -> None:
+def serve(overrides: list[str]) -> None:
     """Run the plain loop in blocks of rounds, as `benchmarks.timing` requests them."""
     configure_process()
-    loop = Bare(to_config(compose_config(words)))
+    loop = Bare(to_config(compose_config(overrides)))
     take_turns(loop.step, lambda: loop.loss)
 
 
-def bare(words: list[str]) -> Child:
+def bare(overrides: list[str]) -> Child:
     """Return the plain loop in a process that lasts for the whole comparison."""
-    return Child([sys.executable, "-m", "benchmarks.steps", "serve", *words])
+    return Child([sys.executable, "-m", "benchmarks.steps", "serve", *overrides])
 
 
 def measure(model: str, algorithm: str, cycles: int, ray: bool) -> dict[str, Any]:
     """Compare the plain loop with the local engine, then the local engine with Ray."""
-    rounds, words = MODELS[model], settings(model, algorithm)
+    rounds, overrides = MODELS[model], settings(model, algorithm)
     with ExitStack() as stack:
-        candidates = {"bare": bare(words), OURS: application(1, words)}
-        candidates[OURS_2] = application(2, words)
+        candidates = {"bare": bare(overrides), OURS: application(1, overrides)}
+        candidates[OURS_2] = application(2, overrides)
         children = {name: stack.enter_context(child) for name, child in candidates.items()}
         result: dict[str, Any] = compare(children, cycles=cycles, rounds=rounds, warmup=rounds)
         add_losses(result, children)

@@ -68,8 +68,8 @@ def clear_errors() -> Iterator[None]:
         parts = Path(traceback.extract_tb(error.__traceback__)[-1].filename).parts
         if not {"hydra", "omegaconf"} & set(parts):
             raise
-        words = "" if isinstance(error, ValueError) else "; a group takes a name, as model=mlp"
-        code, failed = 2, ConfigError(key_of_a_value(sys.argv[1:]) or f"{error}{words}")
+        hint = "" if isinstance(error, ValueError) else "; a group takes a name, as model=mlp"
+        code, failed = 2, ConfigError(key_of_a_value(sys.argv[1:]) or f"{error}{hint}")
     except (KeyboardInterrupt, Ended) as error:
         notes = getattr(error, "__notes__", ["no run was under way"])
         print(": ".join(["stopped", *notes]), file=sys.stderr)
@@ -125,13 +125,13 @@ def wrong_kind(key: str, reason: str) -> str:
     return ""
 
 
-def key_of_a_value(words: list[str]) -> str:
+def key_of_a_value(argv: list[str]) -> str:
     """Return the error message for an override such as `nodes.x=1`: `nodes` is a plain value.
 
-    `words`: the command line. Returns "" if it has no such override.
+    `argv`: the command line. Returns "" if it has no such override.
     """
     known = known_keys()
-    for word in words:
+    for word in argv:
         key, equals, _ = word.lstrip("+").partition("=")
         owner = key.rpartition(".")[0]
         inside = any(each.startswith(f"{owner}.") for each in known)

@@ -60,7 +60,7 @@ def job(composed: DictConfig) -> None:
             try:
                 run(composed, folder)
             except (KeyboardInterrupt, Ended) as stop:
-                stop.add_note(how_to_go_on(folder, sweep=sweep))
+                stop.add_note(how_to_resume(folder, sweep=sweep))
                 raise
     except Failed as failed:
         if not sweep:
@@ -107,10 +107,10 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
 
 
-def how_to_go_on(folder: Path, *, sweep: bool) -> str:
+def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
-        said = f"`python run.py {shlex.quote(f'resume={folder}')}` goes on"
+        said = f"`python run.py {shlex.quote(f'resume={folder}')}` resumes it"
     else:
         said = "it had written no checkpoint yet (checkpoint_every=): the same command begins anew"
     return f"{said}; the sweep's jobs after it were not begun" if sweep else said

@@ -60,8 +60,8 @@ def one_repository() -> Iterator[None]:
     list_options = ConfigLoaderImpl.get_group_options
 
     @cache
-    def repository(loader: ConfigLoaderImpl, config: str | None, words: tuple[str, ...]) -> Any:
-        return loader._parse_overrides_and_create_caching_repo(config, list(words))[1]
+    def repository(loader: ConfigLoaderImpl, config: str | None, overrides: tuple[str, ...]) -> Any:
+        return loader._parse_overrides_and_create_caching_repo(config, list(overrides))[1]
 
     def listed(
         loader: ConfigLoaderImpl,

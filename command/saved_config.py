@@ -37,13 +37,13 @@ def resumes() -> bool:
     return HydraConfig.get().job.name == RESUME
 
 
-def resuming(words: list[str]) -> list[str]:
-    """Return Hydra's command line for the command line `words`, which contains `resume=RUN`.
+def resuming(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `resume=RUN`.
 
     Raises `ConfigError` for overrides that are not in `BESIDE`, and if the run cannot be resumed.
     """
-    found = [word.partition("=")[2] for word in words if word.startswith(f"{RESUME}=")]
-    others = [word for word in words if not word.startswith(f"{RESUME}=")]
+    found = [word.partition("=")[2] for word in argv if word.startswith(f"{RESUME}=")]
+    others = [word for word in argv if not word.startswith(f"{RESUME}=")]
     for word in others:
         if not word.startswith(BESIDE):
             raise ConfigError(
@@ -64,25 +64,25 @@ def resuming(words: list[str]) -> list[str]:
     return [*others, *SETTINGS, *own, *saved]
 
 
-def command_line(words: list[str]) -> list[str]:
-    """Return Hydra's command line for the user's command line `words`.
+def command_line(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the user's command line `argv`.
 
     A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
     would be relative to the module of the task function. Raises `ConfigError`.
     """
-    if any(word.startswith(f"{RESUME}=") for word in words):
-        return resuming(words)
-    given, words = options_first(words)
+    if any(word.startswith(f"{RESUME}=") for word in argv):
+        return resuming(argv)
+    given, argv = options_first(argv)
     if given.config_path is None or "://" in given.config_path:
-        return words
+        return argv
     folder = Path(given.config_path).absolute()
     if not (folder / f"{given.config_name or 'config'}.yaml").is_file():
         raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
     saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
-    return [*words, *(SETTINGS if saved else ()), "--config-path", str(folder)]
+    return [*argv, *(SETTINGS if saved else ()), "--config-path", str(folder)]
 
 
-def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
+def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:
     """Return Hydra's parsed options, and the command line with all options first.
 
     Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Raises `ConfigError` for
@@ -96,8 +96,8 @@ def options_first(words: list[str]) -> tuple[Namespace, list[str]]:
         )
 
     setattr(parser, "error", refuse)  # noqa: B010  # argparse would print ten lines
-    given = parser.parse_intermixed_args(words)
-    options = list(words)
+    given = parser.parse_intermixed_args(argv)
+    options = list(argv)
     for word in given.overrides:
         options.remove(word)
     return given, [*options, *given.overrides]

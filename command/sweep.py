@@ -57,8 +57,8 @@ class SweepEnd(Callback):
             if (folder / FAILED).exists():
                 note = json.loads((folder / FAILED).read_text())
                 SweepEnd.code = max(SweepEnd.code, note["code"])
-                words = " ".join(OmegaConf.load(overrides))
-                lines.append(f"  {folder.relative_to(top)}: {words}: {note['line']}")
+                given = " ".join(OmegaConf.load(overrides))
+                lines.append(f"  {folder.relative_to(top)}: {given}: {note['line']}")
         if lines:
             count = f"{len(lines)} of {len(jobs)} jobs failed or diverged, in {top}:"
             print("\n".join([count, *lines]), file=sys.stderr)

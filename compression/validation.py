@@ -32,8 +32,8 @@ def expect_at_least(method: str, option: str, value: float, low: float) -> None:
 def expect_one_of(method: str, option: str, value: str, choices: Sequence[str]) -> None:
     """Raise ValueError if an option's value is not in ``choices``."""
     if value not in choices:
-        words = " or ".join(choices)
-        raise ValueError(f"option {option} of {method} must be {words}, not {value!r}")
+        listed = " or ".join(choices)
+        raise ValueError(f"option {option} of {method} must be {listed}, not {value!r}")
 
 
 def expect_kinds(**options: tuple[object, type]) -> None:

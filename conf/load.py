@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check_targets, check_values, expect_declared
 from conf.schema import Config, ConfigError
-from conf.submitted_overrides import submitted_words
+from conf.submitted_overrides import submitted_overrides
 from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
 from conf.targets import HERE as HERE
 
@@ -110,8 +110,8 @@ def _declared() -> DictConfig:
 @functools.lru_cache(maxsize=4)
 def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
     with _readable("overrides"):
-        words = submitted_words(shlex.split(overrides))
-        return to_config(compose_config([*words, f"nodes={nodes}"]), machine)
+        checked = submitted_overrides(shlex.split(overrides))
+        return to_config(compose_config([*checked, f"nodes={nodes}"]), machine)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from conf.submitted_runs import abbreviate, expect_plain
 from conf.targets import HERE
 
 
-def submitted_words(words: list[str]) -> list[str]:
+def submitted_overrides(overrides: list[str]) -> list[str]:
     """Check a submitted run's overrides; return them unchanged.
 
     Raises `ConfigError`, or Hydra's own errors, for an override that is neither a choice of a group
@@ -21,9 +21,9 @@ def submitted_words(words: list[str]) -> list[str]:
     escaping hide nothing. Call it before Hydra composes, because composing opens files by these
     names and calls some resolvers.
     """
-    for word in OverridesParser.create().parse_overrides(words):
+    for word in OverridesParser.create().parse_overrides(overrides):
         _expect_ours(word)
-    return words
+    return overrides
 
 
 def _expect_ours(word: Override) -> None:

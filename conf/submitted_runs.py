@@ -47,9 +47,9 @@ class NodeGrants:
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> NodeGrants:
         """Return the grants given by environment variables and by a node's `--node-config`."""
-        words = f"{node_config.get('allow', '')} {os.environ.get(ALLOW, '')}"
+        granted = f"{node_config.get('allow', '')} {os.environ.get(ALLOW, '')}"
         data = str(node_config.get("data", "")) or os.environ.get(DATA)
-        return cls(tuple(re.findall(r"[^\s,]+", words)), data or None, os.environ.get(OUTPUT))
+        return cls(tuple(re.findall(r"[^\s,]+", granted)), data or None, os.environ.get(OUTPUT))
 
     def allows(self, name: str) -> bool:
         """Return whether `allow` has the class `name`, or a package or module that holds it."""

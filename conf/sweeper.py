@@ -34,15 +34,15 @@ class Cases(BasicSweeper):
         cases: Sequence[str] = (),
     ) -> None:
         super().__init__(max_batch_size, params)
-        self.words = cases
-        self.cases: list[list[Override]] = [[]]  # `words`, parsed
+        self.given = cases
+        self.cases: list[list[Override]] = [[]]  # `given`, parsed
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run all jobs. Raises `ConfigError` for cases that cannot be parsed."""
         assert self.hydra_context is not None  # Hydra calls setup() first
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        words = [split_case(case) for case in _as_list(self.words)] or [[]]
-        self.cases = [parser.parse_overrides(case) for case in words]
+        split = [split_case(case) for case in _as_list(self.given)] or [[]]
+        self.cases = [parser.parse_overrides(case) for case in split]
         return super().sweep(arguments)
 
     def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
@@ -66,7 +66,7 @@ class Cases(BasicSweeper):
 def split_case(case: object) -> list[str]:
     """Return a case's overrides, split as in a shell. Raises `ConfigError` if it cannot be."""
     if not isinstance(case, str):
-        raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of words")
+        raise ConfigError(f"hydra.sweeper.cases: {case!r} is not a string of overrides")
     try:
         return shlex.split(case)
     except ValueError as error:

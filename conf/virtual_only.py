@@ -29,11 +29,11 @@ def only_virtual(network: Network) -> str:
     asked = [key for key in keys if getattr(network, key) != getattr(ideal, key)]
     if not asked:
         return ""
-    words = ", ".join(f"network.{key}={_word(getattr(network, key))}" for key in asked)
+    text = ", ".join(f"network.{key}={_word(getattr(network, key))}" for key in asked)
     instead = "network=ideal"
     if len(asked) == 1 and asked != ["classes"]:
         instead = f"network.{asked[0]}={_word(getattr(ideal, asked[0]))}"
-    return f"{words}: give {instead}"
+    return f"{text}: give {instead}"
 
 
 def _word(value: object) -> str:

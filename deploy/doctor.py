@@ -20,32 +20,34 @@ from protocol.flower_releases import lacking
 PROG = "python -m deploy.doctor"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the findings; return the exit code: 1 if anything is wrong, else 0."""
-    words = list(sys.argv[1:] if words is None else words)
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     wrong = False
-    for finding in findings(_for_server(words) if "--server" in words else _for_node(words)):
+    for finding in findings(
+        _for_server(arguments) if "--server" in arguments else _for_node(arguments)
+    ):
         print(finding, flush=True)
         wrong = wrong or finding.level == WRONG
     return int(wrong)
 
 
-def _for_server(words: list[str]) -> Iterable[tuple[str, Check]]:
+def _for_server(arguments: list[str]) -> Iterable[tuple[str, Check]]:
     from .server.checks import checks
     from .server.server import parser as of_server
 
     options, _ = of_server(f"{PROG} --server").parse_known_args(
-        [each for each in words if each != "--server"]
+        [each for each in arguments if each != "--server"]
     )
     return checks(options)
 
 
-def _for_node(words: list[str]) -> Iterable[tuple[str, Check]]:
+def _for_node(arguments: list[str]) -> Iterable[tuple[str, Check]]:
     text, _, more = (__doc__ or "").partition("\n\n")
     made = parser(PROG, text)
     made.epilog, made.formatter_class = more, argparse.RawDescriptionHelpFormatter
-    made.add_argument("--server", action="store_true", help="on the server's machine: its words")
-    given = made.parse_args(words)
+    made.add_argument("--server", action="store_true", help="check the server's machine")
+    given = made.parse_args(arguments)
     if MISSING is not None:
         return [("Python", python), ("64 bit", bits), ("Flower", _no_flower)]
     from .device.checks import checks

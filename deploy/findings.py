@@ -25,10 +25,10 @@ class Finding:
 
     level: str
     what: str
-    words: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.level:<8} {self.what:<12} {' '.join(self.words.split())}"
+        return f"{self.level:<8} {self.what:<12} {' '.join(self.text.split())}"
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -71,12 +71,12 @@ def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
     if free is None:
         yield Finding(WARNING, "memory", "this system does not say how much is free")
         return
-    words = f"{free >> 20} MB are free"
+    text = f"{free >> 20} MB are free"
     if free >= enough:
-        yield Finding(OK, "memory", words)
+        yield Finding(OK, "memory", text)
     else:
         level = WARNING if free >= least else WRONG
-        yield Finding(level, "memory", f"{words}: {enough >> 20} MB are wanted; add swap, say")
+        yield Finding(level, "memory", f"{text}: {enough >> 20} MB are wanted; add swap, say")
 
 
 def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
@@ -116,12 +116,12 @@ def disk(folder: Path, option: str) -> Iterable[Finding]:
             WRONG, "disk", f"{option} {folder} cannot be written: {error.strerror}; {advice}"
         )
         return
-    words = f"{option} {folder}: {free >> 20} MB are free"
+    text = f"{option} {folder}: {free >> 20} MB are free"
     if free < LITTLE_DISK:
         level = WARNING if free >= NO_DISK else WRONG
-        yield Finding(level, "disk", f"{words}, which is little: make room")
+        yield Finding(level, "disk", f"{text}, which is little: make room")
     else:
-        yield Finding(OK, "disk", words)
+        yield Finding(OK, "disk", text)
 
 
 def secret(file: Path, what: str) -> Iterable[Finding]:

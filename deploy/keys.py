@@ -34,12 +34,12 @@ from simulation.errors import EngineError, UsageError
 GONE = ("unregistered", "deleted")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 2 for a user's mistake, 1 for another error.
 
     An error is printed in one line.
     """
-    given, others = parser().parse_known_args(words)
+    given, others = parser().parse_known_args(arguments)
     try:
         if others:
             raise UsageError(f"{others[0]} is no option, and a name begins with no -")

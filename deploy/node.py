@@ -41,13 +41,13 @@ except ImportError as error:  # Flower is missing or unsupported: `main` reports
 log = logging.getLogger("edgewire")
 
 
-def main(words: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
+def main(arguments: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
     """Run a node with the options of the command line; exit with code 2 for an invalid option.
 
     `client`: the class of the client that connects to the server; None: `FleetClient`.
     """
     reader = parser()
-    given = reader.parse_args(words)
+    given = reader.parse_args(arguments)
     if MISSING is not None:
         reader.error(lacking(MISSING))
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
@@ -97,19 +97,19 @@ def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def node_config_of(words: str | None) -> UserConfig:
+def node_config_of(text: str | None) -> UserConfig:
     """Return the values of `--node-config`. Raises `MistakenWord` if they cannot be parsed."""
     try:
-        config: UserConfig = parse_config_args([words] if words else None)
+        config: UserConfig = parse_config_args([text] if text else None)
     except (click.ClickException, OSError, ValueError) as error:
         text = error.message if isinstance(error, click.ClickException) else str(error)
         raise MistakenWord(f"--node-config: {' '.join(text.split())}") from error
     return config
 
 
-def expect_digests(words: list[str]) -> None:
+def expect_digests(arguments: list[str]) -> None:
     """Raise `MistakenWord` for a value that is not a SHA-256 in 64 hexadecimal digits."""
-    for word in words:
+    for word in arguments:
         if not re.fullmatch("[0-9a-f]{64}", word):
             raise MistakenWord(f"--app {word} is no SHA-256: `python -m deploy.keys app` says it")
 
@@ -176,7 +176,7 @@ def parser(prog: str = "python -m deploy.node", text: str | None = None) -> argp
         metavar="FILE",
         help="the node's key, which the server knows; without one it makes a key and registers it",
     )
-    add("--node-config", metavar="WORDS", help="such as 'data=\"/its/folder\"'")
+    add("--node-config", metavar="KEY=VALUE", help="such as 'data=\"/its/folder\"'")
     add(
         "--app",
         action="append",

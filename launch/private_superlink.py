@@ -86,7 +86,7 @@ def _superlink(path: str) -> list[str]:
             "-P",
             same_user_only.__file__,
         ]  # -P: do not search this folder for modules first
-    log.warning("any user of this machine can list, read and stop this run while it goes on")
+    log.warning("any user of this machine can list, read and stop this run while it runs")
     return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 
 

@@ -70,7 +70,7 @@ def run_on_superlink(
     except EngineError as error:
         lost = isinstance(error.__cause__, httpx.HTTPError | click.ClickException)
         if lost and (job.folder / PLACE).exists():
-            hint = f"once it is there again, `python run.py resume={job.folder}` goes on"
+            hint = f"once it is there again, `python run.py resume={job.folder}` resumes the run"
             raise EngineError(f"{error}; {hint}") from error
         raise
     finally:
@@ -123,7 +123,11 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     found = [] if source is None else fetch_all(source, job.folder)
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
-        hint = f"; `python run.py resume={job.folder}` goes on" if DIED in status.details else ""
+        hint = (
+            f"; `python run.py resume={job.folder}` resumes the run"
+            if DIED in status.details
+            else ""
+        )
         raise EngineError(f"{cause} (log: {output}){hint}")
     if source is None:
         raise EngineError(

@@ -27,7 +27,7 @@ class Superlink:
     """A running SuperLink at an address, and its clients.
 
     `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
-    `words`: what error messages call the options for the address and the certificate.
+    `names`: what error messages call the options for the address and the certificate.
 
     Raises `UsageError` with a one-line message if no SuperLink answers, if only one side uses TLS,
     or if the SuperLink accepts only clients on its machine.
@@ -37,17 +37,17 @@ class Superlink:
         self,
         address: str,
         certificate: str | None = None,
-        words: tuple[str, str] = ("engine.address=", "engine.certificate="),
+        names: tuple[str, str] = ("engine.address=", "engine.certificate="),
     ) -> None:
-        self._word = words[1]
+        self._certificate_name = names[1]
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}", address):
-            raise UsageError(f"{words[0]}{address}: give HOST:PORT, as in 127.0.0.1:8000")
+            raise UsageError(f"{names[0]}{address}: give HOST:PORT, as in 127.0.0.1:8000")
         if not 0 < int(address.rpartition(":")[2]) <= MOST_PORT:
-            raise UsageError(f"{words[0]}{address}: a port is a number from 1 to {MOST_PORT}")
+            raise UsageError(f"{names[0]}{address}: a port is a number from 1 to {MOST_PORT}")
         self.address = address
         keep_loopback_direct(address)
         expect_usable_proxies(address)
-        self.root = None if certificate is None else _read(certificate, words[1])
+        self.root = None if certificate is None else _read(certificate, names[1])
         verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
         url = f"{'http' if certificate is None else 'https'}://{address}"
         with unproxied(address):
@@ -109,7 +109,7 @@ class Superlink:
     def _tls(self) -> str:
         return (
             f"what answers at {self.address} speaks no plain HTTP: if it has TLS, give "
-            f"{self._word}keys/ca.crt"
+            f"{self._certificate_name}keys/ca.crt"
         )
 
 

@@ -32,13 +32,13 @@ def lacking(error: ImportError) -> str:
     return f"this Flower ({found}) does not go with it ({error}): `pip install '{WANTED}'`"
 
 
-def older_superlink(words: Sequence[str] | None = None) -> str | None:
+def older_superlink(arguments: Sequence[str] | None = None) -> str | None:
     """Return a one-line warning if this run's SuperLink is from an older Flower, else None.
 
     `flwr run` uses any SuperLink that listens on its port, even if an older Flower has started that
-    SuperLink. `words`: the command line of the run's process; None: the line of this process.
+    SuperLink. `arguments`: the command line of the run's process; None: the line of this process.
     """
-    found = {name: _release(name) for name in (installed(), _superlinks_own(words or sys.argv))}
+    found = {name: _release(name) for name in (installed(), _superlinks_own(arguments or sys.argv))}
     older = [name for name, release in found.items() if () < release < LAST]
     if not older:
         return None
@@ -55,7 +55,7 @@ def _release(found: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", found)[:2])
 
 
-def _superlinks_own(words: Sequence[str]) -> str:
+def _superlinks_own(arguments: Sequence[str]) -> str:
     """Return the version of the SuperLink whose address a command line names; "": unknown.
 
     A running SuperLink still has its old version after the installed package was replaced.
@@ -63,8 +63,8 @@ def _superlinks_own(words: Sequence[str]) -> str:
     import httpx  # imported here: without Flower httpx is missing too, and the node must say so
 
     try:
-        address = words[list(words).index("--runtime-api-address") + 1]
-        url = f"http{'' if '--insecure' in words else 's'}://{address}/openapi.json"
+        address = arguments[list(arguments).index("--runtime-api-address") + 1]
+        url = f"http{'' if '--insecure' in arguments else 's'}://{address}/openapi.json"
         found = httpx.get(url, timeout=5.0, verify=False)
         return str(found.raise_for_status().json()["info"]["version"])
     except (ValueError, LookupError, TypeError, httpx.HTTPError, httpx.InvalidURL):

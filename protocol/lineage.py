@@ -84,11 +84,11 @@ def choice_of(lineage: RunLineage, run_id: int, past: Checkpoint | None) -> Stat
 def with_lineage(group: str, lineage: RunLineage) -> str:
     """Append a run's lineage (the runs that it resumes, and their checkpoints) to a group id."""
     key = "" if lineage.key == lineage.run_id else lineage.key
-    words = [
+    text = [
         f"/{'' if run_id == lineage.run_id else run_id}:{done}"
         for run_id, done in lineage.checkpoints
     ]
-    return f"{group} kept/{key}{''.join(words)}"
+    return f"{group} kept/{key}{''.join(text)}"
 
 
 def lineage_of(group: str, run_id: int) -> RunLineage | None:

@@ -1,7 +1,7 @@
 """Stores the output of a benchmark in the repository, for the pages' tables.
 
-`python -m report.measured NAME MODULE [WORDS...]` runs `python -m benchmarks.MODULE WORDS` and
-writes its JSON to docs/results/runs/benchmarks/NAME.json
+`python -m report.measured NAME MODULE [ARGUMENTS...]` runs `python -m benchmarks.MODULE
+ARGUMENTS` and writes its JSON to docs/results/runs/benchmarks/NAME.json.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Run a benchmark and store what it prints; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) < 2 or given[0].startswith("-"):
-        raise ResultsError("python -m report.measured NAME MODULE [WORDS...]")
+        raise ResultsError("python -m report.measured NAME MODULE [ARGUMENTS...]")
     name, module, *arguments = given
     file = measured_file(root, name)
     if not (root / "benchmarks" / f"{module}.py").is_file():

@@ -31,7 +31,7 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
         "accuracy": f"{percent(result['accuracy'])} (best {percent(result['best_accuracy'])})",
         "sent up": _beside_flower(result, "uplink"),
         "sent down": _beside_flower(result, "downlink"),
-        "on a line": _on_a_line(result),
+        "on a link": _on_a_link(result),
         "updates": f"{result['client_updates']} used, {result['failures']} failed; "
         f"a payload of {each} each",
         "took": _took(result),
@@ -61,7 +61,7 @@ def _beside_flower(result: dict[str, Any], way: str) -> str:
     )
 
 
-def _on_a_line(result: dict[str, Any]) -> str:
+def _on_a_link(result: dict[str, Any]) -> str:
     """Return the text that tells how long the run's messages take over a link; "" if unknown."""
     if result.get("line_seconds") is None:
         return ""

@@ -54,10 +54,10 @@ def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Number
         "uplink_bytes_per_update": fmean(each),
         "uplink_bytes": mean("uplink_bytes"),
         "uplink_sent_bytes": fmean(whole_bytes(result, "uplink")[0] for result in results),
-        "uplink_ratio": _times_smaller(results, "uplink"),
+        "uplink_ratio": _compression_ratio(results, "uplink"),
         "downlink_bytes": mean("downlink_bytes"),
         "downlink_sent_bytes": fmean(whole_bytes(result, "downlink")[0] for result in results),
-        "downlink_ratio": _times_smaller(results, "downlink"),
+        "downlink_ratio": _compression_ratio(results, "downlink"),
         "client_updates": mean("client_updates"),
         "failures": mean("failures"),
         "seconds": mean("seconds"),
@@ -96,7 +96,7 @@ def _std(values: Sequence[float | None]) -> float | None:
     return stdev(present) if len(present) > 1 else None
 
 
-def _times_smaller(results: Sequence[Numbers], way: str) -> float | None:
+def _compression_ratio(results: Sequence[Numbers], way: str) -> float | None:
     """Return the bytes that Flower would have sent, divided by the bytes sent; None if unknown."""
     sent, plain = (sum(each) for each in zip(*(whole_bytes(r, way) for r in results), strict=True))
     return plain / sent if plain and sent else None
@@ -124,9 +124,9 @@ COLUMNS: dict[str, Callable[[Numbers], str]] = {
     "payloads until then": _text("reached_uplink_bytes", human_bytes),
     "payload an update": _text("uplink_bytes_per_update", human_bytes),
     "sent up": _text("uplink_sent_bytes", human_bytes),
-    "times smaller up": _text("uplink_ratio", "{:.2f}".format),
+    "compression ratio up": _text("uplink_ratio", "{:.2f}".format),
     "sent down": _text("downlink_sent_bytes", human_bytes),
-    "times smaller down": _text("downlink_ratio", "{:.2f}".format),
+    "compression ratio down": _text("downlink_ratio", "{:.2f}".format),
     "updates": _text("client_updates", "{:.10g}".format),
     "failed": _text("failures", "{:.10g}".format),
     "time": _text("seconds", human_seconds),

@@ -117,10 +117,10 @@ def _stat(process: Path) -> tuple[int, str] | None:
     """Return a process's parent and its start time; None if it has ended."""
     try:
         # the name, in parentheses, may contain spaces and parentheses
-        words = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
-    return None if words[0] == "Z" else (int(words[1]), words[19])
+    return None if fields[0] == "Z" else (int(fields[1]), fields[19])
 
 
 @contextmanager

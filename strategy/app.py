@@ -50,7 +50,7 @@ def main(grid: Grid, context: Context) -> None:
     configure_process()
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
-        raise ConfigError("resume goes with output=, the folder of the run that is to go on")
+        raise ConfigError("resume needs output=, the folder of the run to resume")
     run, shutdown = Run(config, grid, RunLog(folder, anew=not resume)), GracefulShutdown(folder)
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
     run.prepare()

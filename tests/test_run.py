@@ -225,7 +225,7 @@ def test_a_stopped_run_leaves_no_process(tmp_path):
         started.kill()
     assert started.returncode == 130
     assert "Traceback" not in printed
-    assert f"stopped: `python run.py resume={folder}` goes on" in printed
+    assert f"stopped: `python run.py resume={folder}` resumes it" in printed
     assert len(children) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
     assert len(shared) == 1

@@ -28,8 +28,8 @@ import sys
 from pathlib import Path
 from flwr.common.config import parse_config_args
 from launch.ray import run_ray
-app, nodes, actors, words = sys.argv[1:]
-run_ray(Path(app), run_config=parse_config_args([words]), num_nodes=int(nodes), actors=int(actors))
+app, nodes, actors, text = sys.argv[1:]
+run_ray(Path(app), run_config=parse_config_args([text]), num_nodes=int(nodes), actors=int(actors))
 """
 
 

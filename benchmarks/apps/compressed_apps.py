@@ -125,16 +125,16 @@ def _with_import(rows: list[str], line: str) -> str:
     return "\n".join([*rows[:last], line, *rows[last:], ""])
 
 
-def measured(app: Path, engine: str, nodes: int, words: str, folder: Path) -> dict[str, Any]:
+def measured(app: Path, engine: str, nodes: int, run_config: str, folder: Path) -> dict[str, Any]:
     """Run an app in a new process; return its accuracy, its seconds and the counted traffic."""
     log, began = folder / "run.log", time.perf_counter()
     command = ["-m", "simulation", str(app), "--nodes", str(nodes), "--workers", "2"]
-    command += ["--run-config", words]
+    command += ["--run-config", run_config]
     if engine == "ray":
         told = ON_RAY.replace(
             "actors=int(actors))", f"actors=int(actors), log_file=Path({str(log)!r}))"
         )
-        command = ["-c", told, str(app), str(nodes), "2", words]
+        command = ["-c", told, str(app), str(nodes), "2", run_config]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--ways", nargs="+", default=["int8", "topk"], choices=list(WAYS))
     given = parser.parse_args()
-    words = f"num-server-rounds={given.rounds}"
+    run_config = f"num-server-rounds={given.rounds}"
     rows = []
     for name in given.apps:
         for engine in given.engines:
@@ -165,7 +165,7 @@ def main() -> None:
                     if way != "plain":
                         app = compressed_copy(app, Path(folder), WAYS[way], tell=True)
                     row = {"app": name, "engine": engine, "way": way}
-                    rows.append(row | measured(app, engine, given.nodes, words, Path(folder)))
+                    rows.append(row | measured(app, engine, given.nodes, run_config, Path(folder)))
                 print(rows[-1], file=sys.stderr)
     print(json.dumps(rows, indent=2))
 

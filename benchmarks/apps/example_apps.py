@@ -9,9 +9,10 @@ other ways run a copy with compression, made by `benchmarks.apps.compressed_apps
 counts the bytes of every message a second time, where Flower's own ServerApp and ClientApp are
 called: the server and each node count the bytes that they send and receive, record by record.
 
-`--settings` is a JSON file with `nodes` and `words` (for `--run-config`) by the app's name, for
-shorter runs: `{"quickstart-pytorch": {"nodes": 4, "words": "num-server-rounds=2"}}`. `--before` is
-a Python file that runs first in each process. It can replace an app's downloads by small data.
+`--settings` is a JSON file with `nodes` and `run_config` (for `--run-config`) by the app's name. It
+makes runs shorter: `{"quickstart-pytorch": {"nodes": 4, "run_config": "num-server-rounds=2"}}`.
+`--before` is a Python file that runs first in each process. It can replace an app's downloads by
+small data.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ METRIC = re.compile(
 SAID = re.compile(r"(?:not compressed|CompressionMod|^error|^stopped): .+", re.MULTILINE)
 
 
-def run(app: Path, *, nodes: int, words: str, before: str) -> dict[str, Any]:
+def run(app: Path, *, nodes: int, run_config: str, before: str) -> dict[str, Any]:
     """Run an app in a new process; return its exit code, seconds, reported and counted bytes."""
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
@@ -122,7 +123,7 @@ def run(app: Path, *, nodes: int, words: str, before: str) -> dict[str, Any]:
         work = scratch / "work"
         work.mkdir()
         command = [sys.executable, "-m", "simulation", str(app), "--nodes", str(nodes)]
-        command += ["--run-config", words] if words else []
+        command += ["--run-config", run_config] if run_config else []
         began = time.perf_counter()
         done = subprocess.run(
             command,
@@ -171,9 +172,9 @@ def main() -> None:
     found = sorted(path.parent.name for path in given.folder.glob("*/pyproject.toml"))
     rows = []
     for name in given.apps or found:
-        own = {"nodes": given.nodes, "words": ""} | settings.get(name, {})
+        own = {"nodes": given.nodes, "run_config": ""} | settings.get(name, {})
         for way in given.ways:
-            row = {"app": name, "way": way, "nodes": own["nodes"], "words": own["words"]}
+            row = {"app": name, "way": way, "nodes": own["nodes"], "run_config": own["run_config"]}
             with tempfile.TemporaryDirectory() as folder:
                 app = given.folder.resolve() / name
                 try:

@@ -1,7 +1,7 @@
 """Measures a device's start: the time until it is online and until it replies, and its memory.
 
     python -m benchmarks.devices.first_reply                  # JSON on stdout; two minutes
-    python -m benchmarks.devices.first_reply --python ENV/bin/python --words 'model=lenet5'
+    python -m benchmarks.devices.first_reply --python ENV/bin/python --overrides 'model=lenet5'
 
 A run of eSGD continues during the whole benchmark, with TLS and authenticated nodes. The benchmark
 kills its node and starts it again. `again`: the node has the app on its disk. `fresh`: the node has
@@ -30,7 +30,7 @@ from tests.system.fault_kinds import copy_digits
 
 PROGRAM = ("-m", "benchmarks.devices.timed_node")
 REPLIES = 50  # the memory is measured after this many replies
-WORDS = "model=lenet5 dataset=digits dataset.size=28"
+OVERRIDES = "model=lenet5 dataset=digits dataset.size=28"
 
 
 def data_of(field: Field) -> str:
@@ -74,8 +74,8 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Start the node repeatedly; return median and maximum of its times and its peak memory."""
     found: dict[str, list[dict[str, float]]] = {"fresh": [], "again": []}
     with tempfile.TemporaryDirectory() as name, Field(Path(name), 1) as field:
-        words = ["algorithm=esgd", "rounds=1000000", "eval_every=1000000", "timeout=600"]
-        run = TheRun(field, "run", words + args.words.split())
+        overrides = ["algorithm=esgd", "rounds=1000000", "eval_every=1000000", "timeout=600"]
+        run = TheRun(field, "run", overrides + args.overrides.split())
         eventually(run.has_begun)
         if run.over:
             raise UsageError((field.folder / "run.log").read_text().splitlines()[-1])
@@ -84,7 +84,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
                 taken.append(started(field, args.python, kind == "fresh"))
         run.process.terminate()
         run.process.wait()
-    report: dict[str, Any] = {"words": args.words, "count": args.count}
+    report: dict[str, Any] = {"overrides": args.overrides, "count": args.count}
     for kind, taken in found.items():
         columns = {key: [each[key] for each in taken] for key in taken[0]}
         report[kind] = {k: [round(median(c), 2), round(max(c), 2)] for k, c in columns.items()}
@@ -95,7 +95,7 @@ def main() -> int:
     """Print median and maximum of the node's times and of its peak memory; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="of the node (default: this one)")
-    parser.add_argument("--words", default=WORDS, help="of the run (%(default)s)")
+    parser.add_argument("--overrides", default=OVERRIDES, help="of the run (%(default)s)")
     parser.add_argument("--count", type=int, default=5)
     args = parser.parse_args()
     return printed(lambda: measured(args))

@@ -95,13 +95,13 @@ class Field:
             self.start(namespace, self._node(name, i, len(names)), name)
         self._until(lambda: self._keys("list").stdout.count(" online ") == len(names))
 
-    def run(self, words: Sequence[str], name: str) -> dict[str, Any]:
+    def run(self, overrides: Sequence[str], name: str) -> dict[str, Any]:
         """Run a case to its end; return the run's results, and the bytes that the links carried."""
         for log in self.folder.glob("*.pushes"):
             log.unlink()
         folder, before, began = self.folder / name, self.lines.counters(), time.monotonic()
         done = self._within(
-            ["run.py", "engine=superlink", f"engine.address={LOCAL}", *words,
+            ["run.py", "engine=superlink", f"engine.address={LOCAL}", *overrides,
              f"nodes={len(self.lines.nodes)}", f"hydra.run.dir={folder}",
              f"engine.certificate={self.folder / 'keys' / 'ca.crt'}"],
             self.lines.server,
@@ -126,10 +126,10 @@ class Field:
         Return the number of requests, the requests that were not refused, and the run's result.
         """
         number = self._keys("list").stdout.split()[1]
-        words = ["-m", "tests.deploy.outsider", f"{SERVER}:{PORT}",
+        command = ["-m", "tests.deploy.outsider", f"{SERVER}:{PORT}",
                  str(self.folder / "keys" / "ca.crt"), number, "1", "0" * 64]  # fmt: skip
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(self._within, words, self.lines.nodes[0])
+            asked = pool.submit(self._within, command, self.lines.nodes[0])
             run = self.run(CASES["esgd"], "outside")
         lines = [json.loads(line) for line in asked.result().stdout.splitlines()]
         let_in = [name for name, _, status, _ in lines if status < 400]
@@ -144,11 +144,11 @@ class Field:
         a_day = share / seconds * 86400 / 1e6
         return {"bytes_a_second": round(share / seconds, 1), "megabytes_a_day": round(a_day, 2)}
 
-    def start(self, namespace: str, words: Sequence[str], log: str) -> None:
+    def start(self, namespace: str, command: Sequence[str], log: str) -> None:
         """Start a process in the background; its output goes to the file `log`.log."""
         with (self.folder / f"{log}.log").open("wb") as output:
             process = subprocess.Popen(
-                self.lines.within(namespace, words),
+                self.lines.within(namespace, command),
                 stdout=output, stderr=output, cwd=self.folder, start_new_session=True,
                 env=self._environment | {"EDGEWIRE_TIMED": str(self.folder / f"{log}.pushes")},
             )  # fmt: skip
@@ -182,16 +182,16 @@ class Field:
             "--node-config", f"partition-id={place} num-partitions={count}",
         ]  # fmt: skip
 
-    def _keys(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        made = ["-m", "deploy.keys", "--keys", str(self.folder / "keys"), *words]
+    def _keys(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        made = ["-m", "deploy.keys", "--keys", str(self.folder / "keys"), *arguments]
         done = self._within(made, self.lines.server)
         if check and done.returncode:
             raise UsageError(f"deploy.keys: {done.stderr.strip()}")
         return done
 
-    def _within(self, words: Sequence[str], namespace: str) -> subprocess.CompletedProcess[str]:
+    def _within(self, arguments: Sequence[str], namespace: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.lines.within(namespace, [sys.executable, *words]),
+            self.lines.within(namespace, [sys.executable, *arguments]),
             capture_output=True, text=True, check=False, cwd=ROOT, env=self._environment,
         )  # fmt: skip
 
@@ -273,8 +273,8 @@ def main() -> int:
                 report["idle"] = found.idle(args.idle)
             if args.outside:
                 report["outside"] = found.outside()
-            for name, words in ({"app": FIRST} | cases).items() if cases else ():
-                report[name] = found.run(words, name)
+            for name, overrides in ({"app": FIRST} | cases).items() if cases else ():
+                report[name] = found.run(overrides, name)
                 print(name, report[name], file=sys.stderr, flush=True)
         return report
 

@@ -27,9 +27,9 @@ class Lines:
         self.server = f"{name}s"
         self.nodes = [f"{name}n{i}" for i in range(count)]
 
-    def within(self, namespace: str, words: Sequence[str]) -> list[str]:
-        """Return a command that runs the command `words` in a namespace."""
-        return ["ip", "netns", "exec", namespace, *words]
+    def within(self, namespace: str, command: Sequence[str]) -> list[str]:
+        """Return a command that runs `command` in a namespace."""
+        return ["ip", "netns", "exec", namespace, *command]
 
     def counters(self) -> dict[str, int]:
         """Return the bytes that all devices have sent ("up") and received ("down") so far.
@@ -90,11 +90,11 @@ def _limit(namespace: str, device: str, rate: str) -> None:
     _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
 
 
-def _run(*words: str) -> str:
+def _run(*command: str) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no {words[0]}: install iproute2") from error
+        raise UsageError(f"there is no {command[0]}: install iproute2") from error
     if done.returncode:
-        raise UsageError(f"{' '.join(words)}: {done.stderr.strip() or 'failed'}")
+        raise UsageError(f"{' '.join(command)}: {done.stderr.strip() or 'failed'}")
     return done.stdout

@@ -32,14 +32,14 @@ class Case(NamedTuple):
     """The number and kind of the processes, and the run's overrides."""
 
     nodes: int
-    words: list[str]
+    overrides: list[str]
     plain: bool = False
     stock: bool = False
 
 
-def rounds(count: int, *words: str) -> list[str]:
+def rounds(count: int, *overrides: str) -> list[str]:
     """Return the overrides for `count` rounds of eSGD with one evaluation at the end."""
-    return ["algorithm=esgd", f"rounds={count}", f"eval_every={count}", *words]
+    return ["algorithm=esgd", f"rounds={count}", f"eval_every={count}", *overrides]
 
 
 PUSHES = 1000
@@ -62,11 +62,11 @@ def peaks() -> list[float]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_bytes()
+            command = (folder / "cmdline").read_bytes()
             status = (folder / "status").read_text()
         except OSError:
             continue
-        if b"benchmarks.devices.timed_node" in words and b"netns" not in words:
+        if b"benchmarks.devices.timed_node" in command and b"netns" not in command:
             peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
             found.append(round(int(peak.split()[1]) / 1000, 1))
     return found
@@ -76,7 +76,7 @@ def measured(case: Case) -> dict[str, Any]:
     """Run one round, in which the nodes download the app, and then the case."""
     with field(case.plain, None, None, case.nodes, stock=case.stock) as found:
         found.run(FIRST, "first")
-        made = found.run(case.words, "run")
+        made = found.run(case.overrides, "run")
         return {**made, "peak_megabytes": peaks()}
 
 

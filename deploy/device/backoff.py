@@ -42,7 +42,7 @@ class Wait:
     def over(self) -> None:
         """Note a success: log it if there were pauses; the next pause is the shortest again."""
         if self._reason:
-            log.info("it goes on")
+            log.info("the node continues")
         self._pause, self._reason = FIRST, ""
 
 
@@ -96,7 +96,7 @@ def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
     if error.status == DUPLICATE_NODE:
         return (
             "another node has come online with this node's key and state: give each a key of "
-            "its own; this node goes on some minutes after the other one is stopped"
+            "its own; this node continues some minutes after the other one is stopped"
         )
     if error.status in (403, 404):
         return (
@@ -109,25 +109,25 @@ def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
 def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
     cause = _root(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
-        words = cause.verify_message.rstrip(".")
-        return f"{address}'s certificate is not accepted: {words}; {_advice(words)}"
+        text = cause.verify_message.rstrip(".")
+        return f"{address}'s certificate is not accepted: {text}; {_advice(text)}"
     if isinstance(cause, ssl.SSLError) or "SSL" in str(error):
         return (
             f"{address} does not speak TLS as this node does "
             f"({cause.reason if isinstance(cause, ssl.SSLError) else error}): "
             "does the server run with --insecure, or is it another port?"
         )
-    words = " ".join(str(cause).split()) or type(error).__name__
-    return f"{address} is not reached{by_proxy(address, secure)}: {words}"
+    text = " ".join(str(cause).split()) or type(error).__name__
+    return f"{address} is not reached{by_proxy(address, secure)}: {text}"
 
 
-def _advice(words: str) -> str:
+def _advice(text: str) -> str:
     """Return advice about a server's certificate that is not accepted, given OpenSSL's text."""
-    if "not yet valid" in words:
+    if "not yet valid" in text:
         return "is this machine's clock behind?"
-    if "expired" in words:
+    if "expired" in text:
         return "renew it, or is this machine's clock ahead?"
-    if "mismatch" in words or "not valid for" in words:
+    if "mismatch" in text or "not valid for" in text:
         return "--superlink must be a name or address that is in the certificate"
     return "--root-certificates must name the CA that has signed it"
 

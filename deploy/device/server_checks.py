@@ -66,8 +66,8 @@ class ServerView:
         if bundled:
             yield Finding(OK, "server", f"{self._fleet.address} is there, and takes bundles")
         else:
-            words = "is there, and takes plain Fleet calls alone: rounds take longer"
-            yield Finding(WARNING, "server", f"{self._fleet.address} {words}")
+            text = "is there, and takes plain Fleet calls alone: rounds take longer"
+            yield Finding(WARNING, "server", f"{self._fleet.address} {text}")
         if self._fleet.secure:
             yield self._certificate(first)
         yield _trip(median(seconds))
@@ -89,8 +89,8 @@ class ServerView:
         line: ssl.SSLObject = first.extensions["network_stream"].get_extra_info("ssl_object")
         shown = line.getpeercert(True)  # as DER
         certificate = x509.load_der_x509_certificate(shown or b"")
-        words = f"the server's, for {names_of(certificate)}"
-        return lasting("certificate", words, certificate, "renew it on the server")
+        text = f"the server's, for {names_of(certificate)}"
+        return lasting("certificate", text, certificate, "renew it on the server")
 
     def _asked(self, bundled: bool, has_key: bool, named: bool) -> Iterable[Finding]:
         """Check whether the server knows this node's key."""
@@ -113,11 +113,11 @@ class ServerView:
         said: dict[str, Any] = response.json()
         if not said.get("registered"):
             if named:
-                words = f"the server does not know this node's key: {REGISTER}"
-                yield Finding(WRONG, "registered", words)
+                text = f"the server does not know this node's key: {REGISTER}"
+                yield Finding(WRONG, "registered", text)
             else:
-                words = "the server does not know this node's own key: it takes it with --any-node"
-                yield Finding(WARNING, "registered", words)
+                text = "the server does not know this node's own key: it takes it with --any-node"
+                yield Finding(WARNING, "registered", text)
             return
         yield Finding(OK, "registered", f"as node {said.get('node')}")
         yield self._online(said.get("status") == "online")
@@ -175,10 +175,10 @@ class ServerView:
 
 
 def _trip(seconds: float) -> Finding:
-    words = f"{seconds * 1000:.0f} ms"
+    text = f"{seconds * 1000:.0f} ms"
     if seconds < SLOW:
-        return Finding(OK, "round trip", words)
-    return Finding(WARNING, "round trip", f"{words}: a round takes at least twice as long")
+        return Finding(OK, "round trip", text)
+    return Finding(WARNING, "round trip", f"{text}: a round takes at least twice as long")
 
 
 def _clock(trouble: str | None, ahead: float | None) -> Finding:
@@ -193,7 +193,7 @@ def _versions(flower: str, python: str) -> Finding:
     here = f"Flower {installed()}, Python {platform.python_version()} here"
     if not flower:
         return Finding(OK, "versions", f"{here}; the server does not say")
-    words = f"{here}; Flower {flower}, Python {python} there"
+    text = f"{here}; Flower {flower}, Python {python} there"
     if is_known(flower) and is_known(installed()):
-        return Finding(OK, "versions", words)
-    return Finding(WARNING, "versions", f"{words}: these were not tried together")
+        return Finding(OK, "versions", text)
+    return Finding(WARNING, "versions", f"{text}: these were not tried together")

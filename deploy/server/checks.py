@@ -81,8 +81,8 @@ def certificate(options: argparse.Namespace) -> Iterable[Finding]:
     files = [options.keys / name for name in (f"{CA}.crt", f"{SERVER}.crt", f"{SERVER}.key")]
     for file in files:
         if not file.is_file():
-            words = f"there is no {file}: `python -m deploy.keys server NAME` makes it"
-            yield Finding(WRONG, "certificate", words)
+            text = f"there is no {file}: `python -m deploy.keys server NAME` makes it"
+            yield Finding(WRONG, "certificate", text)
             return
     try:
         ca, own = (x509.load_pem_x509_certificate(file.read_bytes()) for file in files[:2])
@@ -110,9 +110,9 @@ def nodes(options: argparse.Namespace) -> Iterable[Finding]:
     except UsageError as error:
         yield Finding(WRONG, "nodes", str(error))
         return
-    words = "`python -m deploy.keys register NAME` lets one take part"
+    text = "`python -m deploy.keys register NAME` lets one take part"
     count = len(found)
-    yield Finding(OK, "nodes", f"{count} are registered" + ("" if count else f": {words}"))
+    yield Finding(OK, "nodes", f"{count} are registered" + ("" if count else f": {text}"))
 
 
 def results(options: argparse.Namespace) -> Iterable[Finding]:
@@ -146,8 +146,8 @@ def server(options: argparse.Namespace) -> Iterable[Finding]:
         superlink = Superlink(address, root, ("--port ", "--keys: "))
     except UsageError as error:
         if _is_free(options.host, options.port):
-            words = f"it does not run; port {options.port} is free"
-            yield Finding(WARNING, "server", words)
+            text = f"it does not run; port {options.port} is free"
+            yield Finding(WARNING, "server", text)
         else:
             yield Finding(WRONG, "server", str(error))
         return
@@ -161,14 +161,14 @@ def _running(superlink: Superlink, *, local: bool) -> Iterable[Finding]:
     if superlink.bundles:
         yield Finding(OK, "server", f"runs at {superlink.address}, with bundles")
     else:
-        words = f"runs at {superlink.address} without bundles: is it Flower's own?"
-        yield Finding(WARNING, "server", words)
+        text = f"runs at {superlink.address} without bundles: is it Flower's own?"
+        yield Finding(WARNING, "server", text)
     from_outside = {"x-forwarded-for": "192.0.2.1"}  # an address reserved for documentation
     if superlink.http.get("/health", headers=from_outside).status_code == 403:
         yield Finding(OK, "gate", "from outside, /v1/fleet/ alone is open")
     else:
-        words = "none: who reaches the port can start runs; start it by `python -m deploy.server`"
-        yield Finding(WARNING if local else WRONG, "gate", words)
+        text = "none: who reaches the port can start runs; start it by `python -m deploy.server`"
+        yield Finding(WARNING if local else WRONG, "gate", text)
     with closing(superlink.control()) as control, one_line_errors(superlink.address):
         found = control.ListNodes(ListNodesRequest()).nodes_info
     count = Counter(each.status for each in found if each.status not in GONE)

@@ -42,12 +42,12 @@ ENDING = 2  # seconds that requests have when the server ends; nodes repeat thei
 EXTENSIONS = "flwr.superlink.extensions"
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the server until a signal arrives; return the exit code: 0, or 2 for a user's mistake.
 
     A mistake is printed in one line.
     """
-    options, rest = parser().parse_known_args(words)
+    options, rest = parser().parse_known_args(arguments)
     keep_loopback_direct(options.host)
     try:
         expect_usable_proxies()
@@ -89,20 +89,20 @@ def parser(prog: str = "python -m deploy.server") -> argparse.ArgumentParser:
 
 
 def command_line(options: argparse.Namespace) -> list[str]:
-    """Return the words of Flower's command line for these options.
+    """Return the arguments of Flower's command line for these options.
 
     Raises `UsageError` for invalid options.
     """
-    words = ["--host", options.host, "--port", str(options.port)]
+    arguments = ["--host", options.host, "--port", str(options.port)]
     if options.database:
-        words += ["--database", str(options.state / "superlink.db")]
-    words += ["--disable-runtime-dependency-installation"]
+        arguments += ["--database", str(options.state / "superlink.db")]
+    arguments += ["--disable-runtime-dependency-installation"]
     if options.insecure:
         if not is_local(options.host):
             raise UsageError(
                 "--insecure goes with --host 127.0.0.1: what is sent could be read and changed"
             )
-        return [*words, "--insecure"]
+        return [*arguments, "--insecure"]
     for name, flag in (
         (f"{CA}.crt", "ca-cert"),
         (f"{SERVER}.crt", "cert"),
@@ -113,8 +113,8 @@ def command_line(options: argparse.Namespace) -> list[str]:
             raise UsageError(
                 f"there is no {path}: `python -m deploy.keys server NAME-OR-ADDRESS` makes it"
             )
-        words += [f"--ssl-{flag}file", str(path)]
-    return words if options.any_node else [*words, "--enable-supernode-auth"]
+        arguments += [f"--ssl-{flag}file", str(path)]
+    return arguments if options.any_node else [*arguments, "--enable-supernode-auth"]
 
 
 def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:

@@ -45,8 +45,8 @@ class SignedUploads:
                 await refuse(send, error.status_code, "a large request, and not of a known node")
                 return
             if (length := length_of(scope)) is None or length > LIMIT:
-                words = f"a request says how long it is, and has at most {LIMIT} bytes"
-                await refuse(send, 411 if length is None else 413, words)
+                text = f"a request says how long it is, and has at most {LIMIT} bytes"
+                await refuse(send, 411 if length is None else 413, text)
                 return
         await self._app(scope, receive, send)
 

@@ -54,9 +54,9 @@ POINTS_AGAINST = (
 BYTES = (
     '"Bytes up" are sent by all nodes together in the whole run, and "bytes down" by the server.'
 )
-TIMES_SMALLER = (
-    '"Times smaller" compares the bytes with those that Flower sends for the same content without'
-    " compression."
+COMPRESSION_RATIO = (
+    'The "compression ratio" is the bytes that Flower sends for the same content without'
+    " compression, divided by the bytes sent."
 )
 FAILED = (
     "A failed reply is one that the server could not use, for example a lost reply. The number of"
@@ -262,7 +262,7 @@ def _explanations(tables: Sequence[FilledTable]) -> str:
         INTERVAL: "±" in cells,
         POINTS_AGAINST: bool(columns & {"difference", "points", "best difference"}),
         BYTES: bool(columns & {"uplink", "downlink"}),
-        TIMES_SMALLER: any(column.startswith("times smaller") for column in columns),
+        COMPRESSION_RATIO: any(column.startswith("compression ratio") for column in columns),
         FAILED: FAILED_REPLIES in cells or FAILED_REPLY in cells,
         DIVERGED: "diverged" in cells,
     }

@@ -232,11 +232,12 @@ COLUMNS: dict[str, PageColumn] = {
     "downlink an update": PageColumn(
         "bytes down per update", _ratio("downlink_bytes", "client_updates", human_bytes)
     ),
-    "times smaller up": PageColumn(
-        "times smaller up", _ratio("uplink_bytes_float32", "uplink_bytes", "{:.2f}".format)
+    "compression ratio up": PageColumn(
+        "compression ratio up", _ratio("uplink_bytes_float32", "uplink_bytes", "{:.2f}".format)
     ),
-    "times smaller down": PageColumn(
-        "times smaller down", _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format)
+    "compression ratio down": PageColumn(
+        "compression ratio down",
+        _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format),
     ),
     "uplink a round after": PageColumn(
         "bytes up per round, after round {after}",
@@ -254,8 +255,8 @@ COLUMNS: dict[str, PageColumn] = {
         _after("uplink_entries", "uplink_entries_whole", lambda kept: f"{100 * (1 - kept):.2f}"),
         "after",
     ),
-    "times smaller up after": PageColumn(
-        "times smaller up after step {after}",
+    "compression ratio up after": PageColumn(
+        "compression ratio up after step {after}",
         _after("uplink_bytes_float32", "uplink_bytes", "{:.1f}".format),
         "after",
     ),

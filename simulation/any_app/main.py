@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; --help lists the options")
 
 
-def words() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """Return the parsed command line. Raises `UsageError`."""
     parser = Parser(
         prog="python -m simulation",
@@ -46,7 +46,7 @@ def words() -> argparse.Namespace:
         "--run-config",
         action="append",
         default=[],
-        metavar="WORDS",
+        metavar="KEY=VALUE",
         help="as `flwr run` takes it: 'lr=0.1 num-server-rounds=3', or a TOML file",
     )
     option("--network", metavar="NAME", default="ideal", help="of conf/network/, as lte (ideal)")
@@ -79,7 +79,7 @@ def main(began: float) -> int:
             keep_loopback_direct()
             if verbose:
                 update_console_handler(level=DEBUG)
-            given = words()
+            given = parse_arguments()
             network = _network(given.network)
             app = read_app(given.path, given.run_config)
             outcome = run_app(

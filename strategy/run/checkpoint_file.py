@@ -157,7 +157,7 @@ def read(folder: Path) -> dict[str, bytes]:
             if found != FORMAT:
                 raise ConfigError(
                     f"resume={folder}: the checkpoint is of another version ({found!r}, not "
-                    f"{FORMAT}): go on with the version that has written it"
+                    f"{FORMAT}): resume with the version that has written it"
                 )
             parts = {str(name): (file.read(size), said) for name, size, said in head["parts"]}
             whole = not file.read(1) and head["checksum"] == _checksum(head["parts"])

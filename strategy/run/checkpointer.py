@@ -164,9 +164,11 @@ class RunCheckpointer:
         run, strategy = self._run, self._strategy
         parts = checkpoint_file.read(folder)
         if strategy is None or {RUN, STRATEGY} - set(parts):
-            raise ConfigError(f"resume={folder}: there is nothing that this strategy goes on with")
+            raise ConfigError(f"resume={folder}: it holds no state of this strategy")
         if (GRID in parts) != (self._lasting is not None):
-            raise ConfigError(f"resume={folder}: it was run on another engine; go on with that one")
+            raise ConfigError(
+                f"resume={folder}: it was run on another engine; resume it on that one"
+            )
         try:
             state = from_bytes(RunState, parts[RUN])
             _expect_same(folder, run.config, json.loads(state.config), self._lasting is not None)

@@ -91,7 +91,7 @@ class MembershipGrid(GridWrapper):
         part, surplus = set(ranked[:most]), set(ranked[most:])
         if self.virtual_seconds is None:
             for node in sorted(self._part.difference(found)):
-                log.warning("node %d is gone: the run goes on with %d", node, len(part))
+                log.warning("node %d has left: the run continues with %d", node, len(part))
             for node in sorted(surplus - self._surplus):
                 log.warning("node %d takes no part unless one goes: there are nodes=%d", node, most)
             self._expect_progress(len(part))

@@ -65,8 +65,8 @@ def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = N
     if name != kind.__name__:
         raise StateError(f"these bytes hold a {name}, not a {kind.__name__}")
     if others:
-        words = ", ".join(f"{key}={value}" for key, value in others.items())
-        raise StateError(f"the state is of a strategy with {words}, which this one has not")
+        text = ", ".join(f"{key}={value}" for key, value in others.items())
+        raise StateError(f"the state is of a strategy with {text}, which this one has not")
     try:
         return cast(T, _from_plain(kind, plain, arrays))
     except (TypeError, KeyError, ValueError) as error:

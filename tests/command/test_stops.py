@@ -79,7 +79,7 @@ def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, forks
         process.join(60)
         assert process.exitcode == 128 + number
         said = (folder / "printed").read_text()
-        assert said.splitlines()[-1] == f"stopped: `python run.py resume={folder}` goes on"
+        assert said.splitlines()[-1] == f"stopped: `python run.py resume={folder}` resumes it"
         assert "Traceback" not in said
         assert json.loads((folder / "result.json").read_text())["ended"] == "interrupted"
         assert rows_of(folder) < rows

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import ConfigError, load_config
 from conf.load import HERE, compose_config
-from conf.submitted_overrides import submitted_words
+from conf.submitted_overrides import submitted_overrides
 from conf.submitted_runs import expect_plain
 from tests.conf.hostile import HIDDEN, WORDS, put
 
@@ -43,7 +43,7 @@ def test_no_override_calls_a_resolver_even_while_composing(asked, word):
 @pytest.mark.parametrize("word", ["lr=0.1,0.2", "model=glob(*)", "seed=range(1,9)"])
 def test_a_submitted_run_cannot_be_a_sweep(word):
     with pytest.raises(ConfigError, match="it is one run, and no sweep"):
-        submitted_words([word])
+        submitted_overrides([word])
 
 
 def test_unclosed_quotes_give_one_line():
@@ -60,7 +60,7 @@ def test_unclosed_quotes_give_one_line():
      "compression.exact=['head.*']"],
 )  # fmt: skip
 def test_choices_and_values_are_used_unchanged(word):
-    assert submitted_words([word]) == [word]
+    assert submitted_overrides([word]) == [word]
 
 
 TOKENS = """
@@ -75,7 +75,7 @@ def test_no_override_changes_hydras_settings_or_paths(tokens):
     """An accepted override leaves Hydra's settings as they are, and calls no resolver."""
     word = put("".join(tokens), "")
     try:
-        submitted_words([word])
+        submitted_overrides([word])
     except (ConfigError, HydraException):
         return
     assert "hydra" not in word.partition("=")[0].replace("@", ".").replace("/", ".").split(".")

@@ -174,10 +174,10 @@ def test_a_server_of_another_kind(link, look, tmp_path):
 def test_missing_packages_and_another_flower_are_reported(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     (found,) = checks.packages()
-    assert (found.level, "./compression[node]" in found.words) == (WRONG, True)
+    assert (found.level, "./compression[node]" in found.text) == (WRONG, True)
     monkeypatch.setattr(checks, "installed", lambda: "1.39.0")
     (found,) = checks.flower()
-    assert (found.level, "1.39.0 was not tried" in found.words) == (WARNING, True)
+    assert (found.level, "1.39.0 was not tried" in found.text) == (WARNING, True)
 
 
 def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):

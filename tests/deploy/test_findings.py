@@ -18,7 +18,7 @@ MB = 1 << 20
 )
 def test_memory(free, level):
     (found,) = findings.memory(free * MB, 600 * MB, 250 * MB)
-    assert (found.level, f"{free} MB" in found.words) == (level, True)
+    assert (found.level, f"{free} MB" in found.text) == (level, True)
 
 
 def test_free_memory_is_the_smallest_reported_value(tmp_path):
@@ -62,7 +62,7 @@ def test_dates(start, end, level, says, tmp_path):
     made = issued(tmp_path, "a", start=NOW + start * DAY, end=NOW + end * DAY)
     shown = x509.load_pem_x509_certificate(made.path.read_bytes())
     found = lasting("certificate", "it", shown, "renew it")
-    assert (found.level, says in found.words) == (level, True)
+    assert (found.level, says in found.text) == (level, True)
 
 
 def test_a_failing_check_gives_one_line():

@@ -7,7 +7,7 @@ import pytest
 from tests.deploy.servers import ROOT
 
 README = (ROOT / "README.md").read_text()
-LINES = ("sent up", "sent down", "on a line", "updates")
+LINES = ("sent up", "sent down", "on a link", "updates")
 
 
 def numbers(text, name):

@@ -58,7 +58,7 @@ def test_a_run_that_waits_to_start_is_reported(minutes, lines, tmp_path, caplog,
 def test_a_warning_of_the_app_is_logged_here_once(tmp_path, caplog):
     log = tmp_path / "log"
     mark = "WARNING:edgewire:"
-    gone = "node 7 is gone: the run goes on with 1"
+    gone = "node 7 has left: the run continues with 1"
     log.write_text(f"starting\nINFO:edgewire:x\n{mark}{gone}\n{mark}node 8 left ")
     said = LogRelay(log)
     said.repeat()

@@ -88,7 +88,7 @@ def test_the_left_out_share_after_a_round():
     )
     assert shown("left out after", run, after=10) == "99.00"
     assert shown("left out after", run, run, after=10) == "99.00"
-    assert shown("times smaller up after", run, after=10) == "4.0"
+    assert shown("compression ratio up after", run, after=10) == "4.0"
     timed = kept(virtual_seconds=[0, 5, 7, 9, 11])  # evaluations are ten rounds apart
     assert shown("time a round after", timed, after=10) == "0.2 s"
     with pytest.raises(ResultsError, match="round 15"):

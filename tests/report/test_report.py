@@ -156,7 +156,7 @@ def test_the_summary_names_the_main_results(summary):
         "30 used, 2 failed", "12 s here; 1 min 30 s on the virtual network",
     ):  # fmt: skip
         assert part in text
-    assert "on a line" not in text  # the time over a link is unknown
+    assert "on a link" not in text  # the time over a link is unknown
 
 
 def test_the_summary_counts_all_bytes(summary):

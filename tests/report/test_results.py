@@ -85,7 +85,7 @@ def test_an_accuracy_in_the_readme_equals_its_page(label, page, ours, baseline):
 
 
 def test_compression_ratios_in_the_readme_equal_their_page():
-    times = number("f2i", "int8", "times smaller up")
+    times = number("f2i", "int8", "compression ratio up")
     assert f"Fashion-MNIST | {times:.1f} times smaller |" in (ROOT / "README.md").read_text()
     assert f"updates are {times} times smaller" in (ROOT / "benchmarks" / "README.md").read_text()
 

@@ -53,9 +53,9 @@ def test_the_numbers_are_means_and_sample_deviations(sweep, capsys):
     assert sgd["loss"] == "0.1"
     assert esgd["payload an update"] == "5 kB"
     assert esgd["sent up"] == "250 kB"
-    assert esgd["times smaller up"] == "16.00"
+    assert esgd["compression ratio up"] == "16.00"
     assert esgd["sent down"] == "4 MB"
-    assert esgd["times smaller down"] == "1.00"
+    assert esgd["compression ratio down"] == "1.00"
     assert (esgd["updates"], esgd["failed"]) == ("50", "0.5")
     assert esgd["time"] == "12 s"
 
@@ -83,7 +83,7 @@ def test_ratios_use_all_bytes(tmp_path, capsys):
     assert row["uplink_ratio"] == 1000 / 450
     main([str(tmp_path)])
     (shown,) = rows_of(capsys.readouterr().out)[0]
-    assert (shown["sent up"], shown["times smaller up"]) == ("225 B", "2.22")  # of 500 B
+    assert (shown["sent up"], shown["compression ratio up"]) == ("225 B", "2.22")  # of 500 B
     assert shown["payload an update"] == "2 B"
 
 
@@ -139,7 +139,7 @@ def test_top5_and_null_values(tmp_path, capsys):
     first, second = rows_of(text)[0]
     assert first["top5"] == "85.00 ± 7.07 %"
     assert (first["accuracy"], first["loss"]) == ("50.00 %", "-")
-    assert (second["top5"], second["times smaller up"]) == ("-", "-")
+    assert (second["top5"], second["compression ratio up"]) == ("-", "-")
     assert "a\\|b" in text
 
 

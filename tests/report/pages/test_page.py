@@ -73,13 +73,20 @@ def test_a_page_explains_only_what_its_tables_have(ran):
     text = " ".join(written(ran).split())
     assert "± is half of a 95 % interval" in text
     assert '"difference from X, points"' in text
-    for other in ('"Bytes up"', '"Times smaller"', "failed reply", "diverged"):
+    for other in ('"Bytes up"', '"compression ratio"', "failed reply", "diverged"):
         assert other not in text
-    define(ran, PAGE.replace("difference, seeds", "uplink, times smaller up").replace(CLAIM, "A."))
+    define(
+        ran, PAGE.replace("difference, seeds", "uplink, compression ratio up").replace(CLAIM, "A.")
+    )
     run(ran, {"lr=3": (0.1,)}, diverged=True, failures=2)
     text = " ".join(written(ran).split())
     assert '"difference from X, points"' not in text
-    for other in ('"Bytes up"', '"Times smaller"', "A failed reply is", "when a run has diverged"):
+    for other in (
+        '"Bytes up"',
+        '"compression ratio"',
+        "A failed reply is",
+        "when a run has diverged",
+    ):
         assert other in text
 
 
@@ -95,8 +102,8 @@ def test_kept_runs_that_no_table_shows_are_listed(ran):
 
 def test_every_column_shows_something(ran):
     columns = ["best accuracy", "top5", "loss", "rounds", "updates", "uplink", "downlink",
-               "uplink an update", "downlink an update", "times smaller up", "times smaller down",
-               "virtual time", "minutes", "verdict"]  # fmt: skip
+               "uplink an update", "downlink an update", "compression ratio up",
+               "compression ratio down", "virtual time", "minutes", "verdict"]  # fmt: skip
     define(ran, PAGE.replace("paper, accuracy, difference, seeds", ", ".join(columns)))
     assert list(rows_of(written(ran))["A"].values()) == [
         "99.00 ± 0.00", "-", "0.100 ± 0.000", "9", "50", "1 MB", "4 MB", "20 kB", "80 kB", "4.00",

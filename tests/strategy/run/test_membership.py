@@ -43,7 +43,7 @@ def test_spare_nodes_and_absent_nodes_are_named_once(caplog):
         grid.get_node_ids()
         said.append(caplog.messages)
     surplus = "node 7 takes no part unless one goes: there are nodes=1"
-    gone = "node 3 is gone: the run goes on with 1"
+    gone = "node 3 has left: the run continues with 1"
     assert said == [[], [surplus], [], [], [gone], [surplus]]
 
 
