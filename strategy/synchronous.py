@@ -88,8 +88,8 @@ class Participation(OptionGroup):
     In each round the server selects the share `fraction_train` of the nodes at random, but at least
     `min_train_nodes`. The round ends when the share `quorum` of these nodes have replied, or at the
     timeout. The server does not apply an update that arrives later. If the method has a residual,
-    the node adds this update back to its residual. Raises `ValueError` for a `quorum` outside (0,
-    1].
+    the node adds this update back to its residual. Raises `ValueError` for a `quorum` outside (0, 1],
+    a `fraction_train` outside [0, 1], and a negative `min_train_nodes`.
     """
 
     fraction_train: float = 1.0
@@ -97,6 +97,10 @@ class Participation(OptionGroup):
     quorum: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.fraction_train <= 1:
+            raise ValueError(f"fraction_train must be between 0 and 1, not {self.fraction_train:g}")
+        if self.min_train_nodes < 0:
+            raise ValueError(f"min_train_nodes must be at least 0, not {self.min_train_nodes}")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum must be a share above 0, at most 1, not {self.quorum:g}")
 

@@ -122,6 +122,9 @@ def test_nodes_beyond_the_quorum_are_not_waited_for():
 
 BAD = [
     ({"update": "weights"}, "update must be one of gradient, delta, not 'weights'"),
+    ({"fraction_train": -0.5}, "fraction_train must be between 0 and 1, not -0.5"),
+    ({"fraction_train": math.nan}, "fraction_train"),
+    ({"min_train_nodes": -1}, "min_train_nodes must be at least 0, not -1"),
     ({"quorum": 0.0}, "quorum"),
     ({"quorum": 1.1}, "quorum must be a share above 0, at most 1, not 1.1"),
     ({"quorum": math.nan}, "quorum"),
