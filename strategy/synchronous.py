@@ -88,8 +88,8 @@ class Participation(OptionGroup):
     In each round the server selects the share `fraction_train` of the nodes at random, but at least
     `min_train_nodes`. The round ends when the share `quorum` of these nodes have replied, or at the
     timeout. The server does not apply an update that arrives later. If the method has a residual,
-    the node adds this update back to its residual. Raises `ValueError` for a `quorum` outside (0, 1],
-    a `fraction_train` outside [0, 1], and a negative `min_train_nodes`.
+    the node adds this update back to its residual. Raises `ValueError` for a `quorum` outside (0,
+    1], a `fraction_train` outside [0, 1], and a negative `min_train_nodes`.
     """
 
     fraction_train: float = 1.0

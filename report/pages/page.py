@@ -66,6 +66,7 @@ DIVERGED = (
     "[Files of a run](../run-files.md#keys-of-resultjson-only) defines when a run has diverged."
 )
 BARS = "The bars in the picture show 95 % intervals."
+SINGLE_SEED = "Runs: one seed."
 BANDS = "Lines are means over the seeds. Bands show the range from the lowest to the highest seed."
 REFERENCE = re.compile(r"\{([^{}]*)\}")
 
@@ -205,7 +206,7 @@ class FilledTable:
         if counts[0] == 1 < counts[-1]:
             return f"Runs: {counts[-1]} seeds; a value without ± is from one seed."
         if counts == [1]:
-            return "Runs: one seed."
+            return SINGLE_SEED
         return f"Runs: {' or '.join(map(str, counts))} seeds."
 
 
@@ -241,7 +242,8 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
         if isinstance(table, FilledTable) and table.definition.picture and table.has_run():
             shown_as = PICTURES[table.definition.picture]
             lines += [f"![{shown_as}]({picture_name(page, table.definition)})", ""]
-            lines += [BARS if table.definition.picture == POINTS else BANDS, ""]
+            said = BARS if table.definition.picture == POINTS else BANDS
+            lines += [] if SINGLE_SEED in table.origin() else [said, ""]
         if table.definition.note:
             lines += [*wrap(filled(page, table.definition.note, tables)), ""]
     for text in page.notes:
