@@ -112,27 +112,27 @@ def test_a_problem_gives_one_line(words, what, says, place, look, tmp_path, phot
     assert any(level == WRONG and says in text for level, text in found[what]), found
 
 
-def plain(link, tmp_path, *words):
-    return ["--superlink", link.address, "--insecure", "--state", tmp_path / "state",
+def plain(superlink, tmp_path, *words):
+    return ["--superlink", superlink.address, "--insecure", "--state", tmp_path / "state",
             "--node-config", "partition-id=0", *words]  # fmt: skip
 
 
-def test_missing_digits_are_reported(link, look, tmp_path, monkeypatch):
+def test_missing_digits_are_reported(superlink, look, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
-    assert len(look(*plain(link, tmp_path))[1]["data"]) == 1
+    assert len(look(*plain(superlink, tmp_path))[1]["data"]) == 1
     monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    code, found = look(*plain(link, tmp_path))
+    code, found = look(*plain(superlink, tmp_path))
     assert (code, len(found["data"])) == (0, 2)
     assert found["data"][1][0] == WARNING
     assert f"copy digits.csv.gz of a scikit-learn to {tmp_path}" in found["data"][1][1]
     (tmp_path / "digits.csv.gz").touch()
-    assert len(look(*plain(link, tmp_path))[1]["data"]) == 1
+    assert len(look(*plain(superlink, tmp_path))[1]["data"]) == 1
 
 
 @pytest.mark.parametrize("ahead", [400, -400])
-def test_a_wrong_clock(ahead, link, look, tmp_path):
-    link.clock = ahead
-    _, found = look(*plain(link, tmp_path))
+def test_a_wrong_clock(ahead, superlink, look, tmp_path):
+    superlink.clock = ahead
+    _, found = look(*plain(superlink, tmp_path))
     ((level, text),) = found["clock"]
     assert level == WRONG
     assert "clock is" in text
@@ -140,33 +140,34 @@ def test_a_wrong_clock(ahead, link, look, tmp_path):
     assert "registered" not in found  # the server refuses a signature with that time
 
 
-def test_a_server_of_flowers_own_and_a_key_that_it_knows(link, look, tmp_path):
-    code, found = look(*plain(link, tmp_path))
+def test_a_server_of_flowers_own_and_a_key_that_it_knows(superlink, look, tmp_path):
+    code, found = look(*plain(superlink, tmp_path))
     assert code == 0
     assert found["server"][0][0] == WARNING
     assert "not yet" in found["registered"][0][1]
     node_folder = NodeFolder(tmp_path / "state")
-    fleet = FleetClient(link.address, node_folder.key(), insecure=True)
+    fleet = FleetClient(superlink.address, node_folder.key(), insecure=True)
     member = Membership(fleet, node_folder, registers=True)
     member.enter()
     assert (
-        f"as node {member.node_id}, online" in look(*plain(link, tmp_path))[1]["registered"][0][1]
+        f"as node {member.node_id}, online"
+        in look(*plain(superlink, tmp_path))[1]["registered"][0][1]
     )
     member.leave()
     node_folder.close()
-    assert "none is online" in look(*plain(link, tmp_path))[1]["registered"][0][1]
-    assert not link.online  # the doctor has changed nothing
-    link.online.add(member.node_id)
-    code, found = look(*plain(link, tmp_path))
+    assert "none is online" in look(*plain(superlink, tmp_path))[1]["registered"][0][1]
+    assert not superlink.online  # the doctor has changed nothing
+    superlink.online.add(member.node_id)
+    code, found = look(*plain(superlink, tmp_path))
     assert code == 1
     assert "counts an earlier life" in found["registered"][0][1]
     fleet.close()
 
 
-def test_a_server_of_another_kind(link, look, tmp_path):
+def test_a_server_of_another_kind(superlink, look, tmp_path):
     # A server that claims to have bundles but has no status call.
-    link.bundled, link.clock = True, 0.0
-    code, found = look(*plain(link, tmp_path))
+    superlink.bundled, superlink.clock = True, 0.0
+    code, found = look(*plain(superlink, tmp_path))
     assert code == 0
     assert found["server"][0][0] == OK
 

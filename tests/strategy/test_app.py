@@ -187,5 +187,5 @@ def test_on_remote_nodes_a_new_run_resumes_from_the_servers_state(tmp_path, monk
 
 def test_resuming_needs_the_folder_of_the_run():
     values = {**run_config(composed("nodes=1")), "resume": True}
-    with pytest.raises(ConfigError, match="resume goes with output="):
+    with pytest.raises(ConfigError, match="resume needs output="):
         main(job_grid(), Context(1, 0, {}, RecordDict(), values))

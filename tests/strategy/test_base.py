@@ -49,7 +49,7 @@ def scheme(*words):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("esgd strategy.fraction_train=2", "strategy.fraction_train must be between 0 and 1"),
+        ("esgd strategy.fraction_train=2", "strategy: fraction_train must be between 0 and 1"),
         ("esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
         ("esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be between 0 and nodes"),
         ("esgd local_steps=3", "local_steps goes with strategy.update=delta"),

@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression import Layout, decode, decode_update, make_codec
 from compression.flower import CompressionMod, payload_of
-from tests.compression.flower.federation import linked, node_app
+from tests.compression.flower.federation import compressed_run, node_app
 from tests.strategy.federation import LAYOUT, NODES, TRAINED, Federation, Trainer
 
 CLIPPED = {"sparsifier": "dgc", "sparsity": 0.0, "momentum": 0.0, "clip_norm": 0.5}
@@ -70,7 +70,7 @@ def test_for_flower_strategies_n_is_the_number_of_sampled_nodes(fraction, worker
     )
     mod = CompressionMod(make_codec(**CLIPPED))
     app = node_app(lambda *words: spy(*words[:2], lambda m, c: mod(m, c, words[2])))
-    linked(FedAvg(fraction_train=fraction, fraction_evaluate=0), app)
+    compressed_run(FedAvg(fraction_train=fraction, fraction_evaluate=0), app)
     assert len(norms) == 3 * workers
     assert norms == pytest.approx([0.5 * workers**-0.5] * len(norms), rel=1e-5)
 

@@ -78,7 +78,7 @@ def test_every_message_is_counted_a_second_time(tmp_path):
     app = write(tmp_path / "toy", {"server.py": server, "client.py": client})
     before = tmp_path / "before.py"
     before.write_text("import builtins\nbuiltins.first = True\n")
-    row = run(app, nodes=2, words="", before=str(before))
+    row = run(app, nodes=2, run_config="", before=str(before))
     assert (row["rc"], row["true"], row["said"]) == (0, True, [])
     assert row["messages"] == [4, 2, 0]
     assert row["up"] > 0

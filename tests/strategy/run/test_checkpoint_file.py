@@ -153,7 +153,7 @@ def test_a_checkpoint_of_another_engine_or_strategy_is_refused(tmp_path, monkeyp
     rows = (tmp_path / "history.jsonl").read_bytes()
     for changed, said in (
         ({k: v for k, v in parts.items() if k != "grid"}, "on another engine"),
-        ({k: v for k, v in parts.items() if k != "strategy"}, "nothing that this strategy"),
+        ({k: v for k, v in parts.items() if k != "strategy"}, "no state of this strategy"),
         ({**parts, "strategy": parts["grid"]}, "hold a GridState, not a FederatedState"),
         ({**parts, "run": b"x"}, "hold no strategy's state"),
     ):
