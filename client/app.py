@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -15,6 +15,7 @@ from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
 from compression.flower.headers import SECONDS, TrainConfig
 from compression.flower.native_tensors import Arrays, natives_of, with_natives
+from compression.flower.records import values_of
 from conf import Config, ConfigError, load_config
 from conf.submitted_runs import is_local
 
@@ -48,9 +49,9 @@ app = ClientApp(mods=[discreet])
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
     """Return a message's model, float32 (n,), its settings, and the tensors of other dtypes."""
-    config = cast(ConfigRecord, message.content["config"])
-    arrays = cast(ArrayRecord, message.content["arrays"])
-    return to_vector(arrays), TrainConfig.of(config), natives_of(arrays)
+    content = values_of(message.content)
+    arrays = content["arrays"]
+    return to_vector(arrays), TrainConfig.of(values_of(content["config"])), natives_of(arrays)
 
 
 def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:

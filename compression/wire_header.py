@@ -57,6 +57,10 @@ class Reader:
 
         Raises PayloadError for 2**63 or more, and for more bytes than the integer needs.
         """
+        start, view = self.position, self.view
+        if start < len(view) and view[start] < 128:  # nearly all numbers of a header
+            self.position = start + 1
+            return view[start]
         number = shift = 0
         while True:
             byte = self.byte()

@@ -41,7 +41,7 @@ def measured(content: RecordDict, header: str) -> Size:
             noted += size if name == header else 0
             whole += size
             continue
-        for array in record.values():
+        for array in record.__dict__["_data"].values():
             size = len(array.data)
             payloads += size if array.stype != PLAIN else 0
             whole += size

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..base import PayloadError
-from .records import filled, records
+from .records import filled, records, values_of
 
 HEADER = "edgewire"  # the name of the ConfigRecord that holds a header
 HEALS = "will be sent whole next time"  # ends an error; the server then sends the whole model
@@ -216,16 +216,17 @@ def read(content: RecordDict, kind: type[N]) -> N:
     `kind`: `DownlinkHeader` or `UplinkHeader`. Raises `PayloadError` for an unknown field, or a
     value of another type than the field's.
     """
-    record: object = content.get(HEADER, None)
+    record: object = values_of(content).get(HEADER)
     if record is None:
         return kind()
     if not isinstance(record, ConfigRecord):
         raise PayloadError(f"the record {HEADER!r} must be a ConfigRecord")
     types = TYPES[kind]
-    for key, value in record.items():
+    said = values_of(record)
+    for key, value in said.items():
         if key not in types or not _fits(types[key], value):
             raise PayloadError(f"the record {HEADER!r} holds {brief(value)} as {key[:40]}")
-    return kind(**cast(Mapping[str, Any], record))
+    return kind(**said)
 
 
 TYPES: dict[type[DownlinkHeader] | type[UplinkHeader], dict[str, str]] = {

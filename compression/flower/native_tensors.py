@@ -26,7 +26,7 @@ from ..make import make_codec
 from ..wire_natives import NativeTensor
 from .headers import DownlinkHeader
 from .node.state import keep, kept
-from .records import STYPE, FlatArray, filled, records
+from .records import STYPE, FlatArray, filled, records, values_of
 
 Arrays = dict[str, NDArray[Any]]
 # Names of two payloads: of the changed native tensors; of all initial native tensors.
@@ -168,11 +168,12 @@ def with_natives(record: ArrayRecord, natives: Mapping[str, NDArray[Any]]) -> Ar
 
 def natives_of(record: ArrayRecord) -> Arrays:
     """Return the native tensors in a record with a flat vector, by name."""
-    if len(record) < 2:
+    arrays = values_of(record)
+    if len(arrays) < 2:
         return {}
     return {
         name.removeprefix(PREFIX): array.vector if isinstance(array, FlatArray) else array.numpy()
-        for name, array in record.items()
+        for name, array in arrays.items()
         if name.startswith(PREFIX)
     }
 

@@ -19,7 +19,7 @@ from ..layout import Layout
 from ..scatter import find
 from .headers import HEALS, DownlinkHeader
 from .node.state import Arrays, NodeState, checksum, keep, kept
-from .records import layout_of, to_vector
+from .records import layout_of, to_vector, values_of
 from .tensor_split import (
     Model,
     TensorSplit,
@@ -316,7 +316,7 @@ class NodeReplica:
         if not arrays:
             raise PayloadError(LACKS)
         assert self._layout is not None
-        there = state[record]
+        there = values_of(values_of(state)[record])
         if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
             keep(state, record, arrays)  # the state came from another process: share its arrays
         return Replica(self._rule, trained_entries(self._layout), arrays)

@@ -20,7 +20,7 @@ from ..codec import Codec
 from ..decoder import decode
 from ..layout import Layout
 from ..wire_natives import NativeTensor
-from .records import Vector, records
+from .records import Vector, records, values_of
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's constant; its module depends on Flower's version
 
@@ -31,7 +31,7 @@ ROUNDING = 1 + 1e-3  # tolerance for rounding in float32 sums of many squares
 def clip_of(content: RecordDict) -> float | None:
     """Return the clipping norm in a message's ConfigRecords; None if they hold none."""
     for _, config in records(content, ConfigRecord):
-        if KEY_CLIPPING_NORM in config:
+        if KEY_CLIPPING_NORM in values_of(config):
             return float(cast(float, config[KEY_CLIPPING_NORM]))
     return None
 

@@ -46,6 +46,7 @@ from ..records import (
     records,
     to_vector,
     update_of,
+    values_of,
     with_content,
 )
 from ..tensor_split import (
@@ -138,7 +139,7 @@ class CompressionMod:
         if name is None:
             self._warn(message)
             return call_next(message, context)
-        arrays = asked[name]
+        arrays = values_of(asked)[name]
         assert isinstance(arrays, ArrayRecord)
         base = received(arrays, header, self._initial, context.state)
         followed = self._follower.model(arrays, header, context.state)
@@ -151,27 +152,28 @@ class CompressionMod:
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
         if base.arrays:
             shown = with_natives(shown, base.all(sent_natives(arrays)))
-        content = {k: shown if k == name else v for k, v in asked.items() if k != HEADER}
+        content = {k: shown if k == name else v for k, v in values_of(asked).items() if k != HEADER}
         reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
         if reply.has_error():
             return reply
         said, says = reply.content, UplinkHeader(header.number, version=header.version)
         key = _key_of_model(said, name) if trains(message) else None
         if key is not None:
-            record = said[key]
+            record = values_of(said)[key]
             assert isinstance(record, ArrayRecord)
             change = self._change(record, header, form, start)
             payload, says = self._encoded(change, followed.ties, header, clip, said, context)
             natives = natives_of(record) if base.arrays else {}
-            said[key] = payload_record(payload)
+            values_of(said)[key] = payload_record(payload)
             if beside := base.payload({**base.arrays, **natives}):
-                said[key] = with_payload(payload_record(payload), NATIVE, beside)
-        if HEADER in said:
+                values_of(said)[key] = with_payload(payload_record(payload), NATIVE, beside)
+        answered = values_of(said)
+        if HEADER in answered:
             raise PayloadError(
                 f"a reply's record {HEADER!r} is reserved for the header: give yours another name"
             )
-        if written_note := written(says):
-            said[HEADER] = written_note
+        if values_of(header_record := written(says)):
+            answered[HEADER] = header_record
         self._measure(said, time.perf_counter() - began, drift)
         return reply
 
@@ -280,10 +282,11 @@ class CompressionMod:
 
     def _measure(self, content: RecordDict, seconds: float, drift: float) -> None:
         for _, metrics in records(content, MetricRecord):
-            if SECONDS in metrics and self._layout is not None:
-                metrics[SECONDS] = seconds
+            measured = values_of(metrics)
+            if SECONDS in measured and self._layout is not None:
+                measured[SECONDS] = seconds
             if self._masked:
-                metrics[DRIFT] = drift
+                measured[DRIFT] = drift
 
     def _warn(self, message: Message) -> None:
         """Warn once that nothing is compressed, because the server sends uncompressed messages.
@@ -382,5 +385,6 @@ def _in_types_of(theirs: Layout, ours: Layout, exact: tuple[str, ...]) -> Layout
 
 
 def _loss(content: RecordDict) -> float | None:
-    loss = next((m[LOSS] for _, m in records(content, MetricRecord) if LOSS in m), None)
+    found = (values_of(metrics) for _, metrics in records(content, MetricRecord))
+    loss = next((each[LOSS] for each in found if LOSS in each), None)
     return float(loss) if isinstance(loss, int | float) else None

@@ -16,7 +16,7 @@ from ...base import Buffer, Memory
 from ...codec import Codec
 from ...layout import Layout
 from ...wire_natives import NativeTensor
-from ..records import FlatArray, Vector, filled
+from ..records import FlatArray, Vector, filled, values_of
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
 _LAST = "last-payload"  # an entry of MEMORY, in addition to the codec's arrays
@@ -48,14 +48,15 @@ def kept(state: RecordDict, record: str) -> Arrays:
     The arrays are shared with the state. They are copied if the record came from another process:
     then Flower gives bytes, and Ray gives read-only arrays.
     """
-    arrays = cast(ArrayRecord, state.get(record, ArrayRecord()))
+    found = values_of(state).get(record)
+    arrays = values_of(found) if found is not None else {}
     return {name: own_array(array) for name, array in arrays.items()}
 
 
 def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Put arrays into a node's state as the record `record`, without a copy."""
     flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
-    state[record] = filled(ArrayRecord, flat)
+    values_of(state)[record] = filled(ArrayRecord, flat)
 
 
 @lru_cache(maxsize=16)
@@ -91,7 +92,8 @@ class NodeState:
         self.memory: Memory = kept(state, MEMORY)
         last = self.memory.pop(_LAST, None)
         self.last: Buffer | None = None if last is None else last.data
-        numbers = cast(ConfigRecord, state.get(NUMBERS, ConfigRecord()))
+        found = values_of(state).get(NUMBERS)
+        numbers = values_of(found) if found is not None else {}
         self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
         self._tensors = numbers.get("tensors")  # fingerprint of the model that the memory is for
         said = cast(list[str], numbers.get("tied", []))
@@ -105,7 +107,7 @@ class NodeState:
         numbers: dict[str, object] = {"sequence": self.sequence, "tensors": self._tensors}
         if self._tied:
             numbers["tied"] = [name for pair in self._tied.items() for name in pair]
-        self._state[NUMBERS] = filled(ConfigRecord, numbers)
+        values_of(self._state)[NUMBERS] = filled(ConfigRecord, numbers)
 
     def may_tie(self, layout: Layout, name: str, source: str) -> bool:
         """Return whether a reply may leave out the copy `name` of the tensor `source`.

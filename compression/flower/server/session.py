@@ -30,7 +30,7 @@ from ..native_tensors import (
     native_payload,
     with_payload,
 )
-from ..records import filled, payload_of, payloads_of, records
+from ..records import filled, message_to, payload_of, payloads_of, records, values_of
 from ..tensor_split import Model
 from ..traffic import Traffic, flower_bytes, reason_of
 
@@ -244,13 +244,13 @@ class ServerSession:
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
         cache: dict[Key, Encoded] = {}
-        made = []
+        made, first = [], None
         for node in nodes:
             sent = self.encoded(
                 node, content, "arrays", header, cache, self.plain_bytes, natives=natives
             )
-            message = Message(sent.content, node, kind, group_id=str(header.number))
-            made.append((message, sent.model_update))
+            first = first or Message(sent.content, node, kind, group_id=str(header.number))
+            made.append((message_to(node, sent.content, first), sent.model_update))
         return made
 
     def encoded(
@@ -375,10 +375,11 @@ class ServerSession:
             raise PayloadError("a reply must hold a payload and a MetricRecord")
         if header.whole:
             raise PayloadError("the reply holds a model; an update is asked for")
-        if not 0 < number(metrics[1], EXAMPLES) < 2 * MOST:
+        said = values_of(metrics[1])
+        if not 0 < number(said, EXAMPLES) < 2 * MOST:
             raise PayloadError("its number of samples must be above 0, below 2^63")
         for name in measured:
-            number(metrics[1], name)
+            number(said, name)
         assert self.layout is not None  # `read` is called only in sessions with a layout
         update = self.decode(node, found[1], header.sequence or 0, self.layout)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
