@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compression import Layout, PayloadError, Update
+from compression import Layout
 from compression.base import Indices, Vector
-from compression.batchnorm import exact_tensors, trained_entries, variances
 from compression.decoder import quiet
+from compression.flower.server.statistics_screen import StatisticsSplit
 from compression.scatter import add_at
 from strategy.robust_aggregation import RobustMean
 
@@ -121,15 +121,14 @@ class MixState:
         self.high = np.full(size, -np.inf, dtype=np.float32)
 
 
-class StatisticsMix:
+class StatisticsMix(StatisticsSplit):
     """A convex combination of the model's running statistics and the statistics that nodes report.
 
     x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i. The share a_i, in 0..1, is the
     factor with which the server applies the node's update. So the result is always between the
     smallest and the largest of x and the reports. Reports hold values, because changes could make a
     variance negative: a change may be stale, or an optimiser may have scaled it. With a negative
-    variance the model's outputs would be NaN. The statistics are the last entries of a model's
-    vector.
+    variance the model's outputs would be NaN.
 
     `kind="mean"` computes this formula. `kind="median"` and `kind="trimmed"` compute, for each
     entry, the median or the trimmed mean of (1 - a_i) x + a_i s_i (`RobustMean`). These two kinds
@@ -145,37 +144,13 @@ class StatisticsMix:
         kind: str = "mean",
         trim: float = 0.0,
     ) -> None:
-        self.trained = trained_entries(layout)
-        self.size = layout.size - self.trained
+        super().__init__(layout)
         self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
-        self._variances = variances(layout)
-        self.layout = layout.without(range(len(layout) - len(exact_tensors(layout))))
         self._robust = None if kind == "mean" else RobustMean(self.size, kind, trim=trim)
         self._added: list[tuple[NDArray[np.float64], Vector]] = []  # for a robust mean
         self._state = MixState() if state is None else state
         if not self._state.weight:
             self._state.begin(self.size)
-
-    def of(self, model: Vector) -> Vector:
-        """Return a view of the running statistics in a model's vector, (s,)."""
-        return model[self.trained :]
-
-    def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
-        """Divide an update into the part for trained parameters, and the running statistics.
-
-        Returns the indices of the trained parameters (None: all), the values at these indices, and
-        the statistics. Raises `PayloadError` if the update lacks statistics, or if a variance is
-        below 0.
-        """
-        indices, values = update.indices, update.values
-        if not self.size:
-            return indices, values, values[:0]
-        statistics = update.entries(self.trained, self.trained + self.size)
-        for start, stop in self._variances:
-            if (update.entries(start, stop) < 0).any():
-                raise PayloadError("its update holds a running variance below 0")
-        cut = len(values) - self.size
-        return None if indices is None else indices[:cut], values[:cut], statistics
 
     def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
         """Add a node's reported statistics (s,), their share a_i (a number or (s,)) and weight."""

@@ -15,23 +15,22 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from compression import Layout, PayloadError, Update, decode_update
+from compression import Layout, PayloadError, decode_update
 from compression.base import Indices, Vector, is_finite
 from compression.decoder import quiet
 from compression.flower import flat_record, to_arrays
 from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
-from compression.flower.native_tensors import Arrays, with_natives
+from compression.flower.native_tensors import with_natives
 from compression.flower.node_replica import MODEL, Replica
+from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
 from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
-from compression.flower.server.norms import norm_of
 from compression.flower.server.session import (
     InitialModel,
     ModelUpdate,
     ServerSession,
     ServerSessionState,
 )
-from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
+from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds
 from conf import OptionGroup
@@ -39,7 +38,6 @@ from conf.schema import FOREVER
 from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
-    MAX_CONSECUTIVE_FAILURES,
     NO_CODECS,
     STEP_MESSAGE,
     Codecs,
@@ -86,8 +84,7 @@ class PushesState(ServerState):
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
     natives: NativeState = field(default_factory=NativeState)
-    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
-    statistics: StatisticsState = field(default_factory=StatisticsState)
+    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
     now: float = 0.0
 
 
@@ -283,7 +280,7 @@ class Pushes:
         self._downlink: DeltaSync | None = None
         if (downlink := strategy.codecs.downlink) is not None:
             self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.deltas)
-        self.natives = NativeMix(strategy.initial, state.natives, strategy.screening)
+        self.natives = NativeMix(strategy.initial, state.natives)
         self._session = ServerSession(
             self._downlink or self._whole,
             state.traffic,
@@ -295,10 +292,10 @@ class Pushes:
         self._mean = SparseMean(self._statistics.trained, state.mean)
         self._late, self._scheduler = (
             Stragglers(grid, state.late),
-            BackoffScheduler(strategy.sending.most, state.scheduler),
+            BackoffScheduler(strategy.sending.most, strategy.failures, state.scheduler),
         )
-        self._filter = UpdateFilter(strategy.screening, state.screen)
-        self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
+        filters = UpdateFilters(strategy.screening, state.filters)
+        self._inbox = UpdateInbox(self._session, self._statistics, filters, [LOSS])
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -368,7 +365,7 @@ class Pushes:
                 break
             del state.flight[message_id]
             self._late.add(message_id, sent.node, sent.number)
-            self._useless(sent.node, f"no reply in time (timeout={self._timeout:g})")
+            self._left_out(sent.node, f"no reply in time (timeout={self._timeout:g})")
             if sent.node in grid.get_node_ids():
                 self._send(sent.node)
             else:
@@ -387,21 +384,18 @@ class Pushes:
     def _forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left, and the messages to them."""
         state = self._state
-        screens = self._filter, self._screen_of_statistics, self.natives
-        for each in (self._late, *screens, self._strategy, self._scheduler):
+        for each in (self._late, self._inbox.filters, self._strategy, self._scheduler):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
-    def _useless(self, node: int, reason: str) -> None:
+    def _left_out(self, node: int, reason: str) -> None:
         """Count a message to which the node has sent no usable reply.
 
-        Raises `PayloadError` if each node has sent no usable reply to `MAX_CONSECUTIVE_FAILURES`
-        consecutive messages.
+        Raises `PayloadError` if each node has sent no usable reply to many consecutive messages
+        (`FailurePolicy.failed`).
         """
-        self._strategy.fail(node, reason)
-        if self._scheduler.useless(node):
-            count = f"{MAX_CONSECUTIVE_FAILURES} updates of every node in a row"
-            raise PayloadError(f"{count} were of no use: {reason}")
+        self._strategy.failures.leave_out(node, reason)
+        self._strategy.failures.failed(node, self._scheduler.known, "of every node", reason)
 
     def _deadline(self) -> float:
         """Return the time until which to wait for a reply."""
@@ -447,18 +441,20 @@ class Pushes:
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply the update in a reply, or count the reply as a failure and log the reason."""
         try:
-            update, metrics, natives = self._session.read(reply, sent.node, sent.number, [LOSS])
-            self._apply(sent, update, natives)
+            message, start = sent.number, sent.statistics
+            found = self._inbox.read(sent.node, message, reply, start, self.natives.arrays)
+            self._apply(sent, found)
         except PayloadError as error:
-            self._useless(sent.node, str(error))
+            self._left_out(sent.node, str(error))
             return
-        self._scheduler.used(sent.node)
+        self._strategy.failures.succeeded(sent.node)
         self._session.acks.applied([sent.node])
         self._state.traffic.client_updates += 1
+        metrics = found.metrics
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 
     @quiet
-    def _apply(self, sent: Sent, update: Update, natives: Arrays) -> None:
+    def _apply(self, sent: Sent, found: ReceivedUpdate) -> None:
         """Take a step with a node's update, or add the update to the buffer.
 
         Raises `PayloadError` if a value of the model would exceed float32; then the model does not
@@ -467,19 +463,12 @@ class Pushes:
         state, strategy = self._state, self._strategy
         stale = self._replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
-        indices, values, statistics = self._statistics.cut(update)
-        model = self._replica.model
-        self.natives.expect_usual(sent.node, natives)
-        statistics = self._screen_of_statistics.taken(
-            sent.node, self._statistics.layout, statistics, sent.statistics, model
-        )
-        part = self._filter.clip_factor(sent.node, norm_of(values), model, rate)
-        if part < 1:
-            values = values * np.float32(part)
+        accepted = self._inbox.accept(sent.node, found, self._replica.model, rate)
+        indices, values, natives = accepted.indices, accepted.values, accepted.natives
         # FedAsync, Algorithm 1: x_t = (1 - a) x_(t-1) + a x_new = x_(t-1) - a (x_(t-1) - x_new).
         if sent.model is not None:
             indices, values = None, self._towards(sent.model, indices, values)
-        touched = None if indices is None else update.indices
+        touched = None if indices is None else found.every
         # AdaComp has one factor for each entry; the last factors are those of BatchNorm's
         # statistics.
         factor = self._staleness.factor(stale, sent.seen, touched)
@@ -491,9 +480,9 @@ class Pushes:
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)
         of_rate = 1 if strategy.update == "gradient" else rate
-        self._statistics.add(statistics, share * of_rate)
+        self._statistics.add(accepted.statistics, share * of_rate)
         if natives:
-            self.natives.add(natives, part * of_rate * mean_of(every))
+            self.natives.add(natives, accepted.share * of_rate * mean_of(every))
         if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
             self._mean.add(indices, values)
             state.buffered += 1

@@ -16,17 +16,20 @@ from flwr.serverapp.strategy import Result, Strategy
 from compression import Codec
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
-from compression.flower.traffic import in_one_line
+from compression.flower.server.failure_policy import (
+    PATIENT,
+    FailurePolicy,
+    FailurePolicyState,
+)
 from compression.screening import Screening
 from conf import Config, ConfigError, OptionGroup
 from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the message type of these strategies
-# The run ends if every node has sent this many consecutive unusable replies.
-MAX_CONSECUTIVE_FAILURES = 20
 FREE = (
     "state",
+    "failures",
     "initial",
     "pushes",
     "record_every",
@@ -42,11 +45,11 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass
 class ServerState:
-    """The state that all EdgeWire servers have: counters, and each node's last failure reason."""
+    """The state that all EdgeWire servers have: counters of bytes, and of failures."""
 
     traffic: Traffic = field(default_factory=Traffic)
     train_metrics: dict[str, float] | None = None
-    reasons: dict[int, str] = field(default_factory=dict)
+    failures: FailurePolicyState = field(default_factory=FailurePolicyState)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ class ParameterServer(Strategy):
         self.rate = None if update == "gradient" else server_lr
         self.codecs = codecs
         self.state = self.State()
+        self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         self.screening = Screening()
         self.initial: Initial | None = None  # the model's tensors that are sent in their own dtype
         self.evaluate_metrics: MetricRecord | None = None
@@ -161,12 +165,12 @@ class ParameterServer(Strategy):
         goes_on, self._goes_on = self._goes_on, False
         if not goes_on:
             self.state = self.State()
+        self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         return goes_on
 
     def forget(self, nodes: set[int]) -> None:
         """Delete the state of nodes that have left the run."""
-        for node in nodes:
-            self.state.reasons.pop(node, None)
+        self.failures.forget(nodes)
 
     def _state_complete(self) -> None:
         """Call `on_state_complete`, because the state is complete and can be saved."""
@@ -218,17 +222,6 @@ class ParameterServer(Strategy):
         if metrics:
             result.evaluate_metrics_serverapp[done] = metrics
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
-
-    def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count a node's unusable reply; log the reason, unless it is that of its last failure.
-
-        `when`: a text at the beginning of the log line, such as "round 3: ".
-        """
-        self.traffic.failures += 1
-        reason = in_one_line(reason)
-        if self.state.reasons.get(node) != reason:  # a node may fail for the same reason each time
-            self.state.reasons[node] = reason
-            log.warning("%snode %d left out: %s", when, node, reason)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -27,9 +27,10 @@ from compression.flower import (
 from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
 from compression.flower.native_tensors import NONE, Initial, with_natives
 from compression.flower.server.compressed_grid import CompressedGridState
+from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
 from compression.flower.server.session import InitialModel
 from compression.screening import Screening
-from strategy.base import FLOWER, MAX_CONSECUTIVE_FAILURES, EvaluateFn
+from strategy.base import FLOWER, EvaluateFn
 from strategy.flower_checks import wrapped
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, to_plain

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.flower.native_tensors import NONE, Arrays, Initial, differing, distance
+from compression.flower.native_tensors import NONE, Arrays, Initial, differing
 from compression.flower.server.statistics_wrapper import mean, median
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
-from compression.screening import Screening
 
 
 @dataclass
@@ -22,15 +19,13 @@ class NativeState:
     A report is the native tensors in a node's reply. `now`: the server's current tensors by name.
     `reports`: the reports since the last `take`, with their tensors by name. `shares`: for each
     report, the factor with which the server applies the node's update (a_i in `NativeMix`).
-    `weights`: for each report, the node's weight in the mean. `screen`: the distances of earlier
-    reports from the server's tensors.
+    `weights`: for each report, the node's weight in the mean.
     """
 
     now: dict[str, NDArray[Any]] = field(default_factory=dict)
     reports: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
 
 
 class NativeMix:
@@ -46,32 +41,15 @@ class NativeMix:
         self,
         initial: Initial | None,
         state: NativeState,
-        screening: Screening,
         robust: bool = False,
     ) -> None:
         self.initial = NONE if initial is None else initial
         self._state, self._robust = state, robust
-        self._screen = UpdateFilter(screening, state.screen, floor=1.0)
 
     @property
     def arrays(self) -> Arrays:
         """The server's current native tensors by name; treat them as read-only."""
         return {**self.initial.arrays, **self._state.now}
-
-    def observe(self, reports: Iterable[Arrays]) -> None:
-        """Compute from a round's reports how far reports usually are from the current tensors.
-
-        `reports`: the native tensors that each node has sent. Once enough reports have been used,
-        this method does nothing, because the usual distance is known.
-        """
-        if self.initial.arrays and not self._screen.knows:
-            now = self.arrays
-            self._screen.observe(distance(report, now) for report in reports)
-
-    def expect_usual(self, node: int, report: Arrays) -> None:
-        """Raise `PayloadError` if a node's tensors are unusually far from the current tensors."""
-        if self.initial.arrays:
-            self._screen.clip_factor(node, distance(report, self.arrays), None)
 
     def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0) -> None:
         """Add the native tensors of a node, with their share (a_i) and their weight in the mean."""
@@ -101,10 +79,6 @@ class NativeMix:
             return mean(values, list(weights))
         parts = weights * self._state.shares
         return mean([now, *values], [float(np.sum(weights - parts)), *parts])
-
-    def forget(self, nodes: Iterable[int]) -> None:
-        """Delete the data of nodes that have left the run."""
-        self._screen.forget(nodes)
 
 
 def mean_of(factor: NDArray[np.float32] | np.float32) -> float:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from strategy.base import MAX_CONSECUTIVE_FAILURES
+from compression.flower.server.failure_policy import FailurePolicy
 
 # The longest pause of a node: until the server has received (LONGEST - 1) * (number of known
 # nodes) updates.
@@ -18,31 +18,34 @@ class BackoffSchedulerState:
     """The state of `BackoffScheduler`.
 
     `known`: the nodes that take part. `count`: by node, the number of messages sent to it.
-    `failed`: by node, the number of consecutive failures. `failing`: the nodes with at
-    least `MAX_CONSECUTIVE_FAILURES` consecutive failures. `resting`: pairs of (number of updates
-    received by the server at which the pause ends, node).
+    `resting`: pairs of (number of updates received by the server at which the pause ends, node).
     """
 
     known: set[int] = field(default_factory=set)
     count: Counter[int] = field(default_factory=Counter)
-    failed: Counter[int] = field(default_factory=Counter)
-    failing: set[int] = field(default_factory=set)
     resting: list[tuple[int, int]] = field(default_factory=list)
 
 
 class BackoffScheduler:
     """Delays messages to a node that fails repeatedly, or that is faster than the other nodes.
 
-    The pause gets longer with each failure. `most`: a node also pauses if it got more than `most`
-    times the median number of messages; None switches this off.
+    The pause gets longer with each failure that `failures` has counted. `most`: a node also pauses
+    if it got more than `most` times the median number of messages; None switches this off.
     """
 
-    def __init__(self, most: float | None, state: BackoffSchedulerState) -> None:
-        self._most, self._state = most, state
+    def __init__(
+        self, most: float | None, failures: FailurePolicy, state: BackoffSchedulerState
+    ) -> None:
+        self._most, self._failures, self._state = most, failures, state
 
     def __len__(self) -> int:
         """Return the number of known nodes."""
         return len(self._state.known)
+
+    @property
+    def known(self) -> set[int]:
+        """The nodes that take part."""
+        return self._state.known
 
     def add(self, nodes: Iterable[int]) -> list[int]:
         """Add the available nodes; return the new ones."""
@@ -59,30 +62,13 @@ class BackoffScheduler:
         state = self._state
         state.resting = [(until, node) for until, node in state.resting if node not in nodes]
         state.known -= nodes
-        state.failing -= nodes
         for node in nodes:
-            del state.count[node], state.failed[node]
+            del state.count[node]
 
     def next(self, node: int) -> int:
         """Count a node's next message, and return its number, from 1."""
         self._state.count[node] += 1
         return self._state.count[node]
-
-    def used(self, node: int) -> None:
-        """Record that a node's reply was usable."""
-        self._state.failed.pop(node, None)
-        self._state.failing.discard(node)
-
-    def useless(self, node: int) -> bool:
-        """Record a failure of a node; return whether all known nodes fail repeatedly.
-
-        A node fails repeatedly after `MAX_CONSECUTIVE_FAILURES` consecutive failures.
-        """
-        state = self._state
-        state.failed[node] += 1
-        if state.failed[node] == MAX_CONSECUTIVE_FAILURES:
-            state.failing.add(node)
-        return state.failing >= state.known
 
     def should_wait(self, node: int, done: int) -> bool:
         """Return whether a node must pause before its next message.
@@ -92,7 +78,8 @@ class BackoffScheduler:
         state = self._state
         # After 0, 1, 2, 3, 4, ... failures a node pauses for 0, 0, 1, 3, 7, ... updates per known
         # node.
-        rest = min(2 ** max(state.failed[node] - 1, 0), LONGEST) - 1
+        failed = self._failures.failures_of(node)
+        rest = min(2 ** max(failed - 1, 0), LONGEST) - 1
         if self._most is not None and not rest:
             counts = sorted(state.count[each] for each in state.known)
             rest = state.count[node] > self._most * counts[len(counts) // 2]

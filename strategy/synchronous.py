@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
-from compression.base import DIVERGED, Indices, Vector, is_finite
+from compression.base import DIVERGED, is_finite
 from compression.flower import flat_record, to_arrays
 from compression.flower.headers import (
     DRIFT,
@@ -26,21 +26,18 @@ from compression.flower.headers import (
     STEPS,
     DownlinkHeader,
     TrainConfig,
-    number,
 )
-from compression.flower.native_tensors import Arrays, with_natives
+from compression.flower.native_tensors import with_natives
 from compression.flower.node_replica import Replica
+from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
 from compression.flower.server.model_sync import StepLogSync
-from compression.flower.server.norms import norm_of
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
-from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
+from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.validation import expect_kinds
 from conf import Config, OptionGroup
 from strategy.aggregation import SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
-    MAX_CONSECUTIVE_FAILURES,
     NO_CODECS,
     STEP_MESSAGE,
     Codecs,
@@ -65,8 +62,7 @@ class AveragingState(ServerState):
     """The state of a synchronous run, as a checkpoint holds it.
 
     `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
-    learning rates. `memory`: the downlink codec's residual. `consecutive_failures`: the number of
-    consecutive rounds without a usable update.
+    learning rates. `memory`: the downlink codec's residual.
     """
 
     round: int = 0
@@ -75,10 +71,8 @@ class AveragingState(ServerState):
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
     session: ServerSessionState = field(default_factory=ServerSessionState)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
-    screen: UpdateFilterState = field(default_factory=UpdateFilterState)
-    statistics: StatisticsState = field(default_factory=StatisticsState)
+    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
     natives: NativeState = field(default_factory=NativeState)
-    consecutive_failures: int = 0
 
 
 @dataclass(frozen=True)
@@ -238,24 +232,6 @@ class SparseAveraging(ParameterServer):
         return result
 
 
-MOST = 2**63  # a node's weight must be below this number
-
-
-class ScreenedUpdate(NamedTuple):
-    """A node's decoded update: trained entries, BatchNorm's statistics, and all else of a reply.
-
-    `norm`: the L2 norm of the trained entries. `natives`: tensors sent in their own dtype.
-    """
-
-    indices: Indices | None
-    values: Vector
-    statistics: Vector
-    metrics: MetricRecord
-    weight: float
-    norm: float
-    natives: Arrays
-
-
 class Rounds:
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
@@ -278,23 +254,24 @@ class Rounds:
             state.session,
             strategy.codecs.uplink,
         )
-        self.natives = NativeMix(
-            strategy.initial,
-            state.natives,
-            strategy.screening,
-            robust=strategy.aggregation.mean != "mean",
-        )
+        robust = strategy.aggregation.mean != "mean"
+        self.natives = NativeMix(strategy.initial, state.natives, robust)
         self._exchange = RoundCollector(grid, state.exchange)
         self._aggregation = strategy.aggregation
         kind, trim = self._aggregation.mean, self._aggregation.trim
         self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
         size = self._statistics.trained
         self._mean: SparseMean | RobustMean = SparseMean(size)
-        if kind != "mean":
+        if robust:
             self._mean = RobustMean(size, kind, trim=trim, absent=self._aggregation.absent)
-        self._filter = UpdateFilter(strategy.screening, state.screen)
-        self._screen_of_statistics = StatisticsScreen(strategy.screening, state.statistics)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
+        self._inbox = UpdateInbox(
+            self._session,
+            self._statistics,
+            UpdateFilters(strategy.screening, state.filters),
+            self._measured,
+            self._aggregation.weighted_by_key,
+        )
 
     @property
     def model(self) -> NDArray[np.float32]:
@@ -345,8 +322,7 @@ class Rounds:
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         if gone := self._session.gone(lambda: nodes):
-            screens = self._filter, self._screen_of_statistics, self.natives
-            for each in (self._exchange, *screens, strategy):
+            for each in (self._exchange, self._inbox.filters, strategy):
                 each.forget(gone)
         among = strategy.participation
         count = max(int(len(nodes) * among.fraction_train), among.min_train_nodes)
@@ -362,86 +338,63 @@ class Rounds:
     ) -> None:
         """Decode a round's replies, average the usable updates, and take the server's step.
 
-        Raises `PayloadError` after `MAX_CONSECUTIVE_FAILURES` consecutive rounds that had replies,
-        but no usable reply.
+        Raises `PayloadError` after too many consecutive rounds that had replies, but no usable
+        reply (`FailurePolicy`).
         """
-        state, reason = self._state, ""
+        state, failures = self._state, self._strategy.failures
         used: dict[int, MetricRecord] = {}
         rate = lr if self._strategy.rate is None else self._strategy.rate
-        here = [n for n in asked if n in replies or self._exchange.time_was_up]
-        ready = {} if self._filter.knows else self._look_at_all(here, replies)
+        failures.begin_round(asked=len(asked))
         # If the round ended before the timeout, the quorum was complete. Then a node without a
         # reply is not a failure. The updates are added in the order of the nodes, not of arrival,
         # so that the float sum is reproducible.
-        for node in here:
+        here = [n for n in asked if n in replies or self._exchange.time_was_up]
+        for node, found in self._read(here, replies):
             try:
-                found = ready.pop(node, None) or self._look(node, replies.get(node))
+                if isinstance(found, PayloadError):
+                    raise found
                 used[node] = self._add(node, found, rate)
             except PayloadError as error:
-                reason = str(error)
-                self._strategy.fail(node, reason, f"round {number}: ")
-        state.consecutive_failures = 0 if used or not replies else state.consecutive_failures + 1
-        if state.consecutive_failures == MAX_CONSECUTIVE_FAILURES:
-            raise PayloadError(
-                f"no update could be used in {MAX_CONSECUTIVE_FAILURES} rounds: {reason}"
-            )
+                failures.leave_out(node, str(error), f"round {number}: ")
+        failures.end_round(number, len(used), count_received(list(replies.values())))
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate)
             self._session.acks.applied(used)
-            state.traffic.client_updates += len(used)
 
-    def _look_at_all(
+    def _read(
         self, nodes: list[int], replies: Mapping[int, Message]
-    ) -> dict[int, ScreenedUpdate | PayloadError]:
-        """Decode all replies before any is used, so that the filters know the usual norms."""
-        found: dict[int, ScreenedUpdate | PayloadError] = {}
-        for node in nodes:
+    ) -> Iterator[tuple[int, ReceivedUpdate | PayloadError]]:
+        """Decode the replies of the nodes one by one; an error stands for an unusable reply.
+
+        While the usual norms are unknown, all replies are decoded before any is used.
+        """
+        model, natives = self._statistics.of(self._replica.model), self.natives.arrays
+
+        def read(node: int) -> ReceivedUpdate | PayloadError:
+            number = self._state.round + 1
             try:
-                found[node] = self._look(node, replies.get(node))
+                return self._inbox.read(node, number, replies.get(node), model, natives)
             except PayloadError as error:
-                found[node] = error
-        good = {node: look for node, look in found.items() if isinstance(look, ScreenedUpdate)}
-        there = self._statistics.of(self._replica.model)
-        pairs = [(look.statistics, there) for look in good.values()]
-        self._screen_of_statistics.observe(self._statistics.layout, pairs)
-        self._filter.observe(look.norm for look in good.values())
-        self.natives.observe(look.natives for look in good.values())
-        self._filter.cap_weights({node: look.weight for node, look in good.items()})
-        return found
+                return error
 
-    def _look(self, node: int, reply: Message | None) -> ScreenedUpdate:
-        """Decode a node's reply; raises `PayloadError` if the server cannot use the reply."""
-        if reply is None:
-            raise PayloadError("no reply in time")
-        number_ = self._state.round + 1
-        update, metrics, natives = self._session.read(reply, node, number_, self._measured)
-        name = self._aggregation.weighted_by_key
-        weight = number(metrics, name) if name else 1.0
-        if not 0 < weight < MOST:
-            raise PayloadError("its weight must be above 0, below 2^63")
-        indices, values, statistics = self._statistics.cut(update)
-        long = norm_of(values)
-        return ScreenedUpdate(indices, values, statistics, metrics, weight, long, natives)
+        if self._inbox.filters.knows:
+            yield from ((node, read(node)) for node in nodes)
+            return
+        found = {node: read(node) for node in nodes}
+        self._inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
+        for node in nodes:
+            yield node, found.pop(node)
 
-    def _add(self, node: int, found: ScreenedUpdate | PayloadError, rate: float) -> MetricRecord:
+    def _add(self, node: int, found: ReceivedUpdate, rate: float) -> MetricRecord:
         """Add a node's update, and return its metrics; raises `PayloadError` if it is refused."""
-        if isinstance(found, PayloadError):
-            raise found
-        indices, values, statistics, metrics, weight, long, natives = found
-        model = self._replica.model
-        self.natives.expect_usual(node, natives)
-        statistics = self._screen_of_statistics.taken(
-            node, self._statistics.layout, statistics, self._statistics.of(model), model
-        )
-        share = self._filter.clip_factor(node, long, model, rate)
-        if self._aggregation.weighted_by_key:
-            weight = self._filter.cap_weights({node: weight})[node]
-        self._mean.add(indices, values if share == 1 else values * np.float32(share), weight)
+        accepted = self._inbox.accept(node, found, self._replica.model, rate)
+        weight = accepted.weight
+        self._mean.add(accepted.indices, accepted.values, weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
-        self._statistics.add(statistics, share, weight)
-        self.natives.add(natives, share, weight)
-        return metrics
+        self._statistics.add(accepted.statistics, share, weight)
+        self.natives.add(accepted.natives, share, weight)
+        return accepted.metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
         """Return the means of the loss and the drift, weighted by the nodes' numbers of samples."""

@@ -20,7 +20,7 @@ from .records import (
 )
 from .server.compressed_grid import CompressedGrid
 from .server.failure_policy import FailureLimits
-from .server.inbox import ReplyRules
+from .server.reply_checks import ReplyRules
 from .server.statistics_wrapper import StatisticsAveraging
 from .traffic import Traffic, reason_of
 

@@ -32,8 +32,8 @@ from compression.flower.headers import (
 )
 from compression.flower.message_size import measured
 from compression.flower.records import payload_records
+from compression.flower.server.failure_policy import FailurePolicy
 from compression.flower.timeouts import SlowestReply
-from strategy.base import MAX_CONSECUTIVE_FAILURES
 from strategy.lr_schedule import Rates
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.activations import ActivationStore
@@ -58,14 +58,12 @@ class Scheduling(Protocol):
     segment_every: int
     record_every: int
     rates: Rates
+    failures: FailurePolicy
 
     def schedule(
         self, segments: int, batches: int, state: PipelineScheduleState
     ) -> PipelineSchedule:
         """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
-
-    def fail(self, node: int, reason: str, when: str = "") -> None:
-        """Count a failure, and log the node and the reason."""
 
 
 class Dispatcher:
@@ -263,7 +261,7 @@ class Dispatcher:
             self._open(sent, reply)
         except PayloadError as error:
             return self._without(sent, reply, str(error))
-        self._state.consecutive_failures[task.segment] = 0
+        self._strategy.failures.succeeded(task.segment)
         if task.phase != "backward":
             self._state.accused.pop((task.segment - 1, task.segment), None)
         elif not self._strategy.synthetic:
@@ -347,15 +345,12 @@ class Dispatcher:
     # faults
 
     def _count_failure(self, segment: int, reason: str) -> None:
-        self._strategy.fail(self._placement.node(segment) or -1, f"segment {segment}: {reason}")
+        node = self._placement.node(segment) or -1
+        self._strategy.failures.leave_out(node, f"segment {segment}: {reason}")
 
     def _failed(self, segment: int, reason: str) -> None:
         self._count_failure(segment, reason)
-        self._state.consecutive_failures[segment] += 1
-        if self._state.consecutive_failures[segment] >= MAX_CONSECUTIVE_FAILURES:
-            raise PayloadError(
-                f"segment {segment} has failed {MAX_CONSECUTIVE_FAILURES} times in a row: {reason}"
-            )
+        self._strategy.failures.failed(segment, [segment], f"of segment {segment}", reason)
 
     def _count_refusals(self, segment: int, refused: bool) -> None:
         """Record whether a segment could use the gradients that the next segment has sent it."""
@@ -378,7 +373,7 @@ class Dispatcher:
 
     def _fails_often(self, segment: int) -> bool:
         """Return whether another node should take over: after every `TRIES` failures in a row."""
-        return self._state.consecutive_failures[segment] % TRIES == 0
+        return self._strategy.failures.failures_of(segment) % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
         """Send the unanswered tasks of a segment to its node again.

@@ -36,8 +36,7 @@ class PipelineState(ServerState):
 
     - By segment: `under_way`: the segment's unanswered tasks. `assignments`: how often the server
       has given the segment to a node. `fresh`: True if the next message must hold a copy of the
-      segment. `consecutive_failures`: the number of consecutive failures. `holders`: the segment's
-      node.
+      segment. `holders`: the segment's node.
     - `failed`: by node, how often a segment was taken from it.
     - `accused`: by (segment, neighbouring segment), the number of consecutive payloads of the
       segment that the neighbour could not use.
@@ -50,7 +49,6 @@ class PipelineState(ServerState):
     under_way: list[deque[UnderWay]] = field(default_factory=list)
     assignments: list[int] = field(default_factory=list)
     fresh: list[bool] = field(default_factory=list)
-    consecutive_failures: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
@@ -67,7 +65,7 @@ class PipelineState(ServerState):
     def begin(self, segments: int) -> None:
         """Begin without any task."""
         self.under_way = [deque() for _ in range(segments)]
-        self.assignments, self.consecutive_failures = [0] * segments, [0] * segments
+        self.assignments = [0] * segments
         self.fresh = [True] * segments
         self.links.begin(segments)
 

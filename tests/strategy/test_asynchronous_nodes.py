@@ -115,7 +115,7 @@ def test_late_replies_are_not_applied_and_nodes_put_them_back():
 def test_a_time_out_shorter_than_any_reply_ends_the_run():
     federation = Federation(Trainer(steps=at_once), Network(waiting="fixed", waiting_seconds=1.0))
     with pytest.raises(
-        PayloadError, match=r"20 updates of every node in a row .* in time \(timeout=0.5\)"
+        PayloadError, match=r"20 failures in a row of every node: .* in time \(timeout=0.5\)"
     ):
         federation.push(60, timeout=0.5)
 
@@ -232,7 +232,5 @@ def test_a_run_without_usable_replies_ends():
 
     spoil = {(node, number): nan for node in range(1, NODES + 1) for number in range(5, 999)}
     federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)
-    with pytest.raises(
-        PayloadError, match=r"20 updates of every node in a row were of no use: .*NaN"
-    ):
+    with pytest.raises(PayloadError, match=r"20 failures in a row of every node: .*NaN"):
         federation.push(5000)

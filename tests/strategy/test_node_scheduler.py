@@ -2,7 +2,8 @@
 
 import pytest
 
-from strategy.base import MAX_CONSECUTIVE_FAILURES
+from compression.flower import Traffic
+from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailurePolicy
 from strategy.node_scheduler import LONGEST, BackoffScheduler, BackoffSchedulerState
 
 
@@ -12,8 +13,17 @@ def state():
 
 
 @pytest.fixture
-def turns(state):
-    made = BackoffScheduler(None, state)
+def failures():
+    return FailurePolicy(Traffic())
+
+
+def fail(failures, node):
+    failures.failed(node, [0], "of every node", "no reply")
+
+
+@pytest.fixture
+def turns(state, failures):
+    made = BackoffScheduler(None, failures, state)
     assert made.add([1, 2, 3]) == [1, 2, 3]
     return made
 
@@ -29,11 +39,11 @@ def test_a_nodes_messages_are_numbered(turns):
     assert [turns.next(node) for node in (1, 2, 1, 1)] == [1, 1, 2, 3]
 
 
-def test_a_node_that_keeps_failing_rests_longer_and_longer(turns):
+def test_a_node_that_keeps_failing_rests_longer_and_longer(turns, failures):
     """After its 1st, 2nd, 3rd, ... failure a node rests for 0, 1, 3, 7, ... updates per node."""
     rests = []
     for _ in range(10):
-        turns.useless(1)
+        fail(failures, 1)
         at = 0
         if turns.should_wait(1, 0):
             while turns.ready(at, idle=False) != [1]:
@@ -42,28 +52,20 @@ def test_a_node_that_keeps_failing_rests_longer_and_longer(turns):
     expected = [3 * (min(2**failures, LONGEST) - 1) for failures in range(10)]
     assert rests == expected
     assert not turns.should_wait(2, 0)
-    turns.used(1)
+    failures.succeeded(1)
     assert not turns.should_wait(1, 0)
 
 
-def test_an_idle_server_asks_resting_nodes(turns):
-    turns.useless(1), turns.useless(1)
+def test_an_idle_server_asks_resting_nodes(turns, failures):
+    fail(failures, 1), fail(failures, 1)
     assert turns.should_wait(1, done=10)
     assert turns.ready(10, idle=False) == []
     assert turns.ready(10, idle=True) == [1]
     assert turns.ready(10, idle=True) == []
 
 
-def test_a_run_ends_once_no_node_gives_a_usable_reply(turns):
-    for node in (1, 2):
-        assert not any(turns.useless(node) for _ in range(MAX_CONSECUTIVE_FAILURES))
-    turns.used(2)
-    assert not any(turns.useless(3) for _ in range(MAX_CONSECUTIVE_FAILURES))
-    assert [turns.useless(2) for _ in range(MAX_CONSECUTIVE_FAILURES)][-1]
-
-
 def test_a_node_that_is_too_far_ahead_rests(state):
-    turns = BackoffScheduler(2.0, state)
+    turns = BackoffScheduler(2.0, FailurePolicy(Traffic()), state)
     turns.add([1, 2, 3])
     for node, count in ((1, 5), (2, 2), (3, 2)):
         for _ in range(count):
@@ -72,11 +74,11 @@ def test_a_node_that_is_too_far_ahead_rests(state):
     assert turns.ready(12, idle=False) == [1]
 
 
-def test_nothing_is_stored_for_absent_nodes(turns, state):
+def test_nothing_is_stored_for_absent_nodes(turns, failures, state):
     for node in (1, 2, 3):
         turns.next(node)
         for _ in range(MAX_CONSECUTIVE_FAILURES):
-            turns.useless(node)
+            fail(failures, node)
         turns.should_wait(node, 0)
     turns.forget({1, 2, 3})
     assert state == BackoffSchedulerState()

@@ -1,10 +1,10 @@
-"""Counts unusable replies, and ends a run after too many rounds without a usable reply."""
+"""Counts unusable replies, and ends a run in which no update can be used any more."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import getLogger
 
 from ...base import DIVERGED, PayloadError
@@ -14,6 +14,9 @@ from ..traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
 MANY = 3  # if no reply of MANY nodes can be used, the cause is probably not a single bad node
+# The run ends if every node has sent this many consecutive unusable replies.
+MAX_CONSECUTIVE_FAILURES = 20
+UNUSABLE = "no update could be used"  # the error that ends a run begins with this
 HINTS = {
     "as long as usual": DIVERGED,
     STYPE: (
@@ -28,16 +31,21 @@ HINTS = {
 
 @dataclass
 class FailurePolicyState:
-    """State of `FailurePolicy`, which counts rounds without a usable reply.
+    """State of `FailurePolicy`.
 
-    `asked`: the number of messages that asked for training. `consecutive_failures`: the number of
-    consecutive rounds without a usable reply. `consecutive_failures_of_many`: how many of these
-    rounds had replies of at least `MANY` nodes.
+    `asked`: the number of messages that asked for training. `rounds`: the number of consecutive
+    rounds without a usable reply. `rounds_of_many`: how many of these rounds had replies of at
+    least `MANY` nodes. `healed`: True if the last round ended with the advice that nodes get the
+    whole model next. By node (in a cut model by segment): `failed`: the number of consecutive
+    failures. `reasons`: the reason of the last failure.
     """
 
     asked: int = 0
-    consecutive_failures: int = 0
-    consecutive_failures_of_many: int = 0
+    rounds: int = 0
+    rounds_of_many: int = 0
+    healed: bool = False
+    failed: Counter[int] = field(default_factory=Counter)
+    reasons: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,14 +71,16 @@ class FailureLimits:
 
 
 ONE_ROUND = FailureLimits()
+PATIENT = FailureLimits(patience=MAX_CONSECUTIVE_FAILURES)
 
 
 class FailurePolicy:
-    """Counts and logs unusable replies, and ends a run after too many rounds without a usable one.
+    """Counts and logs unusable replies, and ends a run in which none is usable any more.
 
-    `FailureLimits` says how many are too many. A round without replies is not counted, because the
-    network may recover. A round after which the server sends the whole model again is not counted
-    either.
+    A server with rounds calls `begin_round` and `end_round`; `FailureLimits` says after how many
+    unusable rounds the run ends. A round without replies is not counted, because the network may
+    recover. The first round after which nodes get the whole model again is not counted either. A
+    server without rounds calls `failed` and `succeeded` for each node or segment.
     """
 
     def __init__(
@@ -81,19 +91,25 @@ class FailurePolicy:
     ) -> None:
         self._traffic, self._patience = traffic, limits.patience
         self._few = limits.few or limits.patience
-        self._reasons: list[str] = []  # why the server left out replies of this round
+        self._reasons = deque[str](maxlen=1000)  # why the server left out replies of this round
         self._state = FailurePolicyState() if state is None else state
+
+    def leave_out(self, node: int, reason: str, when: str = "") -> None:
+        """Count a reply that the server does not use; log the reason, unless it is the last one.
+
+        `when`: a text at the beginning of the log line, such as "round 3: ".
+        """
+        self._traffic.failures += 1
+        self._reasons.append(reason)
+        line = in_one_line(reason)
+        if self._state.reasons.get(node) != line:  # a node may fail for the same reason each time
+            self._state.reasons[node] = line
+            log.warning("%snode %d left out: %s", when, node, line)
 
     def begin_round(self, asked: int) -> None:
         """Begin a round in which `asked` nodes get a message for training."""
         self._state.asked += asked
         self._reasons.clear()
-
-    def leave_out(self, server_round: int, node: int, reason: str) -> None:
-        """Count and log a reply that the server does not use; `reason`: why it does not."""
-        self._traffic.failures += 1
-        self._reasons.append(reason)
-        log.warning("round %d: node %d left out: %s", server_round, node, in_one_line(reason))
 
     def end_round(self, server_round: int, used: int, replies: int) -> None:
         """Count a round's usable replies; raises `PayloadError` after too many rounds without one.
@@ -101,27 +117,54 @@ class FailurePolicy:
         `used`: how many replies were usable. `replies`: how many replies came.
         """
         self._traffic.client_updates += used
-        heals = any(HEALS in reason for reason in self._reasons)
-        of_use = used or heals
         state = self._state
-        state.consecutive_failures = 0 if of_use else state.consecutive_failures + bool(replies)
-        state.consecutive_failures_of_many = (
-            0 if of_use else state.consecutive_failures_of_many + (replies >= MANY)
-        )
-        if (
-            state.consecutive_failures >= self._few
-            or state.consecutive_failures_of_many >= self._patience
-        ):
-            raise PayloadError(f"round {server_round}: {nobody_usable(self._reasons, replies)}")
+        healed = any(HEALS in reason for reason in self._reasons)
+        if used or (healed and not state.healed):
+            state.rounds = state.rounds_of_many = 0
+        else:
+            state.rounds += bool(replies)
+            state.rounds_of_many += replies >= MANY
+        state.healed = healed
+        if state.rounds >= self._few or state.rounds_of_many >= self._patience:
+            raise PayloadError(f"{UNUSABLE} in {self._period(server_round)}: {self._cause()}")
+
+    def _period(self, server_round: int) -> str:
+        count = self._state.rounds
+        return f"{count} rounds" if count > 1 else f"round {server_round}"
+
+    def _cause(self) -> str:
+        """Return the most frequent reason of this round, and a hint."""
+        reason = Counter(self._reasons).most_common(1)[0][0]
+        hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
+        return f"{reason}{hint and '; ' + hint}"
 
     def end(self) -> None:
         """Raise `PayloadError` if the server asked for training and never used an update."""
         if self._state.asked and not self._traffic.client_updates:
             raise PayloadError("no node has answered: the model is as it was")
 
+    def failed(self, source: int, every: Iterable[int], what: str, reason: str) -> None:
+        """Count a failure of a node or a segment.
 
-def nobody_usable(reasons: Iterable[str], replies: int) -> str:
-    """Return a line about a round without usable replies: the most frequent reason, and a hint."""
-    reason = Counter(reasons).most_common(1)[0][0]
-    hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
-    return f"not one of {replies} replies could be used: {reason}{hint and '; ' + hint}"
+        Raises `PayloadError` if each of `every` has failed `MAX_CONSECUTIVE_FAILURES` consecutive
+        times. `what`: a text for this error, such as "of every node".
+        """
+        failed = self._state.failed
+        failed[source] += 1
+        if all(failed[each] >= MAX_CONSECUTIVE_FAILURES for each in every):
+            count = f"{MAX_CONSECUTIVE_FAILURES} failures in a row {what}"
+            raise PayloadError(f"{UNUSABLE}: {count}: {reason}")
+
+    def succeeded(self, source: int) -> None:
+        """Record a usable reply of a node or a segment."""
+        self._state.failed.pop(source, None)
+
+    def failures_of(self, source: int) -> int:
+        """Return the number of consecutive failures of a node or a segment."""
+        return self._state.failed[source]
+
+    def forget(self, nodes: Iterable[int]) -> None:
+        """Delete the data of nodes that have left the run."""
+        for node in nodes:
+            self._state.failed.pop(node, None)
+            self._state.reasons.pop(node, None)

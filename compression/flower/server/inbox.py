@@ -1,78 +1,138 @@
-"""Matches replies to a `CompressedGrid`'s messages, and checks whether they can be used."""
+"""A server's inbox: counts, decodes, checks and screens the nodes' replies.
+
+`ModelInbox` gives a strategy messages with decoded models. `UpdateInbox` gives a server of one flat
+model the nodes' updates. Both count each reply that they reject, and log the reason.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from logging import getLogger
+from typing import NamedTuple, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord
 from flwr.common.constant import ErrorCode
-from numpy.typing import NDArray
 
-from ...base import PayloadError, is_finite
-from ...batchnorm import below_zero, expect_counts
-from ...codec import Codec
-from ...decoder import Update, declared
+from ...base import Indices, PayloadError, Vector
 from ...layout import Layout
-from ...wire_natives import NativeTensor
-from ..headers import ACCURACY, EXAMPLES, LOSS, MOST, brief, number
-from ..records import filled, layout_of, records
-from ..tensor_split import (
-    Model,
-    TensorSplit,
-    form_as_declared,
-    form_of_models,
-    form_of_updates,
-    is_float,
-    moved,
+from ..acks import OTHER_METHOD
+from ..headers import HEADER, MOST, UplinkHeader, number
+from ..message_size import measured, size_of
+from ..native_tensors import Arrays, distance, native_payload, natives_of, with_natives
+from ..records import (
+    FLAT,
+    expect_readable,
+    flat_record,
+    layout_of,
+    payload_of,
+    records,
+    to_vector,
+    values_of,
+    with_content,
 )
-from ..tied_weights import Ties
+from ..tensor_split import Model, TensorSplit, form_of_updates, statistics_of, with_statistics
+from ..tied_weights import left_tied, widened_model, without
+from ..uncompressed import Uncompressed
+from .failure_policy import FailurePolicy
+from .norms import norm_of
+from .reply_checks import (
+    ReplyRules,
+    SentMessage,
+    answered,
+    expect_weight,
+    expected,
+    inconsistent,
+    rebuilt,
+)
+from .session import ServerSession
+from .statistics_screen import StatisticsSplit
+from .update_filter import UpdateFilter, UpdateFilters, UpdateNorms, norms_of
+
+UNUSABLE = 1  # code of the error that replaces an unusable reply
+log = getLogger("edgewire")
 
 
-@dataclass(frozen=True)
-class ReplyRules:
-    """What a node's reply must hold; a strategy gets an error in place of any other reply.
+class ReceivedUpdate(NamedTuple):
+    """A node's update, divided into trained entries and BatchNorm's statistics.
 
-    `uplink`: the nodes' codec, if all have the same; None accepts any method. `weighted_by_key`:
-    the metric with a node's weight; if a reply has this metric, the weight must be above 0 and
-    below 2^63. `metrics`: by message type, the names of the metrics that a reply must hold, as
-    finite numbers. All other records except the model are deleted from the reply. `uneven`: True if
-    the replies of one round may hold different records. Otherwise a reply whose records differ from
-    those of most replies is left out.
+    `indices`: the indices of the trained entries (None: all). `values`: the values there, float32
+    (k,). `statistics`: BatchNorm's statistics, float32 (s,). `weight`: the node's weight in the
+    mean. `share`: the factor that the filters have applied to `values`. `natives`: the native
+    tensors by name. `every`: the indices of the whole update, with those of the statistics.
     """
 
-    uplink: Codec | None = None
-    weighted_by_key: str = EXAMPLES
-    metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    uneven: bool = False
-
-    def __post_init__(self) -> None:
-        if self.uplink is not None and not isinstance(self.uplink, Codec):
-            raise TypeError(f"uplink must be a codec, as make_codec returns, not {self.uplink!r}")
-        if not isinstance(self.weighted_by_key, str) or not isinstance(self.uneven, bool):
-            raise TypeError("weighted_by_key must be a metric's name, and uneven true or false")
-        named = isinstance(self.metrics, Mapping)
-        if not named or any(isinstance(names, str) for names in self.metrics.values()):
-            raise TypeError("metrics must be lists of names, by message type")
+    every: Indices | None
+    indices: Indices | None
+    values: Vector
+    statistics: Vector
+    metrics: MetricRecord
+    weight: float
+    natives: Arrays
+    norms: UpdateNorms
+    share: float = 1.0
 
 
-class SentMessage(NamedTuple):
-    """What the server stores about a message until the node replies to it."""
+class UpdateInbox:
+    """Reads the nodes' updates of one flat model, and limits unusual ones.
 
-    node: int
-    number: int  # `number` in the message's header
-    kind: str  # the message's type
-    name: str  # name of the record with the model
-    train: bool
-    form: TensorSplit
-    start: Model  # the model that the node's update starts from
-    plain_bytes: int  # the model's bytes without compression
-    natives: Mapping[str, NDArray[Any]] = {}  # native tensors, which are not in a flat vector
-    ties: Ties = ()  # copies that the message left out (`tied_weights.py`)
+    `split`: divides an update into trained entries and BatchNorm's statistics. `measured`: names of
+    metrics that each reply must hold as finite numbers. `weighted_by_key`: the metric with a node's
+    weight; None: equal weights.
+    """
+
+    def __init__(
+        self,
+        session: ServerSession,
+        split: StatisticsSplit,
+        filters: UpdateFilters,
+        measured: Sequence[str],
+        weighted_by_key: str | None = None,
+    ) -> None:
+        self._session, self._split, self.filters = session, split, filters
+        self._measured, self._weight = measured, weighted_by_key
+
+    def read(
+        self, node: int, message: int, reply: Message | None, start: Vector, natives: Arrays
+    ) -> ReceivedUpdate:
+        """Decode a node's reply to its message with the number `message`.
+
+        `start`: BatchNorm's statistics in the message, (s,). `natives`: the server's native
+        tensors. Raises `PayloadError` for a reply that cannot be used.
+        """
+        if reply is None:
+            raise PayloadError("no reply in time")
+        update, metrics, reported = self._session.read(reply, node, message, self._measured)
+        weight = number(values_of(metrics), self._weight) if self._weight else 1.0
+        if not 0 < weight < 2 * MOST:
+            raise PayloadError("its weight must be above 0, below 2^63")
+        indices, values, statistics = self._split.cut(update)
+        far = distance(reported, natives) if natives else None
+        norms = UpdateNorms(norm_of(values), far, statistics, start)
+        parts = indices, values, statistics
+        return ReceivedUpdate(update.indices, *parts, metrics, weight, reported, norms)
+
+    def observe(self, found: Mapping[int, ReceivedUpdate]) -> None:
+        """Compute from a round's updates, by node, what is usual.
+
+        A server with rounds calls this until `UpdateFilters.knows`, before it accepts the updates.
+        """
+        self.filters.observe({self._split.layout: [each.norms for each in found.values()]})
+        self.filters.vectors.cap_weights({node: each.weight for node, each in found.items()})
+
+    def accept(
+        self, node: int, found: ReceivedUpdate, model: Vector, rate: float
+    ) -> ReceivedUpdate:
+        """Return an update within the filters' limits; raises `PayloadError` if it is refused.
+
+        `model`: the server's model. `rate`: the rate at which the server applies the update.
+        """
+        share, statistics = self.filters.screen(node, self._split.layout, found.norms, model, rate)
+        weight = found.weight
+        if self._weight:
+            weight = self.filters.vectors.cap_weights({node: weight})[node]
+        values = found.values if share == 1 else found.values * np.float32(share)
+        return found._replace(values=values, statistics=statistics, weight=weight, share=share)
 
 
 class InFlight:
@@ -124,165 +184,6 @@ class InFlight:
         return found
 
 
-# Limits for a reply with other tensors than the message: MOST_SIZE times the bytes and the tensors
-# of the message's model. For a small model LEAST_BYTES and LEAST_TENSORS are allowed.
-MOST_SIZE = 4
-LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256
-
-
-def expected(
-    payload: bytes, sent: TensorSplit, *, whole: bool, named: bool, counts: Collection[str] = ()
-) -> TensorSplit:
-    """Return how a reply's payload must split the model (`TensorSplit`).
-
-    `sent`: the `TensorSplit` for changes of the message's model. `whole`, `named`: fields of the
-    reply's header (`UplinkHeader`). `counts`: names of tensors that were not floats in an earlier
-    model. If `named`, the payload's header lists its tensors, and these may differ from the
-    message's tensors.
-
-    Raises `PayloadError`, before any value is decoded, if
-
-    - the payload has more bytes or tensors than a reply may have;
-    - a tensor has another dtype than in the message, unless both dtypes are floats or `counts`
-      holds the tensor's name;
-    - a tensor is in the float32 vector but must be beside the vector, or the reverse.
-    """
-    if not named:
-        return form_of_models(sent) if whole else sent
-    size = sum(map(_bytes_of, sent.whole.shapes, sent.whole.dtypes))
-    most = max(MOST_SIZE * size, LEAST_BYTES)
-    tensors = max(MOST_SIZE * len(sent.whole), LEAST_TENSORS)
-    layout, own = declared(payload, max_size=most, max_tensors=tensors)
-    if sum(map(_bytes_of, layout.shapes, layout.dtypes)) > most:
-        raise PayloadError(f"its tensors have more than the {most} bytes that are allowed here")
-    before = dict(zip(sent.whole.names, sent.whole.dtypes, strict=True))
-    for name, dtype in zip(layout.names, layout.dtypes, strict=True):
-        was = before.get(name, dtype)
-        if dtype != was and not (is_float(was) and (is_float(dtype) or name in counts)):
-            raise PayloadError(f"{brief(name)} comes as {dtype}, {was} was sent")
-    there, form = form_as_declared(layout, own), form_of_updates(layout, sent.patterns)
-    form = form_of_models(form) if whole else form
-    if own != form.beside:
-        odd = layout.names[min({*own} ^ {*form.beside})]
-        raise PayloadError(f"{brief(odd)} travels in another part of the payload than is asked")
-    return there
-
-
-def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Return a tensor's bytes, with 8 bytes per entry for 64-bit types and 4 for all others."""
-    return math.prod(shape) * (8 if dtype.endswith("64") else 4)
-
-
-def answered(
-    update: Update, form: TensorSplit, sent: TensorSplit, start: Model, *, whole: bool
-) -> Model:
-    """Return the node's model, from its decoded update and the model that it got.
-
-    `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
-    values of the message's model. `whole`: True if the payload holds the model, not its change.
-    Raises `PayloadError` for values beyond float32, and for a negative running variance or counter
-    of BatchNorm. Also raises it for infinity in a native tensor that was finite before.
-    """
-    if not whole and form is not sent:
-        start = moved(start, sent, form)
-    with np.errstate(over="ignore"):
-        vector = update.dense() if whole else update.model_from(start.vector)
-    if not is_finite(vector):
-        raise PayloadError("the update leads to values beyond float32")
-    _expect_as_finite(update.own, start.own)
-    if below_zero(form.layout, vector):
-        raise PayloadError("its update holds a running variance below 0")
-    expect_counts(update.own)
-    return Model(vector, update.own)
-
-
-def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
-    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message.
-
-    `own`: the reply's tensors that are sent in their own dtype. `start`: the message's.
-    """
-    before = {each.name: each.array for each in start}
-    for each in own:
-        if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
-            continue
-        was = before.get(each.name)
-        if (
-            was is None
-            or was.shape != each.array.shape
-            or (np.isfinite(was) & ~np.isfinite(each.array)).any()
-        ):
-            raise PayloadError(f"its update holds infinity in {each.name}")
-
-
-def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
-    """Return a reply's content with only the metrics in `names` and the trained model.
-
-    Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
-    and for an accuracy outside [0, 1]. Also raises it for a reply to training that does not hold
-    exactly one model.
-    """
-    metrics = dict[str, Any]()
-    for _, each in records(content, MetricRecord):
-        metrics |= each
-    measured = {name: number(metrics, name) for name in names}
-    if measured.get(LOSS, 0.0) < 0:
-        raise PayloadError(f"its {LOSS} must be at least 0, not {measured[LOSS]!r}")
-    if not 0 <= measured.get(ACCURACY, 0.0) <= 1:
-        raise PayloadError(f"its {ACCURACY} must be from 0 to 1, not {measured[ACCURACY]!r}")
-    made: dict[str, Any] = {}
-    if sent.train:
-        models = [each for _, each in records(content, ArrayRecord)]
-        if len(models) != 1:
-            raise PayloadError(f"a reply to train must hold one ArrayRecord, not {len(models)}")
-        made[sent.name] = models[0]
-    made["metrics"] = filled(MetricRecord, {name: metrics[name] for name in names})
-    return filled(RecordDict, made)
-
-
-def weight_of(content: RecordDict, key: str) -> float:
-    """Return a node's weight in the average, the metric `key` of its reply.
-
-    Raises `PayloadError` unless the reply has one MetricRecord with a weight above 0 and below
-    2^63. Any other reply would make Flower's strategy discard the whole round.
-    """
-    metrics = records(content, MetricRecord)
-    if len(metrics) != 1:
-        raise PayloadError("a reply must hold one MetricRecord")
-    return _usable_weight(metrics[0][1].get(key), key)
-
-
-def _usable_weight(weight: object, key: str) -> float:
-    if not isinstance(weight, int | float) or not 0 < weight < 2 * MOST:
-        raise PayloadError(f"{key} must be a number above 0, below 2^63, not {brief(weight)}")
-    return float(weight)
-
-
-def expect_weight(content: RecordDict, key: str) -> None:
-    """Raise `PayloadError` unless a node's weight, the metric `key`, is above 0 and below 2^63."""
-    for _, metrics in records(content, MetricRecord):
-        if key in metrics:
-            _usable_weight(metrics[key], key)
-
-
-def inconsistent(
-    replies: Sequence[Message], asked: Sequence[SentMessage | None], weight: str
-) -> dict[int, str]:
-    """Find replies that differ from most others; return why, by the reply's `id`.
-
-    Only replies to messages of the same type with the same tensors are compared (`unlike`).
-    `weight`: the name of the metric with the node's weight. If two kinds of replies are equally
-    frequent, the replies with this metric are used.
-    """
-    groups: dict[tuple[str, Layout], tuple[SentMessage, list[Message]]] = {}
-    for reply, sent in zip(replies, asked, strict=True):
-        if sent is not None and not reply.has_error():
-            groups.setdefault((sent.kind, sent.form.whole), (sent, []))[1].append(reply)
-    found = dict[int, str]()
-    for sent, group in groups.values():
-        found |= unlike(group, sent, weight)
-    return found
-
-
 NOT_REACHED = (  # errors that the grid makes if it cannot reach a node
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
@@ -301,61 +202,239 @@ def count_used(replies: Sequence[Message], asked: Sequence[SentMessage | None]) 
     return sum(sent is not None and sent.train and not r.has_error() for r, sent in pairs)
 
 
-def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Find replies that differ from the others; return why each does, by the reply's `id`.
+class ModelInbox:
+    """Puts decoded models in place of the payloads in replies, and errors in place of bad replies.
 
-    All replies must belong to messages of the same type with the same tensors.
-
-    1. If at least one reply to a message for training has arrays, replies without arrays are left
-       out.
-    2. If at least one reply has the tensors of the message, replies with other tensors are left
-       out.
-    3. The remaining replies are grouped by the names and lengths of their records and metrics. Only
-       the largest group is used.
+    `counts`: names of tensors that were not floats in an earlier model. `look_at_names` is called
+    with each payload, and may warn of tensors without names.
     """
-    found, left = dict[int, str](), list(replies)
-    with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
-    if sent.train and with_arrays:
-        found = _others(left, with_arrays, "a reply must hold one ArrayRecord")
-        asked = sent.form.whole.names, sent.form.whole.shapes
-        as_asked = [reply for reply in with_arrays if _tensors(reply.content) == asked]
-        left = as_asked or with_arrays
-        found |= _others(with_arrays, left, "its tensors are not those that it was sent")
-    kinds = [_kinds(reply.content) for reply in left]
-    counted = Counter(kinds)
 
-    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int, int]:
-        named = any(name == sent.name for name, *_ in kind)
-        weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in kind)
-        return counted[kind], named + weighs, -len({name for name, *_ in kind})
+    def __init__(
+        self,
+        session: ServerSession,
+        failures: FailurePolicy,
+        filters: UpdateFilters,
+        rules: ReplyRules,
+        counts: Collection[str],
+        uncompressed: Uncompressed | None,
+        look_at_names: Callable[[TensorSplit, bytes, tuple[int, ...]], None],
+    ) -> None:
+        self._session, self._failures, self._filters = session, failures, filters
+        self._rules, self._counts = rules, counts
+        self._uncompressed, self._look_at_names = uncompressed, look_at_names
+        self._traffic = session.traffic
+        self.in_flight = InFlight()
+        self._norms: dict[str, UpdateNorms] = {}  # by the id of the message that a reply answers
 
-    usual = max(counted, key=rank, default=None)
-    alike = [reply for reply, kind in zip(left, kinds, strict=True) if kind == usual]
-    reason = "its records or metrics have other names or lengths than the other nodes'"
-    return found | _others(left, alike, reason)
+    def take(
+        self, found: Iterable[Message], server_round: int, *, together: bool
+    ) -> tuple[list[Message], int]:
+        """Return replies that a strategy can use, or errors; and how many updates are usable.
+
+        `together`: True if the strategy aggregates these replies together. Then a reply that holds
+        other tensors or metrics than most replies becomes an error, because a strategy would fail
+        with such a mixture (`ReplyRules.uneven`).
+        """
+        found = list(found)
+        asked = [self.in_flight.asked(reply) for reply in found]
+        replies = [self._read(reply, server_round) for reply in found]
+        if together and not self._rules.uneven:
+            bad = inconsistent(replies, asked, self._rules.weighted_by_key)
+            replies = self._without(replies, asked, bad, server_round)
+        replies = self._without(replies, asked, self._screened(replies, asked), server_round)
+        if replies and self._uncompressed:
+            self._uncompressed.answered()
+        return replies, count_used(replies, asked)
+
+    def forget(self, nodes: set[int]) -> None:
+        """Delete the data of nodes that have left the run, and of their messages."""
+        self.in_flight.forget(nodes)
+        self._filters.forget(nodes)
+
+    def _read(self, reply: Message, server_round: int) -> Message:
+        """Return a reply with a decoded model in place of its payload; an error if unusable."""
+        sent = self.in_flight.take(reply.metadata.reply_to_message_id)
+        if sent is None and reply.has_error():
+            return reply  # its message held no model
+        if sent is None and payload_of(reply.content) is None:
+            self._traffic.uplink_other_bytes += size_of(reply.content)
+            self._look_at_reply(reply, None)
+            return self._readable(reply, server_round)
+        if sent is None:
+            self._traffic.count_received(measured(reply.content, HEADER), 0)
+            node = reply.metadata.src_node_id
+            reason = "its message was answered before, or never sent"
+            return self._refused(reply, node, server_round, reason)
+        try:
+            header = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
+            reply.content.pop(HEADER, None)
+            self._look_at_reply(reply, sent)
+            expect_readable(reply.content)
+            if not sent.kind.startswith("query"):
+                expect_weight(reply.content, self._rules.weighted_by_key)
+            if sent.train and records(reply.content, ArrayRecord):
+                self._unpack(reply, header, sent)
+            if (names := self._rules.metrics.get(sent.kind)) is not None:
+                reply.content = rebuilt(reply.content, sent, names)
+        except PayloadError as error:
+            return self._left_out(reply, sent.node, sent.number, str(error))
+        return reply
+
+    def _readable(self, reply: Message, server_round: int) -> Message:
+        """Return an uncompressed reply, or an error if its arrays cannot be read."""
+        try:
+            if not reply.has_error():
+                expect_readable(reply.content)
+        except PayloadError as error:
+            return self._refused(reply, reply.metadata.src_node_id, server_round, str(error))
+        return reply
+
+    def _left_out(self, reply: Message, node: int, number: int, reason: str) -> Message:
+        self._session.acks.drop(node)
+        return self._refused(reply, node, number, reason)
+
+    def _refused(self, reply: Message, node: int, number: int, reason: str) -> Message:
+        self._failures.leave_out(node, reason, f"round {number}: ")
+        return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
+
+    def _unpack(self, reply: Message, header: UplinkHeader, sent: SentMessage) -> None:
+        """Put the decoded model in place of a reply's payload.
+
+        Raises `PayloadError` if the payload cannot be used. `sent`: the data about the message that
+        the node replies to.
+        """
+        found = payload_of(reply.content)
+        if found is None:
+            raise PayloadError("the reply holds no payload; does the ClientApp use CompressionMod?")
+        name, payload = found
+        whole, named = bool(header.whole), bool(header.named)
+        uplink = self._rules.uplink
+        if uplink is not None and (whole != uplink.exact or named):
+            raise PayloadError(OTHER_METHOD)
+        form = expected(payload, sent.form, whole=whole, named=named, counts=self._counts)
+        ties = left_tied(() if named else sent.ties, header.untied)
+        small = without(form, ties)
+        sequence = header.sequence or 0
+        update = self._session.decode(sent.node, payload, sequence, small.whole, small.beside)
+        model = answered(update, small, sent.form, sent.start, whole=whole)
+        model = widened_model(model, form, ties)
+        change = norms_of(form, model, sent.form, sent.start)
+        if self._session.layout is None:
+            answer = form.arrays(model)
+        else:
+            natives = (
+                self._session.initial.all(native_payload(reply.content)) if sent.natives else {}
+            )
+            answer = with_natives(flat_record(model.vector), natives)
+            if change is not None and natives:
+                change = change._replace(natives=distance(natives, sent.natives))
+        if change is not None:
+            self._norms[reply.metadata.reply_to_message_id] = change
+        reply.content[name] = answer
+        self._look_at_names(form, payload, update.exact)
+
+    def _look_at_reply(self, reply: Message, sent: SentMessage | None) -> None:
+        """Record which records of a reply are sent uncompressed."""
+        if self._uncompressed and self._uncompressed.open:
+            kind, found = reply.metadata.message_type, payload_of(reply.content)
+            self._uncompressed.count_received(
+                kind, reply.content, found and found[0], sent is not None
+            )
+
+    def _screened(
+        self, replies: Sequence[Message], asked: Sequence[SentMessage | None]
+    ) -> dict[int, str]:
+        """Scale down unusual replies in place; return, by the reply's `id`, why others are refused.
+
+        `asked`: the message of each reply.
+        """
+        norms, self._norms = self._norms, {}
+        trained = [
+            (reply, sent, norms[reply.metadata.reply_to_message_id])
+            for reply, sent in zip(replies, asked, strict=True)
+            if sent and not reply.has_error() and reply.metadata.reply_to_message_id in norms
+        ]
+        by_layout: dict[Layout, list[UpdateNorms]] = {}
+        for _, sent, found in trained:
+            by_layout.setdefault(statistics_of(sent.form)[0], []).append(found)
+        self._filters.observe(by_layout)
+        bad, good = dict[int, str](), []
+        for reply, sent, found in trained:
+            layout, start = statistics_of(sent.form)[0], sent.start.vector
+            try:
+                share, statistics = self._filters.screen(sent.node, layout, found, start)
+            except PayloadError as error:
+                bad[id(reply)] = str(error)
+                continue
+            if share < 1 or statistics is not found.statistics:
+                _shorten(reply, sent, share, statistics)
+            good.append((reply, sent))
+        weight = self._rules.weighted_by_key
+        _weigh(good, self._filters.vectors, weight)
+        evaluated = [
+            (reply, sent)
+            for reply, sent in zip(replies, asked, strict=True)
+            if sent and sent.kind.startswith("evaluate") and not reply.has_error()
+        ]
+        _weigh(evaluated, self._filters.vectors, weight, evaluated=True)
+        return bad
+
+    def _without(
+        self,
+        replies: list[Message],
+        asked: Sequence[SentMessage | None],
+        bad: Mapping[int, str],
+        server_round: int,
+    ) -> list[Message]:
+        """Put errors in place of bad replies; `bad`: the reason for each, by the reply's `id`."""
+        return [
+            self._left_out(reply, sent.node, server_round, bad[id(reply)])
+            if sent is not None and id(reply) in bad
+            else reply
+            for reply, sent in zip(replies, asked, strict=True)
+        ]
 
 
-def _others(replies: Sequence[Message], good: Sequence[Message], why: str) -> dict[int, str]:
-    kept = set(map(id, good))
-    return {id(reply): why for reply in replies if id(reply) not in kept}
+def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector) -> None:
+    """Multiply a reply's update by `share`, and replace its BatchNorm statistics by `statistics`.
+
+    The update is the difference between the float tensors in the reply and those in the message.
+    """
+    name, record = records(reply.content, ArrayRecord)[0]
+    form = sent.form
+    flat = FLAT in record
+    if flat:
+        model = Model(to_vector(record))
+    else:
+        form = form_of_updates(layout_of(record), form.patterns)
+        model = form.model(record)
+    vector = model.vector if share == 1 else _between(sent.start.vector, model.vector, share)
+    model = with_statistics(form, Model(vector, model.own), statistics)
+    shorter = with_natives(flat_record(model.vector), natives_of(record)) if flat else None
+    reply.content[name] = form.arrays(model) if shorter is None else shorter
 
 
-def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Return the names and shapes of the first ArrayRecord's arrays."""
-    layout = layout_of(records(content, ArrayRecord)[0][1])
-    return layout.names, layout.shapes
+def _between(start: Vector, end: Vector, share: float) -> Vector:
+    return np.asarray(start + np.float32(share) * (end - start), dtype=np.float32)
 
 
-def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
-    """Return what must be equal in all replies: names, types, shapes and lengths in a content."""
-    found = set[tuple[object, ...]]()
-    for name, record in content.items():
-        type_ = type(record)
-        for key, value in record.items():
-            length: object = len(value) if isinstance(value, list) else -1
-            if isinstance(record, ArrayRecord):
-                length = tuple(cast(Array, value).shape)
-            found.add((name, type_, key, length if type_ is not ConfigRecord else -1))
-        if not record:
-            found.add((name, type_, "", -1))
-    return frozenset(found)
+def _weigh(
+    replies: Iterable[tuple[Message, SentMessage]],
+    screen: UpdateFilter,
+    key: str,
+    *,
+    evaluated: bool = False,
+) -> None:
+    """Limit the weights in replies to a multiple of the usual weight, and log each change."""
+    found = {
+        sent.node: metrics
+        for reply, sent in replies
+        for _, metrics in records(reply.content, MetricRecord)
+        if key in metrics
+    }
+    said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
+    for node, weight in screen.cap_weights(said, evaluated=evaluated).items():
+        if weight != said[node]:
+            found[node][key] = int(weight) if isinstance(said[node], int) else weight
+            if not screen.equal:
+                log.warning("node %d: its %s of %g counts as %g", node, key, said[node], weight)

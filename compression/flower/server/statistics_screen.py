@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import PayloadError
-from ...batchnorm import Scale, scale_of
+from ...base import Indices, PayloadError
+from ...batchnorm import Scale, exact_tensors, scale_of, trained_entries, variances
+from ...decoder import Update
 from ...layout import Layout
 from ...screening import Screening
 from ..records import Vector
@@ -38,6 +39,42 @@ class StatisticsState:
     centre: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     since: int = 0
     origin: float = 0.0
+
+
+class StatisticsSplit:
+    """Divides a model's vector into trained entries and BatchNorm's running statistics.
+
+    The statistics are the last entries of the vector. `trained`, `size`: the numbers of trained
+    entries and of statistics. `layout`: the layout of the statistics. Raises `ValueError` if a
+    trained tensor comes after a running statistic.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.trained = trained_entries(layout)
+        self.size = layout.size - self.trained
+        self._variances = variances(layout)
+        self.layout = layout.without(range(len(layout) - len(exact_tensors(layout))))
+
+    def of(self, model: Vector) -> Vector:
+        """Return a view of the running statistics in a model's vector, (s,)."""
+        return model[self.trained :]
+
+    def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
+        """Divide an update into the part for trained parameters, and the running statistics.
+
+        Returns the indices of the trained parameters (None: all), the values at these indices, and
+        the statistics. Raises `PayloadError` if the update lacks statistics, or if a variance is
+        below 0.
+        """
+        indices, values = update.indices, update.values
+        if not self.size:
+            return indices, values, values[:0]
+        statistics = update.entries(self.trained, self.trained + self.size)
+        for start, stop in self._variances:
+            if (update.entries(start, stop) < 0).any():
+                raise PayloadError("its update holds a running variance below 0")
+        cut = len(values) - self.size
+        return None if indices is None else indices[:cut], values[:cut], statistics
 
 
 class StatisticsScreen:

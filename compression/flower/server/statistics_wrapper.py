@@ -34,7 +34,7 @@ from ..headers import EXAMPLES
 from ..native_tensors import differing, natives_of, with_natives
 from ..records import FlatArray, flat_record, layout_of, records, to_vector, with_content
 from ..tensor_split import form_of_updates
-from .inbox import weight_of
+from .reply_checks import weight_of
 
 
 def mean(values: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArray[Any]:

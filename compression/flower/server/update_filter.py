@@ -9,29 +9,25 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from ...base import DIVERGED, PayloadError
 from ...batchnorm import separate
+from ...layout import Layout
 from ...screening import Screening
-from ..native_tensors import natives_of, with_natives
-from ..records import FLAT, Vector, flat_record, layout_of, records, to_vector
+from ..records import Vector
 from ..tensor_split import (
     Model,
     TensorSplit,
-    form_of_updates,
     gathered_statistics,
     is_moving,
     statistics_of,
-    with_statistics,
 )
-from .inbox import SentMessage
 from .norms import LEAST, REACH, median_of, norm_of
-from .statistics_screen import StatisticsScreen
+from .statistics_screen import StatisticsScreen, StatisticsState
 
 log = getLogger("edgewire")
 
@@ -54,13 +50,27 @@ class UpdateFilterState:
     origin: float = 0.0
 
 
-class UpdateNorms(NamedTuple):
-    """The L2 norms of a node's update, and BatchNorm's statistics before and after it."""
+@dataclass
+class UpdateFiltersState:
+    """State of `UpdateFilters`: one for each of its three filters."""
 
-    vector: float  # L2 norm of the change of the float32 vector, without statistics
-    beside: float  # L2 norm of the change of native tensors, without statistics
-    statistics: Vector  # the statistics in the reply, float32 (s,)
-    sent: Vector  # the statistics in the message, float32 (s,)
+    vectors: UpdateFilterState = field(default_factory=UpdateFilterState)
+    natives: UpdateFilterState = field(default_factory=UpdateFilterState)
+    statistics: StatisticsState = field(default_factory=StatisticsState)
+
+
+class UpdateNorms(NamedTuple):
+    """What `UpdateFilters` checks of a node's update.
+
+    `vector`: the L2 norm of the change of the float32 vector, without BatchNorm's statistics.
+    `natives`: the L2 norm of the change of the native tensors; None for a model without them.
+    `statistics`, `sent`: BatchNorm's statistics in the reply and in the message, float32 (s,).
+    """
+
+    vector: float
+    natives: float | None
+    statistics: Vector
+    sent: Vector
 
 
 def norms_of(
@@ -78,12 +88,12 @@ def norms_of(
     if theirs != ours or form.beside != asked.beside:
         model = asked.model(form.arrays(model))
     own = [pair for pair in zip(model.own, start.own, strict=True) if not is_moving(pair[0])]
-    beside = math.hypot(*(_distance(new.array, old.array) for new, old in own))
+    natives = math.hypot(*(_distance(new.array, old.array) for new, old in own))
     moved = model.vector - start.vector
     if inside := statistics_of(asked)[1]:
         moved = separate(asked.layout, inside).gather(moved)
     statistics = gathered_statistics(asked, model), gathered_statistics(asked, start)
-    return UpdateNorms(norm_of(moved), beside, *statistics)
+    return UpdateNorms(norm_of(moved), natives if start.own else None, *statistics)
 
 
 def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
@@ -196,114 +206,56 @@ class UpdateFilter:
             self._state.evaluations.pop(node, None)
 
 
-class UpdateFilters(NamedTuple):
-    """A server's three filters: of float32 vectors, of native tensors, and of statistics."""
+class Screened(NamedTuple):
+    """The factor that limits an update, at most 1, and the BatchNorm statistics to use, (s,)."""
 
-    vectors: UpdateFilter
-    beside: UpdateFilter
-    statistics: StatisticsScreen
+    share: float
+    statistics: Vector
+
+
+class UpdateFilters:
+    """Limits nodes' updates and weights: the float32 vector, native tensors, and statistics."""
+
+    def __init__(
+        self, options: Screening | None = None, state: UpdateFiltersState | None = None
+    ) -> None:
+        state = UpdateFiltersState() if state is None else state
+        self.vectors = UpdateFilter(options, state.vectors)
+        self._natives = UpdateFilter(options, state.natives, floor=1.0)
+        self._statistics = StatisticsScreen(options, state.statistics)
+
+    @property
+    def knows(self) -> bool:
+        """Whether the usual norm of updates is known; if not, call `observe` in each round."""
+        return self.vectors.knows
+
+    def observe(self, found: Mapping[Layout, Sequence[UpdateNorms]]) -> None:
+        """Compute, from one round's updates, what is usual (see `UpdateFilter.observe`).
+
+        `found`: the updates, by the layout of their statistics.
+        """
+        every = [norms for same in found.values() for norms in same]
+        if not self.vectors.knows:
+            self.vectors.observe(norms.vector for norms in every)
+            self._natives.observe(norms.natives for norms in every if norms.natives is not None)
+        for layout, same in found.items():
+            self._statistics.observe(layout, [(norms.statistics, norms.sent) for norms in same])
+
+    def screen(
+        self, node: int, layout: Layout, norms: UpdateNorms, model: Vector, rate: float = 1.0
+    ) -> Screened:
+        """Return how far a node's update may be used, and count the update as used.
+
+        `layout`: the layout of the statistics. `model`: the model that the update changes. `rate`:
+        the rate at which the server applies the update. Raises `PayloadError` for an update that is
+        refused.
+        """
+        if norms.natives is not None:
+            self._natives.clip_factor(node, norms.natives, None)
+        statistics = self._statistics.taken(node, layout, norms.statistics, norms.sent, model)
+        return Screened(self.vectors.clip_factor(node, norms.vector, model, rate), statistics)
 
     def forget(self, nodes: Collection[int]) -> None:
         """Delete the state of nodes that have left the run."""
-        for screen in self:
-            screen.forget(nodes)
-
-
-def screened(
-    replies: Sequence[Message],
-    asked: Sequence[SentMessage | None],
-    norms: Mapping[str, UpdateNorms],
-    screens: UpdateFilters,
-    weight: str,
-) -> dict[int, str]:
-    """Scale down unusual replies in place; return, by the reply's `id`, why others are refused.
-
-    `asked`: the message of each reply. `norms`: the updates' `UpdateNorms`, by the id of the
-    message that the reply belongs to. `weight`: the name of the metric with the node's weight.
-    """
-    trained = [
-        (reply, sent, norms[reply.metadata.reply_to_message_id])
-        for reply, sent in zip(replies, asked, strict=True)
-        if sent and not reply.has_error() and reply.metadata.reply_to_message_id in norms
-    ]
-    screen = screens.vectors
-    if not screen.knows:
-        screen.observe(long.vector for *_, long in trained)
-        screens.beside.observe(long.beside for *_, long in trained)
-    for layout in dict.fromkeys(statistics_of(sent.form)[0] for _, sent, _ in trained):
-        pairs = [
-            (long.statistics, long.sent)
-            for _, sent, long in trained
-            if statistics_of(sent.form)[0] == layout
-        ]
-        screens.statistics.observe(layout, pairs)
-    bad, good = dict[int, str](), []
-    for reply, sent, long in trained:
-        start = sent.start
-        try:
-            layout, reported = statistics_of(sent.form)[0], long.statistics
-            statistics = screens.statistics.taken(
-                sent.node, layout, reported, long.sent, start.vector
-            )
-            if start.own or sent.natives:
-                screens.beside.clip_factor(sent.node, long.beside, None)
-            share = screen.clip_factor(sent.node, long.vector, start.vector)
-        except PayloadError as error:
-            bad[id(reply)] = str(error)
-            continue
-        if share < 1 or statistics is not reported:
-            _shorten(reply, sent, share, statistics)
-        good.append((reply, sent))
-    _weigh(good, screen, weight)
-    evaluated = [
-        (reply, sent)
-        for reply, sent in zip(replies, asked, strict=True)
-        if sent and sent.kind.startswith("evaluate") and not reply.has_error()
-    ]
-    _weigh(evaluated, screen, weight, evaluated=True)
-    return bad
-
-
-def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector) -> None:
-    """Multiply a reply's update by `share`, and replace its BatchNorm statistics by `statistics`.
-
-    The update is the difference between the float tensors in the reply and those in the message.
-    """
-    name, record = records(reply.content, ArrayRecord)[0]
-    form = sent.form
-    flat = FLAT in record
-    if flat:
-        model = Model(to_vector(record))
-    else:
-        form = form_of_updates(layout_of(record), form.patterns)
-        model = form.model(record)
-    vector = model.vector if share == 1 else _between(sent.start.vector, model.vector, share)
-    model = with_statistics(form, Model(vector, model.own), statistics)
-    shorter = with_natives(flat_record(model.vector), natives_of(record)) if flat else None
-    reply.content[name] = form.arrays(model) if shorter is None else shorter
-
-
-def _between(start: Vector, end: Vector, share: float) -> Vector:
-    return np.asarray(start + np.float32(share) * (end - start), dtype=np.float32)
-
-
-def _weigh(
-    replies: Iterable[tuple[Message, SentMessage]],
-    screen: UpdateFilter,
-    key: str,
-    *,
-    evaluated: bool = False,
-) -> None:
-    """Limit the weights in replies to a multiple of the usual weight, and log each change."""
-    found = {
-        sent.node: metrics
-        for reply, sent in replies
-        for _, metrics in records(reply.content, MetricRecord)
-        if key in metrics
-    }
-    said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
-    for node, weight in screen.cap_weights(said, evaluated=evaluated).items():
-        if weight != said[node]:
-            found[node][key] = int(weight) if isinstance(said[node], int) else weight
-            if not screen.equal:
-                log.warning("node %d: its %s of %g counts as %g", node, key, said[node], weight)
+        for each in (self.vectors, self._natives, self._statistics):
+            each.forget(nodes)

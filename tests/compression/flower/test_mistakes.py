@@ -84,7 +84,7 @@ def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
     mods, arrays, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
         compressed_run(fedavg(), app_with(mods, arrays))
-    assert str(raised.value).startswith(f"round 1: not one of {NODES} replies could be used: ")
+    assert str(raised.value).startswith("no update could be used in round 1: ")
     assert reason in str(raised.value)
 
 
@@ -93,9 +93,9 @@ def test_later_rounds_raise_too_unless_patience_allows_them():
         return number in (2, 3)
 
     app = app_with([CompressionMod(INT8)], fails=fails)
-    with pytest.raises(PayloadError, match=r"round 2: .*out of battery"):
+    with pytest.raises(PayloadError, match=r"in round 2: .*out of battery"):
         compressed_run(fedavg(), app)
-    with pytest.raises(PayloadError, match="round 3: "):
+    with pytest.raises(PayloadError, match="in 2 rounds: "):
         compressed_run(fedavg(), app, failures=FailureLimits(patience=2))
     seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
     _, traffic = compressed_run(

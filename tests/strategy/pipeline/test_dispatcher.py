@@ -141,7 +141,7 @@ def test_a_node_that_always_fails_ends_the_run_with_its_reason(tmp_path):
             raise RuntimeError("out of coffee")
         return client.app.app(message, context)
 
-    with pytest.raises(PayloadError, match=r"segment 2 has failed 20 times in a row.*coffee"):
+    with pytest.raises(PayloadError, match=r"20 failures in a row of segment 2.*coffee"):
         run(tmp_path, *QUICK, app=app)
 
 

@@ -1,0 +1,293 @@
+"""Checks whether a reply to a `CompressedGrid` can be used: its tensors, values and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from ...base import PayloadError, is_finite
+from ...batchnorm import below_zero, expect_counts
+from ...codec import Codec
+from ...decoder import Update, declared
+from ...layout import Layout
+from ...wire_natives import NativeTensor
+from ..headers import ACCURACY, EXAMPLES, LOSS, MOST, brief, number
+from ..records import filled, layout_of, records
+from ..tensor_split import (
+    Model,
+    TensorSplit,
+    form_as_declared,
+    form_of_models,
+    form_of_updates,
+    is_float,
+    moved,
+)
+from ..tied_weights import Ties
+
+
+@dataclass(frozen=True)
+class ReplyRules:
+    """What a node's reply must hold; a strategy gets an error in place of any other reply.
+
+    `uplink`: the nodes' codec, if all have the same; None accepts any method. `weighted_by_key`:
+    the metric with a node's weight; if a reply has this metric, the weight must be above 0 and
+    below 2^63. `metrics`: by message type, the names of the metrics that a reply must hold, as
+    finite numbers. All other records except the model are deleted from the reply. `uneven`: True if
+    the replies of one round may hold different records. Otherwise a reply whose records differ from
+    those of most replies is left out.
+    """
+
+    uplink: Codec | None = None
+    weighted_by_key: str = EXAMPLES
+    metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    uneven: bool = False
+
+    def __post_init__(self) -> None:
+        if self.uplink is not None and not isinstance(self.uplink, Codec):
+            raise TypeError(f"uplink must be a codec, as make_codec returns, not {self.uplink!r}")
+        if not isinstance(self.weighted_by_key, str) or not isinstance(self.uneven, bool):
+            raise TypeError("weighted_by_key must be a metric's name, and uneven true or false")
+        named = isinstance(self.metrics, Mapping)
+        if not named or any(isinstance(names, str) for names in self.metrics.values()):
+            raise TypeError("metrics must be lists of names, by message type")
+
+
+class SentMessage(NamedTuple):
+    """What the server stores about a message until the node replies to it."""
+
+    node: int
+    number: int  # `number` in the message's header
+    kind: str  # the message's type
+    name: str  # name of the record with the model
+    train: bool
+    form: TensorSplit
+    start: Model  # the model that the node's update starts from
+    plain_bytes: int  # the model's bytes without compression
+    natives: Mapping[str, NDArray[Any]] = {}  # native tensors, which are not in a flat vector
+    ties: Ties = ()  # copies that the message left out (`tied_weights.py`)
+
+
+# Limits for a reply with other tensors than the message: MOST_SIZE times the bytes and the tensors
+# of the message's model. For a small model LEAST_BYTES and LEAST_TENSORS are allowed.
+MOST_SIZE = 4
+LEAST_BYTES, LEAST_TENSORS = 1 << 18, 256
+
+
+def expected(
+    payload: bytes, sent: TensorSplit, *, whole: bool, named: bool, counts: Collection[str] = ()
+) -> TensorSplit:
+    """Return how a reply's payload must split the model (`TensorSplit`).
+
+    `sent`: the `TensorSplit` for changes of the message's model. `whole`, `named`: fields of the
+    reply's header (`UplinkHeader`). `counts`: names of tensors that were not floats in an earlier
+    model. If `named`, the payload's header lists its tensors, and these may differ from the
+    message's tensors.
+
+    Raises `PayloadError`, before any value is decoded, if
+
+    - the payload has more bytes or tensors than a reply may have;
+    - a tensor has another dtype than in the message, unless both dtypes are floats or `counts`
+      holds the tensor's name;
+    - a tensor is in the float32 vector but must be beside the vector, or the reverse.
+    """
+    if not named:
+        return form_of_models(sent) if whole else sent
+    size = sum(map(_bytes_of, sent.whole.shapes, sent.whole.dtypes))
+    most = max(MOST_SIZE * size, LEAST_BYTES)
+    tensors = max(MOST_SIZE * len(sent.whole), LEAST_TENSORS)
+    layout, own = declared(payload, max_size=most, max_tensors=tensors)
+    if sum(map(_bytes_of, layout.shapes, layout.dtypes)) > most:
+        raise PayloadError(f"its tensors have more than the {most} bytes that are allowed here")
+    before = dict(zip(sent.whole.names, sent.whole.dtypes, strict=True))
+    for name, dtype in zip(layout.names, layout.dtypes, strict=True):
+        was = before.get(name, dtype)
+        if dtype != was and not (is_float(was) and (is_float(dtype) or name in counts)):
+            raise PayloadError(f"{brief(name)} comes as {dtype}, {was} was sent")
+    there, form = form_as_declared(layout, own), form_of_updates(layout, sent.patterns)
+    form = form_of_models(form) if whole else form
+    if own != form.beside:
+        odd = layout.names[min({*own} ^ {*form.beside})]
+        raise PayloadError(f"{brief(odd)} travels in another part of the payload than is asked")
+    return there
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Return a tensor's bytes, with 8 bytes per entry for 64-bit types and 4 for all others."""
+    return math.prod(shape) * (8 if dtype.endswith("64") else 4)
+
+
+def answered(
+    update: Update, form: TensorSplit, sent: TensorSplit, start: Model, *, whole: bool
+) -> Model:
+    """Return the node's model, from its decoded update and the model that it got.
+
+    `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
+    values of the message's model. `whole`: True if the payload holds the model, not its change.
+    Raises `PayloadError` for values beyond float32, and for a negative running variance or counter
+    of BatchNorm. Also raises it for infinity in a native tensor that was finite before.
+    """
+    if not whole and form is not sent:
+        start = moved(start, sent, form)
+    with np.errstate(over="ignore"):
+        vector = update.dense() if whole else update.model_from(start.vector)
+    if not is_finite(vector):
+        raise PayloadError("the update leads to values beyond float32")
+    _expect_as_finite(update.own, start.own)
+    if below_zero(form.layout, vector):
+        raise PayloadError("its update holds a running variance below 0")
+    expect_counts(update.own)
+    return Model(vector, update.own)
+
+
+def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
+    """Raise `PayloadError` for infinity or NaN in an entry that was finite in the message.
+
+    `own`: the reply's tensors that are sent in their own dtype. `start`: the message's.
+    """
+    before = {each.name: each.array for each in start}
+    for each in own:
+        if each.array.dtype.kind != "f" or np.isfinite(each.array).all():
+            continue
+        was = before.get(each.name)
+        if (
+            was is None
+            or was.shape != each.array.shape
+            or (np.isfinite(was) & ~np.isfinite(each.array)).any()
+        ):
+            raise PayloadError(f"its update holds infinity in {each.name}")
+
+
+def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
+    """Return a reply's content with only the metrics in `names` and the trained model.
+
+    Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
+    and for an accuracy outside [0, 1]. Also raises it for a reply to training that does not hold
+    exactly one model.
+    """
+    metrics = dict[str, Any]()
+    for _, each in records(content, MetricRecord):
+        metrics |= each
+    measured = {name: number(metrics, name) for name in names}
+    if measured.get(LOSS, 0.0) < 0:
+        raise PayloadError(f"its {LOSS} must be at least 0, not {measured[LOSS]!r}")
+    if not 0 <= measured.get(ACCURACY, 0.0) <= 1:
+        raise PayloadError(f"its {ACCURACY} must be from 0 to 1, not {measured[ACCURACY]!r}")
+    made: dict[str, Any] = {}
+    if sent.train:
+        models = [each for _, each in records(content, ArrayRecord)]
+        if len(models) != 1:
+            raise PayloadError(f"a reply to train must hold one ArrayRecord, not {len(models)}")
+        made[sent.name] = models[0]
+    made["metrics"] = filled(MetricRecord, {name: metrics[name] for name in names})
+    return filled(RecordDict, made)
+
+
+def weight_of(content: RecordDict, key: str) -> float:
+    """Return a node's weight in the average, the metric `key` of its reply.
+
+    Raises `PayloadError` unless the reply has one MetricRecord with a weight above 0 and below
+    2^63. Any other reply would make Flower's strategy discard the whole round.
+    """
+    metrics = records(content, MetricRecord)
+    if len(metrics) != 1:
+        raise PayloadError("a reply must hold one MetricRecord")
+    return _usable_weight(metrics[0][1].get(key), key)
+
+
+def _usable_weight(weight: object, key: str) -> float:
+    if not isinstance(weight, int | float) or not 0 < weight < 2 * MOST:
+        raise PayloadError(f"{key} must be a number above 0, below 2^63, not {brief(weight)}")
+    return float(weight)
+
+
+def expect_weight(content: RecordDict, key: str) -> None:
+    """Raise `PayloadError` unless a node's weight, the metric `key`, is above 0 and below 2^63."""
+    for _, metrics in records(content, MetricRecord):
+        if key in metrics:
+            _usable_weight(metrics[key], key)
+
+
+def inconsistent(
+    replies: Sequence[Message], asked: Sequence[SentMessage | None], weight: str
+) -> dict[int, str]:
+    """Find replies that differ from most others; return why, by the reply's `id`.
+
+    Only replies to messages of the same type with the same tensors are compared (`unlike`).
+    `weight`: the name of the metric with the node's weight. If two kinds of replies are equally
+    frequent, the replies with this metric are used.
+    """
+    groups: dict[tuple[str, Layout], tuple[SentMessage, list[Message]]] = {}
+    for reply, sent in zip(replies, asked, strict=True):
+        if sent is not None and not reply.has_error():
+            groups.setdefault((sent.kind, sent.form.whole), (sent, []))[1].append(reply)
+    found = dict[int, str]()
+    for sent, group in groups.values():
+        found |= unlike(group, sent, weight)
+    return found
+
+
+def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
+    """Find replies that differ from the others; return why each does, by the reply's `id`.
+
+    All replies must belong to messages of the same type with the same tensors.
+
+    1. If at least one reply to a message for training has arrays, replies without arrays are left
+       out.
+    2. If at least one reply has the tensors of the message, replies with other tensors are left
+       out.
+    3. The remaining replies are grouped by the names and lengths of their records and metrics. Only
+       the largest group is used.
+    """
+    found, left = dict[int, str](), list(replies)
+    with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
+    if sent.train and with_arrays:
+        found = _others(left, with_arrays, "a reply must hold one ArrayRecord")
+        asked = sent.form.whole.names, sent.form.whole.shapes
+        as_asked = [reply for reply in with_arrays if _tensors(reply.content) == asked]
+        left = as_asked or with_arrays
+        found |= _others(with_arrays, left, "its tensors are not those that it was sent")
+    kinds = [_kinds(reply.content) for reply in left]
+    counted = Counter(kinds)
+
+    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int, int]:
+        named = any(name == sent.name for name, *_ in kind)
+        weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in kind)
+        return counted[kind], named + weighs, -len({name for name, *_ in kind})
+
+    usual = max(counted, key=rank, default=None)
+    alike = [reply for reply, kind in zip(left, kinds, strict=True) if kind == usual]
+    reason = "its records or metrics have other names or lengths than the other nodes'"
+    return found | _others(left, alike, reason)
+
+
+def _others(replies: Sequence[Message], good: Sequence[Message], why: str) -> dict[int, str]:
+    kept = set(map(id, good))
+    return {id(reply): why for reply in replies if id(reply) not in kept}
+
+
+def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Return the names and shapes of the first ArrayRecord's arrays."""
+    layout = layout_of(records(content, ArrayRecord)[0][1])
+    return layout.names, layout.shapes
+
+
+def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
+    """Return what must be equal in all replies: names, types, shapes and lengths in a content."""
+    found = set[tuple[object, ...]]()
+    for name, record in content.items():
+        type_ = type(record)
+        for key, value in record.items():
+            length: object = len(value) if isinstance(value, list) else -1
+            if isinstance(record, ArrayRecord):
+                length = tuple(cast(Array, value).shape)
+            found.add((name, type_, key, length if type_ is not ConfigRecord else -1))
+        if not record:
+            found.add((name, type_, "", -1))
+    return frozenset(found)
