@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
 
-# Two cores: a third process works while tests wait; who has nothing left takes tests from others.
+# Three processes for two cores, because tests wait; an idle process takes tests from the others.
 test: $(VENV)/ready
 	$(PY) -m pytest -n 3 --dist worksteal
 

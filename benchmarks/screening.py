@@ -4,13 +4,14 @@
 
 `screening` is the check of norms and weights (`compression/flower/server/update_filter.py`).
 `shapes` compares the records and shapes of a reply with the request, and rebuilds the reply
-(`compression/flower/server/inbox.py`). There are runs of FedAvg (LeNet-5, 50 of 1,000 nodes per
-round, as in `benchmarks.engine`), eSGD and AdaComp. All have one worker. The first round is not
+(`compression/flower/server/reply_checks.py`). There are runs of FedAvg (LeNet-5, 50 of 1,000 nodes
+per round, as in `benchmarks.engine`), eSGD and AdaComp. All have one worker. The first round is not
 counted.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import tempfile
@@ -22,12 +23,11 @@ from typing import Any
 from benchmarks.engine import FOREVER, overrides
 from benchmarks.peers import Work
 from benchmarks.timing import ROOT
-from compression.flower.server import compressed_grid
-from compression.flower.server.update_filter import UpdateFilter
+from compression.flower.server import inbox
+from compression.flower.server.update_filter import UpdateFilter, UpdateFilters
 from conf.load import compose_config, run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy import asynchronous, synchronous
 
 CASES = {
     "engine": overrides(Work(), 20),
@@ -38,18 +38,17 @@ CASES = {
 }  # fmt: skip
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "screening": [
-        (compressed_grid, "length"),
-        (compressed_grid, "screened"),
-        (synchronous, "length"),
-        (asynchronous, "length"),
-        (UpdateFilter, "clip_factor"),
-        (UpdateFilter, "observe"),
+        (inbox, "norms_of"),
+        (inbox, "norm_of"),
+        (inbox.ModelInbox, "_screened"),
+        (UpdateFilters, "screen"),
+        (UpdateFilters, "observe"),
         (UpdateFilter, "cap_weights"),
     ],
     "shapes": [
-        (compressed_grid, "inconsistent"),
-        (compressed_grid, "rebuilt"),
-        (compressed_grid, "expect_weight"),
+        (inbox, "inconsistent"),
+        (inbox, "rebuilt"),
+        (inbox, "expect_weight"),
     ],
 }
 
@@ -92,6 +91,7 @@ def shares(overrides: list[str], watch: Watch) -> dict[str, float]:
 
 def main() -> None:
     """Print as JSON how much of each run's time each check takes, in percent."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     logging.disable()
     watch = Watch()
     for part, places in PARTS.items():

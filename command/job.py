@@ -112,7 +112,7 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         said = f"`python run.py {shlex.quote(f'resume={folder}')}` resumes it"
     else:
-        said = "it had written no checkpoint yet (checkpoint_every=): the same command begins anew"
+        said = "no checkpoint was written yet: the same command starts a new run"
     return f"{said}; the sweep's jobs after it were not begun" if sweep else said
 
 

@@ -133,7 +133,7 @@ class Sparsifier(Method, ABC):
     selects: ClassVar[bool] = True  # True: it may leave coordinates out
 
     @property
-    def kept(self) -> str | None:
+    def residual_key(self) -> str | None:
         """Name of the array in ``memory`` that holds the unsent values; None if there is none."""
         return None
 
@@ -154,10 +154,10 @@ class Sparsifier(Method, ABC):
         """Add (k,) values at ``indices`` back to the unsent values in ``memory``.
 
         The values are those of a lost payload, or the errors of the quantizer. Only a method that
-        stores unsent values (``kept`` is not None) supports this.
+        stores unsent values (``residual_key`` is not None) supports this.
         """
-        assert self.kept is not None
-        add_at(memory[self.kept], indices, values)
+        assert self.residual_key is not None
+        add_at(memory[self.residual_key], indices, values)
 
 
 class ResidualSparsifier(Sparsifier):
@@ -169,7 +169,7 @@ class ResidualSparsifier(Sparsifier):
     """
 
     @property
-    def kept(self) -> str | None:
+    def residual_key(self) -> str | None:
         """Name of the array with the residual, float32 (n,)."""
         return "residual"
 

@@ -33,9 +33,9 @@ from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
 from .scatter import add_at, subtract_at
-from .wire import ALL, INDICES, REPEATED, assemble, digest, ids_of, tables, with_own
+from .wire import ALL, INDICES, REPEATED, assemble, digest, ids_of, tables, with_native_table
 from .wire_header import varint
-from .wire_natives import NativeTensor, own_bytes
+from .wire_natives import NativeTensor, natives_bytes
 
 _SMALL = 64  # streams of fewer bytes stay uncoded, because coding would not make them smaller
 _ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
@@ -77,13 +77,13 @@ class Codec:
     @property
     def keeps(self) -> bool:
         """Whether a node stores unsent values; then `restore` can add a lost payload to them."""
-        return self.feedback or self.sparsifier.kept is not None
+        return self.feedback or self.sparsifier.residual_key is not None
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""
         inner = self._separation(layout)
         trained = layout if inner is None else inner.layout
-        own = 4 * trained.size if self.feedback and self.sparsifier.kept is None else 0
+        own = 4 * trained.size if self.feedback and self.sparsifier.residual_key is None else 0
         return own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
 
     @quiet
@@ -119,7 +119,7 @@ class Codec:
         sum of update and residual exceeds float32; then the memory is emptied.
         """
         _check_update(update, layout)
-        raw = own_bytes(own) if own else None
+        raw = natives_bytes(own) if own else None
         memory = {} if memory is None else memory
         inner = self._separation(layout)
         cut = layout if inner is None else inner.layout
@@ -135,10 +135,10 @@ class Codec:
         exact = None if inner is None else inner.gather_exact(update)
         head = self._head(layout, inner, indices, names, same and as_before)
         listed = _listed(cut, exact, None if same and as_before else indices)
-        payload = self._assemble(with_own(head, own), listed, streams, parts, raw)
+        payload = self._assemble(with_native_table(head, own), listed, streams, parts, raw)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
-            if self.sparsifier.kept is None:
+            if self.sparsifier.residual_key is None:
                 subtract_at(given, indices, decoded)
             else:
                 self.sparsifier.restore(indices, values - decoded, memory)
@@ -186,7 +186,7 @@ class Codec:
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
         indices, values = decode_trained(payload, layout, last)
-        if self.sparsifier.kept is not None:
+        if self.sparsifier.residual_key is not None:
             self.sparsifier.restore(indices, values, memory)
         else:
             inner = self._separation(layout)
@@ -214,7 +214,7 @@ class Codec:
 
         With a sparsifier that has a residual, the error is in the residual instead.
         """
-        if not self.feedback or self.sparsifier.kept is not None:
+        if not self.feedback or self.sparsifier.residual_key is not None:
             return update
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
         given += update

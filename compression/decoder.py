@@ -22,7 +22,7 @@ from .layout import Layout
 from .scatter import add_at, find, increase, put_at
 from .wire import VERSION, Parsed, digest, parse, unpack
 from .wire_header import MAX_TENSORS
-from .wire_natives import NativeTensor, own_spec, own_tensors
+from .wire_natives import NativeTensor, decoded_natives, natives_spec
 
 MAX_SIZE = 1 << 28  # the most entries that decode() accepts without a layout
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
@@ -248,8 +248,8 @@ def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
         return ()
     if not parsed.bodies:
         raise PayloadError("payload declares tensors of their own type and holds none")
-    stream = unpack(parsed.coder, parsed.bodies[-1], own_spec(parsed.own))
-    return own_tensors(parsed.own, stream)
+    stream = unpack(parsed.coder, parsed.bodies[-1], natives_spec(parsed.own))
+    return decoded_natives(parsed.own, stream)
 
 
 def _exact(parsed: Parsed) -> Vector | None:

@@ -29,7 +29,7 @@ from .wire_header import (
     skip_layout,
     varint,
 )
-from .wire_natives import Declared, NativeTensor, expect_own, own_table, read_own
+from .wire_natives import Declared, NativeTensor, expect_natives, native_table, read_natives
 
 MAGIC = b"EWP"
 VERSION = 1
@@ -85,12 +85,12 @@ def ids_of(payload: Buffer) -> bytes:
     return bytes(memoryview(payload)[_IDS])
 
 
-def with_own(head: bytes, own: Sequence[NativeTensor]) -> bytes:
+def with_native_table(head: bytes, own: Sequence[NativeTensor]) -> bytes:
     """Insert the table of tensors in their own dtype into a header's first part (`tables`)."""
     if not own:
         return head
     flags = bytes((head[_PREFIX - 1] | OWN,))
-    return head[: _PREFIX - 1] + flags + own_table(own) + head[_PREFIX:]
+    return head[: _PREFIX - 1] + flags + native_table(own) + head[_PREFIX:]
 
 
 def assemble(head: bytes, bodies: Sequence[Buffer]) -> bytes:
@@ -134,9 +134,9 @@ def parse(
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
     if layout is None or of_vector:
-        there = read_own(reader, max_size, max_tensors) if flags & OWN else ()
+        there = read_natives(reader, max_size, max_tensors) if flags & OWN else ()
     else:
-        there = expect_own(reader, bool(flags & OWN), layout, own)
+        there = expect_natives(reader, bool(flags & OWN), layout, own)
         layout = layout.without(own)
     if layout is None:
         layout = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)

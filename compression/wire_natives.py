@@ -53,7 +53,7 @@ class Declared(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def own_table(own: Sequence[NativeTensor]) -> bytes:
+def native_table(own: Sequence[NativeTensor]) -> bytes:
     """Encode the table of native tensors; raises ValueError beyond the format's limits.
 
     Native tensors are sent in their own dtype.
@@ -87,7 +87,7 @@ def _expected(model: Layout, own: tuple[int, ...]) -> tuple[bytes, tuple[Declare
     return _table(declared), declared
 
 
-def expect_own(
+def expect_natives(
     reader: Reader, flagged: bool, model: Layout, own: tuple[int, ...]
 ) -> tuple[Declared, ...]:
     """Read the table of native tensors, which must be the tensors at the positions ``own``.
@@ -133,7 +133,9 @@ def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> 
     return "its table of tensors in their own type differs"
 
 
-def read_own(reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS) -> tuple[Declared, ...]:
+def read_natives(
+    reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS
+) -> tuple[Declared, ...]:
     """Read the table of native tensors, which are sent in their own dtype.
 
     Raises PayloadError for a malformed table, for more than ``max_tensors`` tensors, and for
@@ -161,12 +163,12 @@ def _declared(reader: Reader, position: int, max_size: int) -> Declared:
     return Declared(position, read_name(reader), DTYPES[code], shape)
 
 
-def own_spec(declared: Sequence[Declared]) -> Spec:
+def natives_spec(declared: Sequence[Declared]) -> Spec:
     """Return the `Spec` of the stream of bytes of the tensors that are sent in their own dtype."""
     return Spec(Kind.BYTES, _U1, sum(each.nbytes for each in declared))
 
 
-def own_bytes(own: Sequence[NativeTensor]) -> Array:
+def natives_bytes(own: Sequence[NativeTensor]) -> Array:
     """Return the bytes of tensors that are sent in their own dtype.
 
     Raises PayloadError for NaN, but not for infinity.
@@ -180,7 +182,7 @@ def own_bytes(own: Sequence[NativeTensor]) -> Array:
     return cast(Array, np.concatenate([np.empty(0, _U1), *parts]))
 
 
-def own_tensors(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
+def decoded_natives(declared: Sequence[Declared], stream: Array) -> tuple[NativeTensor, ...]:
     """Return the tensors in a stream with the bytes of tensors in their own dtype.
 
     Raises PayloadError for NaN, and for bools that are neither 0 nor 1.

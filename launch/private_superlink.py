@@ -49,8 +49,8 @@ def private_superlink(
     keep_loopback_direct()
     expect_usable_proxies()
     sweep(parent)
-    scratch = TempDirs(parent)
-    home, tree = scratch.path, ProcessTree()
+    folders = TempDirs(parent)
+    home, tree = folders.path, ProcessTree()
     try:
         port = _free_port()
         settings = _settings(home, ray_address)
@@ -75,7 +75,7 @@ def private_superlink(
     finally:
         with undisturbed():
             tree.end(_GRACE_SECONDS)
-            scratch.close()
+            folders.close()
 
 
 def _superlink(path: str) -> list[str]:

@@ -115,7 +115,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         if _has_finished(source, job.folder):  # it finished while no client followed it
             _forget(place)
             return
-        log.warning("there is no checkpoint of the run yet: it begins anew")
+        log.warning("there is no checkpoint of the run yet: it starts from the beginning")
         values[RESUME] = False
     if status is None or status.sub_status != "completed":
         run_id = _start(job, superlink, control, values, wait)
@@ -167,7 +167,7 @@ def expect_there(source: Source | None, folder: Path, name: str) -> None:
     if source is not None and begun and not source.sizes():
         raise EngineError(
             f"the server has nothing of this run: it has another --state, or {name} was removed "
-            f"from its runs; what is in {folder} stays as it is (without resume= a run begins anew)"
+            f"from its runs; what is in {folder} stays as it is (without resume= a new run starts)"
         )
 
 

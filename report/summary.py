@@ -63,15 +63,15 @@ def _beside_flower(result: dict[str, Any], way: str) -> str:
 
 def _on_a_link(result: dict[str, Any]) -> str:
     """Return the text that tells how long the run's messages take over a link; "" if unknown."""
-    if result.get("line_seconds") is None:
+    if result.get("link_seconds") is None:
         return ""
     down, up = (_mbps(result[f"line_{way}_mbps"]) for way in ("down", "up"))
     text = (
-        f"{human_seconds(result['line_seconds'])} at {down} down, {up} up; "
-        f"{human_seconds(result['line_seconds_float32'])} without compression"
+        f"{human_seconds(result['link_seconds'])} at {down} down, {up} up; "
+        f"{human_seconds(result['link_seconds_float32'])} without compression"
     )
     own = result["virtual_seconds"]
-    if own and own < 0.999 * result["line_seconds"]:  # the run's network has no bandwidth limit
+    if own and own < 0.999 * result["link_seconds"]:  # the run's network has no bandwidth limit
         text += f"\n({human_seconds(own)} of each are the devices' own work)"
     return text
 
@@ -79,7 +79,7 @@ def _on_a_link(result: dict[str, Any]) -> str:
 def _took(result: dict[str, Any]) -> str:
     """Return the text that tells the wall time, and the virtual time unless it is shown already."""
     text = f"{human_seconds(result['seconds'])} here"
-    if result["virtual_seconds"] is None or result.get("line_seconds") is not None:
+    if result["virtual_seconds"] is None or result.get("link_seconds") is not None:
         return text
     return f"{text}; {human_seconds(result['virtual_seconds'])} on the virtual network"
 

@@ -31,14 +31,14 @@ DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limi
 class Comparison(NamedTuple):
     """The virtual seconds that the run would take over the modelled link.
 
-    `line_seconds`: with the real bytes. `line_seconds_float32`: with the bytes that Flower would
+    `link_seconds`: with the real bytes. `link_seconds_float32`: with the bytes that Flower would
     send.
     """
 
-    line_down_mbps: float | None
-    line_up_mbps: float | None
-    line_seconds: float
-    line_seconds_float32: float
+    link_down_mbps: float | None
+    link_up_mbps: float | None
+    link_seconds: float
+    link_seconds_float32: float
 
 
 Times = tuple[float, float]  # virtual seconds with the real bytes, and with Flower's

@@ -123,23 +123,23 @@ class RoundCollector:
         have arrived, or after the timeout. `timeout`: seconds, in virtual time on a virtual clock.
         """
         grid = self._grid
-        patience = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
+        limit = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
         # The timeout is also the messages' time to live, so no node gets a message after it.
         ids = list(grid.push_messages(messages, timeout))
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
         while waiting and good < quorum:
-            arrived = grid.pull_before(ids, patience.deadline)
+            arrived = grid.pull_before(ids, limit.deadline)
             if not arrived:
                 break
             for message in arrived:
                 replies[waiting.pop(message.metadata.reply_to_message_id)] = message
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
-            patience.came(len(replies))
-        patience.over(len(waiting))
+            limit.received(len(replies))
+        limit.warn_of_missing(len(waiting))
         self._state.round += 1
-        self.time_was_up = bool(waiting) and grid.now >= patience.deadline
+        self.time_was_up = bool(waiting) and grid.now >= limit.deadline
         self._remember(waiting, set(replies))
         return replies
 

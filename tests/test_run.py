@@ -73,8 +73,8 @@ def test_the_default_run_learns_and_compresses(command):
     assert result["downlink_ratio"] >= 4
     assert "at 10 Mbit/s down, 2 Mbit/s up" in printed.out
     there = result_of(command("engine.workers=1", "network.down_mbps=10", "network.up_mbps=2")[2])
-    assert there["virtual_seconds"] == pytest.approx(result["line_seconds"], rel=1e-9)
-    assert there["line_seconds_float32"] == result["line_seconds_float32"]
+    assert there["virtual_seconds"] == pytest.approx(result["link_seconds"], rel=1e-9)
+    assert there["link_seconds_float32"] == result["link_seconds_float32"]
 
 
 @pytest.mark.parametrize(

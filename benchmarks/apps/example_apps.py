@@ -114,13 +114,13 @@ SAID = re.compile(r"(?:not compressed|CompressionMod|^error|^stopped): .+", re.M
 def run(app: Path, *, nodes: int, run_config: str, before: str) -> dict[str, Any]:
     """Run an app in a new process; return its exit code, seconds, reported and counted bytes."""
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        (scratch / "sitecustomize.py").write_text(COUNTING)
-        counted = scratch / "counted.jsonl"
+        temporary = Path(folder)
+        (temporary / "sitecustomize.py").write_text(COUNTING)
+        counted = temporary / "counted.jsonl"
         counted.touch()
         places = [folder, *filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
         settings = {"PYTHONPATH": os.pathsep.join(places), "COUNTED": str(counted)}
-        work = scratch / "work"
+        work = temporary / "work"
         work.mkdir()
         command = [sys.executable, "-m", "simulation", str(app), "--nodes", str(nodes)]
         command += ["--run-config", run_config] if run_config else []
@@ -169,6 +169,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path, default=Path(os.devnull))
     given = parser.parse_args()
     settings = json.loads(given.settings.read_text()) if given.settings else {}
+    if unknown := {key for own in settings.values() for key in own} - {"nodes", "run_config"}:
+        parser.error(f"--settings: {min(unknown)} is unknown; an app has nodes and run_config")
     found = sorted(path.parent.name for path in given.folder.glob("*/pyproject.toml"))
     rows = []
     for name in given.apps or found:

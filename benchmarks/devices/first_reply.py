@@ -67,7 +67,7 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
         raise UsageError(field.said(0).splitlines()[-1])
     status = Path(f"/proc/{field.nodes[0].pid}/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1000
-    return {"online_seconds": online, "reply_seconds": reply, "peak_megabytes": peak}
+    return {"onlink_seconds": online, "reply_seconds": reply, "peak_megabytes": peak}
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:

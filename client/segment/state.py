@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from client.segment.stage import Stage, Vector
 from compression.base import Memory
 from compression.flower.batch_tensors import SAMPLES
-from compression.flower.node.state import Arrays, keep, kept
+from compression.flower.node.state import Arrays, store_arrays, stored_arrays
 
 PLACE, SEGMENT, BESIDE, SENT = "place", "segment", "beside", "sent"  # records in the state
 MEMORY = "memory-"  # prefix of the records with a codec's residual
@@ -26,7 +26,7 @@ class SegmentState:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        self._sent = kept(state, SENT)
+        self._sent = stored_arrays(state, SENT)
         self._memories: dict[str, Memory] = {}
 
     def begin(self, segment: int, life: int) -> None:
@@ -47,14 +47,14 @@ class SegmentState:
 
     def has(self, stage: Stage) -> bool:
         """Return whether `stage` trains the segment in the memory of this state's arrays."""
-        mine, its = kept(self._state, SEGMENT), stage.arrays(whole=True)
+        mine, its = stored_arrays(self._state, SEGMENT), stage.arrays(whole=True)
         return set(mine) == set(its) and all(
             np.shares_memory(mine[name], its[name]) for name in its if name != SAMPLES
         )
 
     def segment(self) -> tuple[dict[str, Vector], Arrays]:
         """Return the segment's state: the arguments of `Stage.load`."""
-        return kept(self._state, SEGMENT), kept(self._state, BESIDE)
+        return stored_arrays(self._state, SEGMENT), stored_arrays(self._state, BESIDE)
 
     def put(self, batch: int, tensors: NDArray[Any], labels: Any, micro: int = 0) -> None:
         """Store tensors and their labels until the gradients of the tensors arrive.
@@ -80,13 +80,13 @@ class SegmentState:
     def memory(self, name: str) -> Memory:
         """Return a codec's residual, which the codec changes in place; `name`: what it encodes."""
         if name not in self._memories:
-            self._memories[name] = kept(self._state, MEMORY + name)
+            self._memories[name] = stored_arrays(self._state, MEMORY + name)
         return self._memories[name]
 
     def save(self, stage: Stage) -> None:
         """Write the state of `stage`, and all that is stored here, into the node's `Context`."""
-        keep(self._state, SEGMENT, stage.arrays(whole=True))
-        keep(self._state, BESIDE, stage.beside())
-        keep(self._state, SENT, self._sent)
+        store_arrays(self._state, SEGMENT, stage.arrays(whole=True))
+        store_arrays(self._state, BESIDE, stage.beside())
+        store_arrays(self._state, SENT, self._sent)
         for name, memory in self._memories.items():
-            keep(self._state, MEMORY + name, memory)
+            store_arrays(self._state, MEMORY + name, memory)

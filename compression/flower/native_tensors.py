@@ -25,7 +25,7 @@ from ..layout import Layout
 from ..make import make_codec
 from ..wire_natives import NativeTensor
 from .headers import DownlinkHeader
-from .node.state import keep, kept
+from .node.state import store_arrays, stored_arrays
 from .records import STYPE, FlatArray, filled, records, values_of
 
 Arrays = dict[str, NDArray[Any]]
@@ -219,11 +219,11 @@ def _servers(
 
     Raises `PayloadError` if neither has them.
     """
-    there = own.read(arrays[INITIAL].data) if INITIAL in arrays else kept(state, KEPT)
+    there = own.read(arrays[INITIAL].data) if INITIAL in arrays else stored_arrays(state, KEPT)
     found = Initial({name: there[name] for name in own.arrays if name in there})
     if found.checksum != header.initial:
         raise PayloadError(f"{OTHER_INITIAL} than the server's; it is sent these next time")
-    keep(state, KEPT, found.arrays)
+    store_arrays(state, KEPT, found.arrays)
     return found
 
 

@@ -18,7 +18,7 @@ from ..decoder import MAX_SIZE, Update, declared, decode_update
 from ..layout import Layout
 from ..scatter import find
 from .headers import HEALS, DownlinkHeader
-from .node.state import Arrays, NodeState, checksum, keep, kept
+from .node.state import Arrays, NodeState, checksum, store_arrays, stored_arrays
 from .records import layout_of, to_vector, values_of
 from .tensor_split import (
     Model,
@@ -210,7 +210,7 @@ class NodeReplica:
                 )
             model = Model(self._by_steps(arrays, header, state))
             return Followed(form_of_updates(self._layout), model)
-        here = kept(state, REPLICA).get(MODEL) if header.base is not None else None
+        here = stored_arrays(state, REPLICA).get(MODEL) if header.base is not None else None
         if header.base is not None and here is None:
             raise PayloadError(LACKS)
         most = MAX_SIZE if here is None else here.size  # changes have the replica's size
@@ -241,7 +241,7 @@ class NodeReplica:
         header: DownlinkHeader,
         state: RecordDict,
     ) -> Vector:
-        here = kept(state, REPLICA)
+        here = stored_arrays(state, REPLICA)
         if (
             MODEL not in here
             or int(here[VERSION][0]) != header.base
@@ -264,7 +264,7 @@ class NodeReplica:
                 state.pop(REPLICA, None)
                 raise PayloadError(OTHER)
             self._made = header.checksum, vector
-        keep(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([header.version])})
+        store_arrays(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([header.version])})
         return self._made[1]
 
     # messages that hold the updates of the server's steps
@@ -274,7 +274,7 @@ class NodeReplica:
             return self._decode(arrays[MODEL].data).dense()
         if header.base is None:
             replica = self._start(arrays, header)
-            keep(state, REPLICA, replica.arrays)
+            store_arrays(state, REPLICA, replica.arrays)
         else:
             replica = self._replica(state)
             self._catch_up(replica, arrays, header)
@@ -312,13 +312,15 @@ class NodeReplica:
 
     def _replica(self, state: RecordDict, record: str = REPLICA) -> Replica:
         """Return the replica in a node's state; raises `PayloadError` if there is none."""
-        arrays = kept(state, record)
+        arrays = stored_arrays(state, record)
         if not arrays:
             raise PayloadError(LACKS)
         assert self._layout is not None
         there = values_of(values_of(state)[record])
         if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
-            keep(state, record, arrays)  # the state came from another process: share its arrays
+            store_arrays(
+                state, record, arrays
+            )  # the state came from another process: share its arrays
         return Replica(self._rule, trained_entries(self._layout), arrays)
 
     def _catch_up(
@@ -356,10 +358,10 @@ class NodeReplica:
         differs from the server's. `followed`: the server's model, (n,).
         """
         if header.base is None:
-            own = {name: array.copy() for name, array in kept(state, REPLICA).items()}
+            own = {name: array.copy() for name, array in stored_arrays(state, REPLICA).items()}
             replica = Replica(self._rule, self._replica(state).trained, own)
         else:
             replica = self._replica(state, MASKED)
             self._catch_up(replica, arrays, header, NodeState(state).memory["sent"])
-        keep(state, MASKED, replica.arrays)
+        store_arrays(state, MASKED, replica.arrays)
         return replica.model, float(np.linalg.norm(replica.model - followed))

@@ -53,8 +53,8 @@ class AdaptiveTimeout:
         self._adapts = timeout >= FOREVER and grid.virtual_seconds is None and limit >= FOREVER
         self.deadline = grid.now + limit
 
-    def came(self, replies: int) -> None:
-        """Record that `replies` replies have come so far.
+    def received(self, replies: int) -> None:
+        """Record that `replies` replies have arrived so far.
 
         In the first call without a timeout, the deadline is set when half of the replies have come.
         """
@@ -65,8 +65,8 @@ class AdaptiveTimeout:
         wait = max(TIMES * took, LEAST)
         self.deadline = self._grid.now + wait
 
-    def over(self, missing: int) -> None:
-        """Log a warning if `missing` replies have not come and the deadline is over."""
+    def warn_of_missing(self, missing: int) -> None:
+        """Log a warning if `missing` replies have not arrived and the deadline is over."""
         if missing and self._grid.virtual_seconds is None and self._grid.now >= self.deadline:
             waited = self._grid.now - self._began
             log.warning("%d replies have not come within %.0f s (timeout=)", missing, waited)
@@ -79,12 +79,12 @@ def gathered(
     slowest: SlowestReply | None = None,
 ) -> list[Message]:
     """Send messages and return the replies that arrive before the deadline (`AdaptiveTimeout`)."""
-    patience = AdaptiveTimeout(grid, timeout, len(messages), slowest)
+    limit = AdaptiveTimeout(grid, timeout, len(messages), slowest)
     ids, found = list(grid.push_messages(messages)), list[Message]()
-    while ids and (arrived := grid.pull_before(ids, patience.deadline)):
+    while ids and (arrived := grid.pull_before(ids, limit.deadline)):
         found += arrived
         there = {reply.metadata.reply_to_message_id for reply in arrived}
         ids = [i for i in ids if i not in there]
-        patience.came(len(found))
-    patience.over(len(ids))
+        limit.received(len(found))
+    limit.warn_of_missing(len(ids))
     return found

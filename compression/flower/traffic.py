@@ -34,7 +34,7 @@ class Traffic:
       Flower sends one Array per tensor in the tensor's dtype, which is usually float32.
     - `*_other_bytes`: bytes of the records that Flower sends with or without compression. These are
       other ArrayRecords' data and the serialised ConfigRecords and MetricRecords.
-    - `*_note_bytes`: bytes of the headers, records that only compressed messages have.
+    - `*_header_bytes`: bytes of the headers, records that only compressed messages have.
     - `uplink_entries`: entries in the nodes' updates after sparsification.
     - `uplink_entries_whole`: entries in the same updates before sparsification.
     - `client_updates`, `failures`: the number of updates, and of replies that could not be used.
@@ -50,33 +50,33 @@ class Traffic:
     failures: int = 0
     uplink_other_bytes: int = 0
     downlink_other_bytes: int = 0
-    uplink_note_bytes: int = 0
-    downlink_note_bytes: int = 0
+    uplink_header_bytes: int = 0
+    downlink_header_bytes: int = 0
 
     def count_sent(self, size: Size, plain: int) -> None:
         """Count a message of this size; `plain`: the bytes of its models without compression."""
         self.downlink_bytes += size[0]
         self.downlink_bytes_float32 += plain
         self.downlink_other_bytes += other_than_payloads(size)
-        self.downlink_note_bytes += size[1]
+        self.downlink_header_bytes += size[1]
 
     def count_received(self, size: Size, plain: int) -> None:
         """Count a reply of this size; `plain`: the bytes of its model without compression."""
         self.uplink_bytes += size[0]
         self.uplink_bytes_float32 += plain
         self.uplink_other_bytes += other_than_payloads(size)
-        self.uplink_note_bytes += size[1]
+        self.uplink_header_bytes += size[1]
 
     @property
     def uplink_ratio(self) -> float:
         """Compression ratio of replies: their bytes without compression, divided by bytes sent."""
-        sent = self.uplink_bytes + self.uplink_other_bytes + self.uplink_note_bytes
+        sent = self.uplink_bytes + self.uplink_other_bytes + self.uplink_header_bytes
         return (self.uplink_bytes_float32 + self.uplink_other_bytes) / max(sent, 1)
 
     @property
     def downlink_ratio(self) -> float:
         """Compression ratio of messages: their bytes without compression, divided by bytes sent."""
-        sent = self.downlink_bytes + self.downlink_other_bytes + self.downlink_note_bytes
+        sent = self.downlink_bytes + self.downlink_other_bytes + self.downlink_header_bytes
         return (self.downlink_bytes_float32 + self.downlink_other_bytes) / max(sent, 1)
 
     def as_dict(self) -> dict[str, int]:

@@ -56,7 +56,7 @@ class DGC(ResidualSparsifier):
         expect_one_of(self.name, "layers", self.layers, LAYERS)
 
     @property
-    def kept(self) -> str | None:
+    def residual_key(self) -> str | None:
         """Name of the velocity v, float32 (n,)."""
         return "velocity"
 

@@ -62,7 +62,7 @@ class ESGD(Sparsifier):
         expect_between(self.name, "cap", self.cap, 0, 1)
 
     @property
-    def kept(self) -> str | None:
+    def residual_key(self) -> str | None:
         """Name of the residual, float32 (n,)."""
         return "residual"
 

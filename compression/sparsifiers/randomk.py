@@ -43,9 +43,9 @@ class RandomK(ResidualSparsifier):
         return not self.rescale
 
     @property
-    def kept(self) -> str | None:
+    def residual_key(self) -> str | None:
         """Name of the residual, float32 (n,); None with ``rescale``."""
-        return None if self.rescale else super().kept
+        return None if self.rescale else super().residual_key
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return four bytes per parameter for the residual; 0 with ``rescale``."""

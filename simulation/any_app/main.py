@@ -91,7 +91,10 @@ def main(began: float) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except (KeyboardInterrupt, Ended) as stop:
-        print("stopped: an app's run keeps no checkpoint, it begins anew", file=sys.stderr)
+        print(
+            "stopped: this run has no checkpoint: the same command starts it again",
+            file=sys.stderr,
+        )
         return cast(int, stop.code) if isinstance(stop, Ended) else STOPPED
     print(summary(app, given, outcome, time.monotonic() - began))
     if outcome.counts.failed and not outcome.counts.answered:

@@ -209,13 +209,13 @@ class Folders:
     """
 
     def __init__(self) -> None:
-        self._scratch: list[TempDirs] = []
+        self._temp_dirs: list[TempDirs] = []
         self._told = False
         for parent in dict.fromkeys(filter(None, (_memory(), _disk()))):
             sweep(parent)
             with suppress(OSError):
-                self._scratch.append(TempDirs(parent))
-        if not self._scratch:
+                self._temp_dirs.append(TempDirs(parent))
+        if not self._temp_dirs:
             raise EngineError(
                 "no folder for what nodes and server send each other can be made in "
                 f"{_disk() or 'the usual places'}: set TMPDIR to one that can be written to"
@@ -224,7 +224,7 @@ class Folders:
     @property
     def paths(self) -> list[Path]:
         """The folders, the preferred one first."""
-        return [scratch.path for scratch in self._scratch]
+        return [each.path for each in self._temp_dirs]
 
     def tell_of(self, channel: Channel) -> None:
         """Log that a channel's files had to move to disk; log this only once."""
@@ -238,8 +238,8 @@ class Folders:
 
     def close(self) -> None:
         """Remove the folders."""
-        for scratch in self._scratch:
-            scratch.close()
+        for each in self._temp_dirs:
+            each.close()
 
 
 def _memory() -> str | None:

@@ -139,8 +139,8 @@ def expect(folder: Path) -> None:
     if ended == "finished":
         raise ConfigError(f"resume={folder}: this run is finished, nothing is left to do")
     raise ConfigError(
-        f"resume={folder}: there is no checkpoint; the run had written none yet, or was told not "
-        "to (checkpoint_every=)"
+        f"resume={folder}: there is no checkpoint: the run stopped before its first one, or "
+        "checkpoint_every= switched checkpoints off"
     )
 
 
@@ -166,7 +166,5 @@ def read(folder: Path) -> dict[str, bytes]:
     except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
         raise ConfigError(f"resume={folder}: the checkpoint cannot be read: {error!r}") from error
     if not whole or any(xxh3_64_hexdigest(part) != said for part, said in parts.values()):
-        raise ConfigError(
-            f"resume={folder}: the checkpoint is damaged; nothing of it can be used: begin anew"
-        )
+        raise ConfigError(f"resume={folder}: the checkpoint is damaged: start a new run")
     return {name: part for name, (part, _) in parts.items()}

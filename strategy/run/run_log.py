@@ -96,7 +96,7 @@ class RunLog:
         if not path.is_file() or path.stat().st_size < state.size:
             raise ConfigError(
                 f"resume={self.folder}: {HISTORY} lacks rows that were there: put it back as it "
-                "was, or begin anew"
+                "was, or start a new run"
             )
         self._history = path.open("r+")
         self._history.truncate(state.size)

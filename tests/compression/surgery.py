@@ -9,9 +9,9 @@ from compression.base import PayloadError
 from compression.batchnorm import separate
 from compression.decoder import exact_spec, index_spec, parts_of
 from compression.registry import by_id
-from compression.wire import NAMED, parse, tables, unpack, with_own
+from compression.wire import NAMED, parse, tables, unpack, with_native_table
 from compression.wire_header import varint
-from compression.wire_natives import NativeTensor, own_spec
+from compression.wire_natives import NativeTensor, natives_spec
 
 NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 31, 1 << 62)
 
@@ -28,7 +28,7 @@ def streams_of(parsed, before):
         specs.append(index_spec(parsed.selected, layout.size))
         indices = unpack(parsed.coder, parsed.bodies[len(specs) - 1], specs[-1])
     specs += parsed.quantizer.specs(parsed.params, parts_of(indices, layout))
-    specs += [own_spec(parsed.own)] if parsed.own else []
+    specs += [natives_spec(parsed.own)] if parsed.own else []
     bodies = zip(parsed.bodies, specs, strict=True)
     return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
 
@@ -52,7 +52,9 @@ class Surgery:
         arrays = [np.zeros(each.shape, each.dtype) for each in parsed.own]
         own = [NativeTensor(d.position, d.name, a) for d, a in zip(parsed.own, arrays, strict=True)]
         named = bool(payload[7] & NAMED)
-        head = with_own(tables(parsed.layout, bytes(self.ids), named, tuple(self.tensors)), own)
+        head = with_native_table(
+            tables(parsed.layout, bytes(self.ids), named, tuple(self.tensors)), own
+        )
         return self.joined(head)
 
     def some(self, count):

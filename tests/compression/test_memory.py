@@ -9,7 +9,9 @@ from compression.base import Rng, SparsifyContext
 from compression.batchnorm import exact_tensors, separate
 from compression.registry import get
 
-KEEPING = [name for name in methods("sparsifier") if get("sparsifier", name)().kept is not None]
+KEEPING = [
+    name for name in methods("sparsifier") if get("sparsifier", name)().residual_key is not None
+]
 # Options that send every entry at once.
 EVERYTHING = {
     "cesgd": {"density": 1.0},
@@ -73,14 +75,16 @@ def given_by(codec, update, layout, memory, loss):
     """Return the vector that a step divides into sent entries and residual."""
     copy = {name: array.copy() for name, array in memory.items()}
     trained = update[trained_of(layout)]
-    if codec.sparsifier.kept is None:
+    if codec.sparsifier.residual_key is None:
         return copy.get("error", np.zeros_like(trained)) + trained
     step = SparsifyContext(separate(layout, exact_tensors(layout)).layout, copy, Rng(0, 0), loss)
     return codec.sparsifier.accumulate(trained, step)
 
 
 def kept_by(codec, memory):
-    return memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
+    return memory[
+        "error" if codec.sparsifier.residual_key is None else codec.sparsifier.residual_key
+    ]
 
 
 def close(left, right, scale):

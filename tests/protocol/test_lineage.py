@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.node.state import keep, kept
+from compression.flower.node.state import store_arrays, stored_arrays
 from deploy.device.node_store import open_node_store
 from protocol.lineage import (
     Checkpoint,
@@ -56,9 +56,13 @@ class Device:
         """
         node_store = open_node_store(self.folder)
         node_store.take_up(node, lineage)
-        before = kept(node_store.state, "memory")["numbers"] if node_store.state else np.zeros(0)
+        before = (
+            stored_arrays(node_store.state, "memory")["numbers"]
+            if node_store.state
+            else np.zeros(0)
+        )
         state = RecordDict({"plain": ArrayRecord([np.zeros(9000)])})  # an array that never changes
-        keep(state, "memory", {"numbers": np.append(before, number)})
+        store_arrays(state, "memory", {"numbers": np.append(before, number)})
         self.count += 1
         node_store.commit(state, f"m{self.count}", b"reply")
         return list(before)

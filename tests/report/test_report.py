@@ -161,23 +161,23 @@ def test_the_summary_names_the_main_results(summary):
 
 def test_the_summary_counts_all_bytes(summary):
     """The sum includes payloads, headers, and other data that Flower would also send."""
-    text = summary(uplink_other_bytes=1_000_000, uplink_note_bytes=38_294)
+    text = summary(uplink_other_bytes=1_000_000, uplink_header_bytes=38_294)
     assert "sent up 1.1 MB; Flower would have sent 1.47 MB" in " ".join(text.split())
 
 
-LINE = {"line_down_mbps": 10.0, "line_up_mbps": 2.0, "line_seconds": 100.0}
+LINE = {"link_down_mbps": 10.0, "link_up_mbps": 2.0, "link_seconds": 100.0}
 
 
 def test_the_summary_shows_the_time_over_a_link(summary):
-    text = summary(**LINE, line_seconds_float32=250.0)
+    text = summary(**LINE, link_seconds_float32=250.0)
     assert "1 min 40 s at 10 Mbit/s down, 2 Mbit/s up; 4 min 10 s without compression" in text
     assert "(1 min 30 s of each are the devices' own work)" in text
     assert "virtual" not in text
 
 
 def test_the_link_is_the_runs_network_if_that_has_limits(summary):
-    line = LINE | {"line_up_mbps": None, "virtual_seconds": 100.0}
-    text = summary(**line, line_seconds_float32=250.0)
+    line = LINE | {"link_up_mbps": None, "virtual_seconds": 100.0}
+    text = summary(**line, link_seconds_float32=250.0)
     assert "1 min 40 s at 10 Mbit/s down, no limit up; 4 min 10 s without compression" in text
     assert "own work" not in text
 

@@ -77,7 +77,7 @@ def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
 def test_ratios_use_all_bytes(tmp_path, capsys):
     sent = {"uplink_bytes": 100, "uplink_bytes_float32": 400, "uplink_other_bytes": 100}
     for seed in range(2):
-        add_job(tmp_path / str(seed), "lr=1", seed=seed, **sent, uplink_note_bytes=50 * seed)
+        add_job(tmp_path / str(seed), "lr=1", seed=seed, **sent, uplink_header_bytes=50 * seed)
     assert main([str(tmp_path), "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["uplink_ratio"] == 1000 / 450

@@ -63,10 +63,10 @@ def test_a_run_on_a_free_network_knows_its_time_over_a_link(grid, course, worker
     course(real)
     course(plain, [PLAIN] * (len(SIZES) if course is not one_by_one else 3 * len(SIZES)))
     found = free.comparison
-    assert (found["line_down_mbps"], found["line_up_mbps"]) == (DOWN_MBPS, UP_MBPS)
-    assert found["line_seconds"] == pytest.approx(real.virtual_seconds, rel=1e-12)
-    assert found["line_seconds_float32"] == pytest.approx(plain.virtual_seconds, rel=1e-12)
-    assert found["line_seconds_float32"] > found["line_seconds"] > free.virtual_seconds
+    assert (found["link_down_mbps"], found["link_up_mbps"]) == (DOWN_MBPS, UP_MBPS)
+    assert found["link_seconds"] == pytest.approx(real.virtual_seconds, rel=1e-12)
+    assert found["link_seconds_float32"] == pytest.approx(plain.virtual_seconds, rel=1e-12)
+    assert found["link_seconds_float32"] > found["link_seconds"] > free.virtual_seconds
 
 
 @pytest.mark.parametrize("course", [rounds, pulled_rounds, one_by_one])
@@ -75,8 +75,8 @@ def test_a_network_with_limits_is_itself_the_link(grid, course):
     g.follow(PLAIN)
     course(g)
     found = g.comparison
-    assert (found["line_down_mbps"], found["line_up_mbps"]) == (3.0, 1.0)
-    assert found["line_seconds"] == pytest.approx(g.virtual_seconds, rel=1e-12)
+    assert (found["link_down_mbps"], found["link_up_mbps"]) == (3.0, 1.0)
+    assert found["link_seconds"] == pytest.approx(g.virtual_seconds, rel=1e-12)
 
 
 def test_uncompressed_data_takes_no_encoding_time(grid):
@@ -86,8 +86,8 @@ def test_uncompressed_data_takes_no_encoding_time(grid):
         each.follow(PLAIN)
         rounds(each)
     found, without = slow.comparison, g.comparison
-    assert found["line_seconds_float32"] == without["line_seconds_float32"]
-    assert found["line_seconds"] >= without["line_seconds"] + 0.5
+    assert found["link_seconds_float32"] == without["link_seconds_float32"]
+    assert found["link_seconds"] >= without["link_seconds"] + 0.5
 
 
 def test_waits_and_classes_stay_those_of_the_nodes(grid):
@@ -99,7 +99,7 @@ def test_waits_and_classes_stay_those_of_the_nodes(grid):
     free.follow(PLAIN)
     for g in (free, real):
         one_by_one(g)
-    assert free.comparison["line_seconds"] == pytest.approx(real.virtual_seconds, rel=1e-12)
+    assert free.comparison["link_seconds"] == pytest.approx(real.virtual_seconds, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_comparison_with_a_link_continues_too(grid):
     third.follow(200_000)
     third.load(copy.deepcopy(sent(second, 2).save()))
     assert dict(sent(third, 2).comparison) == whole
-    assert whole["line_seconds_float32"] > whole["line_seconds"] > 0
+    assert whole["link_seconds_float32"] > whole["link_seconds"] > 0
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from client.node import node_of
 from compression import Layout, make_codec
 from compression.flower import to_vector, update_record
 from compression.flower.headers import TrainConfig
-from compression.flower.node.state import NodeState, kept
+from compression.flower.node.state import NodeState, stored_arrays
 from compression.flower.node_replica import REPLICA
 from conf.build import server_optimizer_of
 from conf.check import check_target
@@ -183,7 +183,7 @@ class Federation:
         return NodeState(self.context(node).state)
 
     def replica(self, node):
-        return kept(self.context(node).state, REPLICA)
+        return stored_arrays(self.context(node).state, REPLICA)
 
 
 def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):

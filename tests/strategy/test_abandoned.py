@@ -12,7 +12,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 
 from compression.flower import to_vector
-from compression.flower.node.state import kept
+from compression.flower.node.state import stored_arrays
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.timed_grid import GridWrapper
 from conf.build import data_of, model_of
@@ -109,7 +109,7 @@ def test_a_new_run_continues_with_nodes_that_are_ahead(name, keeps):
     assert after.done == rounds
     assert after.traffic.failures == before.traffic.failures == 0
     assert np.isfinite(model).all()
-    replicas = [kept(each, REPLICA) for each in pool.states().values() if REPLICA in each]
+    replicas = [stored_arrays(each, REPLICA) for each in pool.states().values() if REPLICA in each]
     if name in ("steps down", "momentum"):
         # All nodes have the same replica.
         (last,) = {replica[MODEL].tobytes() for replica in replicas}

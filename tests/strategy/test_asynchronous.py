@@ -87,8 +87,8 @@ def test_counts_and_records():
     _, trace = event_loop(WAITS, 20, "none", make_codec())
     assert len(sizes) == NODES + 19
     traffic = strategy.traffic
-    assert 0 < traffic.downlink_note_bytes < traffic.downlink_other_bytes
-    payloads = sum(sizes) - traffic.downlink_note_bytes - traffic.downlink_other_bytes
+    assert 0 < traffic.downlink_header_bytes < traffic.downlink_other_bytes
+    payloads = sum(sizes) - traffic.downlink_header_bytes - traffic.downlink_other_bytes
     assert traffic.downlink_bytes == payloads > 0
     last = [(node, 1 / (number - 1) if number > 1 else 2.0) for _, node, number in trace[-5:]]
     mean = sum(node * loss for node, loss in last) / sum(node for node, _ in last)

@@ -64,7 +64,7 @@ def applied(monkeypatch):
 def still_kept(federation, seen, node):
     """Return what a node still has to send: its residual, plus its last update if not applied."""
     codec, state = federation.codec, federation.state(node)
-    kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
+    kept = state.memory[codec.sparsifier.residual_key or "error"]
     if (node, state.sequence) not in seen:
         sent = state.memory.get("sent")
         before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)

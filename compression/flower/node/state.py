@@ -42,7 +42,7 @@ def own_array(array: Array) -> NDArray[Any]:
     return own
 
 
-def kept(state: RecordDict, record: str) -> Arrays:
+def stored_arrays(state: RecordDict, record: str) -> Arrays:
     """Return the arrays of a record in a node's state; an empty dict if there is no such record.
 
     The arrays are shared with the state. They are copied if the record came from another process:
@@ -53,7 +53,7 @@ def kept(state: RecordDict, record: str) -> Arrays:
     return {name: own_array(array) for name, array in arrays.items()}
 
 
-def keep(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+def store_arrays(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Put arrays into a node's state as the record `record`, without a copy."""
     flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
     values_of(state)[record] = filled(ArrayRecord, flat)
@@ -89,7 +89,7 @@ class NodeState:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        self.memory: Memory = kept(state, MEMORY)
+        self.memory: Memory = stored_arrays(state, MEMORY)
         last = self.memory.pop(_LAST, None)
         self.last: Buffer | None = None if last is None else last.data
         found = values_of(state).get(NUMBERS)
@@ -103,7 +103,7 @@ class NodeState:
     def save(self) -> None:
         """Write all data of this object into the node's `Context.state`."""
         last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
-        keep(self._state, MEMORY, {**self.memory, **last})
+        store_arrays(self._state, MEMORY, {**self.memory, **last})
         numbers: dict[str, object] = {"sequence": self.sequence, "tensors": self._tensors}
         if self._tied:
             numbers["tied"] = [name for pair in self._tied.items() for name in pair]
@@ -122,7 +122,7 @@ class NodeState:
         """Delete the residual and the last reply if they belong to other tensors than `layout`."""
         tensors = fingerprint(layout)
         if self.memory and self._tensors != tensors:
-            log.warning("the model has other tensors now: what this node kept unsent is dropped")
+            log.warning("the model has other tensors now: unsent parts of updates are deleted")
             self.memory.clear()
             self.last = None
         self._tensors = tensors

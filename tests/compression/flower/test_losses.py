@@ -18,7 +18,7 @@ from compression.flower import (
     to_vector,
 )
 from compression.flower.acks import AckTracker
-from compression.flower.node.state import NodeState, keep, kept
+from compression.flower.node.state import NodeState, store_arrays, stored_arrays
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.server.model_sync import DeltaSync
 from compression.flower.server.session import VersionTracker
@@ -117,7 +117,9 @@ def sent(monkeypatch):
 
 def still_kept(codec, state, acks, node, layout):
     """Return a node's unsent part: its residual, plus its last update if it was not applied."""
-    kept = state.memory["error" if codec.sparsifier.kept is None else codec.sparsifier.kept]
+    kept = state.memory[
+        "error" if codec.sparsifier.residual_key is None else codec.sparsifier.residual_key
+    ]
     if state.sequence != acks.last_applied(node):
         sent = state.memory.get("sent")
         before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
@@ -191,9 +193,9 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
         sizes.append(compressed.traffic.downlink_bytes)
         if server_round == 2:
             state = pool.contexts[3].state
-            replica = kept(state, REPLICA)
+            replica = stored_arrays(state, REPLICA)
             replica[MODEL] = replica[MODEL] + np.float32(1e-3)
-            keep(state, REPLICA, replica)
+            store_arrays(state, REPLICA, replica)
 
     FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=5, evaluate_fn=damage)
     assert failures == [0, 0, 0, 1, 1, 1]

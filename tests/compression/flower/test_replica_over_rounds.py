@@ -19,7 +19,7 @@ from compression.flower.headers import (
     read,
     written,
 )
-from compression.flower.node.state import MEMORY, checksum, kept
+from compression.flower.node.state import MEMORY, checksum, stored_arrays
 from compression.flower.node_replica import MODEL, REPLICA, VERSION, Replica
 from compression.flower.server.model_sync import StepLogSync
 from tests.strategy.federation import (
@@ -77,7 +77,7 @@ class TrainingRun:
         return self.app(message, self.contexts[node]).content
 
     def arrays(self, node):
-        return kept(self.contexts[node].state, REPLICA)
+        return stored_arrays(self.contexts[node].state, REPLICA)
 
     def assert_follows(self, node):
         own = self.arrays(node)

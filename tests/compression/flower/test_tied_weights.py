@@ -144,7 +144,7 @@ def test_a_model_with_copies_learns_and_copies_take_no_bytes(method, downlink):
     assert compressed.traffic.failures == 0
     assert compressed.traffic.uplink_bytes == other.traffic.uplink_bytes
     assert compressed.traffic.downlink_bytes == other.traffic.downlink_bytes
-    assert compressed.traffic.uplink_note_bytes == other.traffic.uplink_note_bytes
+    assert compressed.traffic.uplink_header_bytes == other.traffic.uplink_header_bytes
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])

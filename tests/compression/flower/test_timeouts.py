@@ -56,6 +56,6 @@ def test_a_time_out_that_a_user_sets_is_kept():
 
 
 def test_on_a_virtual_clock_nothing_adapts():
-    patience = AdaptiveTimeout(Clock([], virtual=0.0), FOREVER, 4)
-    patience.came(3)
-    assert patience.deadline == FOREVER
+    limit = AdaptiveTimeout(Clock([], virtual=0.0), FOREVER, 4)
+    limit.received(3)
+    assert limit.deadline == FOREVER

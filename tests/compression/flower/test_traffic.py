@@ -90,8 +90,8 @@ def test_all_that_crosses_the_grid_is_counted(downlink):
     plain, _ = run_over(lambda grid: grid, [])
     traffic = compressed.traffic
     assert traffic.failures == 0
-    sent = traffic.downlink_bytes, traffic.downlink_other_bytes, traffic.downlink_note_bytes
-    came = traffic.uplink_bytes, traffic.uplink_other_bytes, traffic.uplink_note_bytes
+    sent = traffic.downlink_bytes, traffic.downlink_other_bytes, traffic.downlink_header_bytes
+    came = traffic.uplink_bytes, traffic.uplink_other_bytes, traffic.uplink_header_bytes
     assert (sum(sent), sum(came)) == (grid.down, grid.up)
     assert traffic.downlink_bytes_float32 + traffic.downlink_other_bytes == plain.down
     assert traffic.uplink_bytes_float32 + traffic.uplink_other_bytes == plain.up

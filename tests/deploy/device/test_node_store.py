@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from compression.flower.node.state import keep, kept
+from compression.flower.node.state import store_arrays, stored_arrays
 from compression.flower.records import FlatArray
 from deploy.device.node_store import NodeStore, open_node_store
 from protocol.lineage import Checkpoint, RunLineage
@@ -15,7 +15,7 @@ from protocol.lineage import Checkpoint, RunLineage
 
 def state_of(draw):
     state = RecordDict()
-    keep(state, "flat", {
+    store_arrays(state, "flat", {
         "wide": draw.normal(size=3000).astype(np.float32), "none": np.zeros((0, 3)),
         "number": np.array(draw.integers(9)), "every other": draw.integers(9, size=20)[::2],
         "bits": draw.random(size=(3, 5)) < 0.5,
@@ -70,10 +70,10 @@ def test_ids_of_messages_are_bounded(tmp_path):
 def test_unchanged_values_are_not_written_again(tmp_path):
     node_store, state, small = open_node_store(tmp_path), RecordDict(), np.zeros(1)
     large = np.arange(1_000_000, dtype=np.float32)
-    keep(state, "large", {"x": large})
+    store_arrays(state, "large", {"x": large})
     node_store.commit(state, "a", b"")
     for number in range(5):
-        keep(state, "small", {"y": small + number})
+        store_arrays(state, "small", {"y": small + number})
         node_store.commit(state, str(number), b"some reply")
         written = max(tmp_path.iterdir(), key=lambda f: int(f.stem))
         assert written.stat().st_size < 2000
@@ -84,14 +84,14 @@ def test_unchanged_values_are_not_written_again(tmp_path):
     large[7] = -1
     node_store.commit(state, "b", b"")
     assert len(files(tmp_path)) == 1
-    assert kept(open_node_store(tmp_path).state, "large")["x"][7] == -1
+    assert stored_arrays(open_node_store(tmp_path).state, "large")["x"][7] == -1
 
 
 def test_a_large_file_is_removed_if_little_of_it_is_used(tmp_path):
     node_store, state = open_node_store(tmp_path), RecordDict()
-    keep(state, "still", {"x": np.zeros(5000)})
+    store_arrays(state, "still", {"x": np.zeros(5000)})
     for number in range(5):
-        keep(state, "moving", {"x": np.full(50_000, number)})
+        store_arrays(state, "moving", {"x": np.full(50_000, number)})
         node_store.commit(state, str(number), b"")
         assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 450_000
     assert same(state, open_node_store(tmp_path).state)
@@ -139,9 +139,9 @@ def test_damage_is_found_and_logged(at, tmp_path, caplog):
 def test_a_cut_file_counts_as_damaged(size, which, tmp_path, caplog):
     """A stored file that is cut short counts as damaged, whichever of the files it is."""
     node_store, state = open_node_store(tmp_path), RecordDict()
-    keep(state, "large", {"x": np.arange(20_000)})
+    store_arrays(state, "large", {"x": np.arange(20_000)})
     node_store.commit(state, "a", b"reply")
-    keep(state, "small", {"y": np.zeros(1)})
+    store_arrays(state, "small", {"y": np.zeros(1)})
     node_store.commit(state, "b", b"reply")
     first, second = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
     file = second if which == "newest" else first
@@ -157,11 +157,11 @@ def test_a_cut_file_counts_as_damaged(size, which, tmp_path, caplog):
 
 def test_a_cut_state_of_a_checkpoint_is_dropped(tmp_path, caplog):
     node_store, state = open_node_store(tmp_path), RecordDict()
-    keep(state, "large", {"x": np.arange(20_000)})
+    store_arrays(state, "large", {"x": np.arange(20_000)})
     node_store.take_up(1, RunLineage(5, 5))
     node_store.commit(state, "a", b"reply")
     node_store.take_up(1, RunLineage(5, 5, (Checkpoint(5, 1),)))
-    keep(state, "large", {"x": np.zeros(20_000)})
+    store_arrays(state, "large", {"x": np.zeros(20_000)})
     node_store.commit(state, "b", b"reply")
     first, _ = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
     first.write_bytes(first.read_bytes()[:9])

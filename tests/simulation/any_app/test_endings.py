@@ -151,7 +151,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path, listening):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
-    assert err == "stopped: an app's run keeps no checkpoint, it begins anew\n"
+    assert err == "stopped: this run has no checkpoint: the same command starts it again\n"
 
 
 @pytest.mark.parametrize("place", ["server", "client"])
@@ -169,4 +169,4 @@ def test_a_stop_while_the_app_is_imported_is_not_blamed_on_it(
     )
     code, printed = cli(app, "--nodes", 2, "--workers", 1)
     assert (code, printed.out) == (128 + number, "")
-    assert printed.err == "stopped: an app's run keeps no checkpoint, it begins anew\n"
+    assert printed.err == "stopped: this run has no checkpoint: the same command starts it again\n"

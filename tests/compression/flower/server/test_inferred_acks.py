@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.node.state import MEMORY, kept
+from compression.flower.node.state import MEMORY, stored_arrays
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
@@ -22,7 +22,7 @@ class Kept:
 
     def __call__(self, message, context, call_next):
         reply = call_next(message, context)
-        held = kept(context.state, MEMORY)
+        held = stored_arrays(context.state, MEMORY)
         held.pop("last-payload", None)
         self.by_node[context.node_id] = sum(float(values.sum()) for values in held.values())
         return reply
