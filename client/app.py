@@ -15,7 +15,7 @@ from compression import PayloadError
 from compression.flower import filled, flat_record, to_vector, update_record
 from compression.flower.headers import SECONDS, TrainConfig
 from compression.flower.native_tensors import Arrays, natives_of, with_natives
-from compression.flower.records import values_of
+from compression.flower.records import reply_to, values_of
 from conf import Config, ConfigError, load_config
 from conf.submitted_runs import is_local
 
@@ -58,7 +58,7 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
     """Return the reply; its metric `seconds` is 0 until `CompressionMod` sets the node's time."""
     measured = filled(MetricRecord, {**metrics, SECONDS: 0.0})
     content = filled(RecordDict, {"arrays": arrays, "metrics": measured})
-    return Message(content, reply_to=message)
+    return reply_to(message, content)
 
 
 def _known(context: Context) -> tuple[Config, str | None, Node]:

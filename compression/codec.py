@@ -201,13 +201,21 @@ class Codec:
     def _separation(self, layout: Layout) -> Separation | None:
         """Return the division of a layout into trained and exact tensors; None if none is needed.
 
-        Exact tensors skip the sparsifier and the quantizer.
+        Exact tensors skip the sparsifier and the quantizer. The division of the last layout is
+        stored, because nearly all updates have the same layout.
         """
+        known: Layout | None
+        division: Separation | None
+        known, division = self.__dict__.get("_last_separation", (None, None))
+        if known is layout:
+            return division
         if self.exact and not self.exact_names:
             return None  # every tensor is exact, and there is no residual
         expect_matches(layout, self.exact_names)
         exact = exact_tensors(layout, self.exact_names)
-        return separate(layout, exact) if exact else None
+        division = separate(layout, exact) if exact else None
+        self.__dict__["_last_separation"] = layout, division
+        return division
 
     def _given(self, update: Vector, memory: Memory) -> Vector:
         """Return the update plus the error of earlier updates, if the codec stores this error.

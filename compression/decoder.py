@@ -259,7 +259,7 @@ def _exact(parsed: Parsed) -> Vector | None:
     spec = exact_spec(separate(parsed.layout, parsed.exact).exact_size)
     if not parsed.bodies:
         raise PayloadError("payload declares exact tensors and holds none")
-    values = cast(Vector, unpack(parsed.coder, parsed.bodies[0], spec))
+    values: Vector = unpack(parsed.coder, parsed.bodies[0], spec)  # type: ignore[assignment]
     if not is_finite(values):
         raise PayloadError("payload holds NaN or infinity")
     return values
@@ -305,11 +305,11 @@ def parts_of(indices: Indices | None, layout: Layout) -> TensorSlices:
     if indices is None:
         return TensorSlices(layout.offsets, layout.shapes)
     bounds = layout.offsets.astype(np.uint32)
-    return TensorSlices(np.searchsorted(indices, bounds).astype(np.int64, copy=False))
+    return TensorSlices(indices.searchsorted(bounds).astype(np.int64, copy=False))
 
 
 def _check_indices(stream: Array, size: int) -> Indices:
-    indices = cast(Indices, stream.astype(np.uint32, copy=False))
+    indices: Indices = stream.astype(np.uint32, copy=False)
     if len(indices) and (indices[-1] >= size or not increase(indices)):
         raise PayloadError("payload holds indices that do not increase or lie beyond the model")
     return indices

@@ -43,7 +43,7 @@ def increase(indices: Indices) -> bool:
     """Return whether each of (k,) indices is larger than the one before it."""
     for start in range(0, len(indices) - 1, step := _step(indices)):
         here = indices[start : start + step + 1]
-        if not (here[1:] > here[:-1]).all():
+        if not np.logical_and.reduce(here[1:] > here[:-1]):
             return False
     return True
 
@@ -57,7 +57,7 @@ def count_up(out: Indices, start: int) -> None:
 
 def find(indices: Indices, bounds: Sequence[int]) -> list[int]:
     """Return, for each number in ``bounds``, how many of (k,) indices are lower."""
-    found: list[int] = np.searchsorted(indices, np.array(bounds, dtype=np.uint32)).tolist()
+    found: list[int] = indices.searchsorted(np.array(bounds, dtype=np.uint32)).tolist()
     return found
 
 

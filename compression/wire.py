@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
@@ -146,9 +146,9 @@ def parse(
     if exact is not None and exactly != exact:
         raise PayloadError("payload holds other exact tensors than this method sends")
     return Parsed(
-        cast(type[Sparsifier], by_id("sparsifier", sparsifier)),
-        cast(type[Quantizer], by_id("quantizer", quantizer)),
-        cast(type[Coder], by_id("coder", coder)),
+        by_id("sparsifier", sparsifier),  # type: ignore[arg-type]
+        by_id("quantizer", quantizer),  # type: ignore[arg-type]
+        by_id("coder", coder),  # type: ignore[arg-type]
         layout,
         there,
         exactly,
@@ -206,13 +206,14 @@ def _read_bodies(reader: Reader) -> list[Body]:
 
 def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:
     """Return the array of one stream; an uncoded, aligned stream is a view of the payload."""
+    size = spec.nbytes
     if not body.coded:
-        if len(body.view) != spec.nbytes:
+        if len(body.view) != size:
             raise PayloadError(
-                f"payload holds a stream of {len(body.view)} bytes instead of {spec.nbytes}"
+                f"payload holds a stream of {len(body.view)} bytes instead of {size}"
             )
-        stream = cast(Array, np.frombuffer(body.view, dtype=spec.dtype))
+        stream: Array = np.frombuffer(body.view, dtype=spec.dtype)
         return stream if stream.flags.aligned else stream.copy()
-    if len(body.view) >= spec.nbytes:
+    if len(body.view) >= size:
         raise PayloadError("payload holds a coded stream that is no smaller than uncoded")
     return coder.decode(body.view, spec)

@@ -50,7 +50,11 @@ class Reader:
 
     def byte(self) -> int:
         """Return the next byte."""
-        return self.take(1)[0]
+        start = self.position
+        if start >= len(self.view):
+            raise PayloadError("payload ends within its header")
+        self.position = start + 1
+        return self.view[start]
 
     def varint(self) -> int:
         """Return the next integer (LEB128).

@@ -17,7 +17,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -99,6 +99,7 @@ class VirtualClock:
         self._generators: dict[int, np.random.Generator] = {}  # by node, for waits and crashes
         self._joined: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
+        self._takes_time = bool(self.network.seconds_per_step or self.network.encoding_seconds)
         self._limits = np.cumsum([c.share for c in self.network.classes.values()])
 
     @property
@@ -133,10 +134,8 @@ class VirtualClock:
         same order, except for messages that are never answered.
         """
         net, latency = self.network, self.network.latency_ms / 1e3
-        received = latency + max(
-            sent + _transfer(down, net.down_mbps),
-            self.state.server.send(sent, down, net.server_mbps),
-        )
+        reaches = sent if net.down_mbps is None else sent + _transfer(down, net.down_mbps)
+        received = latency + max(reaches, self.state.server.send(sent, down, net.server_mbps))
         waiting, crashes = 0.0, False
         if net.waiting != "none" or net.crash:
             waiting, crashes = self.draw_life(node)
@@ -144,7 +143,7 @@ class VirtualClock:
         begins = max(received, self._busy_until(node))
         if begins > expires:
             return Journey(node, sent, received, waiting, NEVER, expires, False, life, steps)
-        earliest = begins + waiting + self._work(node, steps)
+        earliest = begins + waiting + (self._work(node, steps) if self._takes_time else 0.0)
         if earliest > sent:
             self.state.busy[node] = min(earliest, expires)
         # A limited server link serves messages in the order of sending: with -NEVER (minus
@@ -164,12 +163,14 @@ class VirtualClock:
         begins = max(first.received, free)
         if begins > first.expires:
             return busy
-        return max(busy, begins + first.waiting + self._work(node, first.steps))
+        work = self._work(node, first.steps) if self._takes_time else 0.0
+        return max(busy, begins + first.waiting + work)
 
     def _work(self, node: int, steps: float) -> float:
         """Return a node's seconds for local steps, and for encoding the model update."""
         encoding = self.network.encoding_seconds if steps else 0.0
-        return (steps * self.network.seconds_per_step + encoding) / self.speed(node)
+        seconds = steps * self.network.seconds_per_step + encoding
+        return seconds / self.speed(node) if len(self._limits) else seconds
 
     def answer(self, task: Journey, steps: float, up: int) -> float:
         """Return when the reply arrives at the server, in virtual seconds, or `NEVER`.
@@ -189,8 +190,9 @@ class VirtualClock:
             start = max(start, self.state.gone[node] + net.rejoin_seconds)
         if start > task.expires:
             return NEVER
-        done = start + task.waiting + self._work(node, max(steps, task.steps))
-        sent_back = done + _transfer(up, net.up_mbps)
+        work = self._work(node, max(steps, task.steps)) if self._takes_time else 0.0
+        done = start + task.waiting + work
+        sent_back = done if net.up_mbps is None else done + _transfer(up, net.up_mbps)
         if sent_back > task.sent:  # else nothing takes time, and no entry is needed
             self.state.free[node] = sent_back
         if task.crashes:
@@ -255,8 +257,8 @@ class VirtualClock:
         return bool(random.random() < self.network.loss)
 
 
-def _transfer(size: int, mbps: float | None) -> float:
-    return 0.0 if mbps is None else size * 8 / (mbps * 1e6)
+def _transfer(size: int, mbps: float) -> float:
+    return size * 8 / (mbps * 1e6)
 
 
 def steps_of(metrics: Mapping[str, object]) -> float:
@@ -266,4 +268,4 @@ def steps_of(metrics: Mapping[str, object]) -> float:
     """
     steps = metrics.get("num-steps", 0)
     sure = isinstance(steps, int | float) and 0 <= steps <= MOST_STEPS
-    return float(cast(float, steps)) if sure else 0.0
+    return float(steps) if sure else 0.0  # type: ignore[arg-type]

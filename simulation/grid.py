@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -177,10 +177,11 @@ class LocalGrid(Grid):
         messages, sizes = list(messages), dict[int, tuple[Size, float]]()
         followed: list[tuple[str, int, Size]] = []
         for message in messages:
-            node, state.number = message.metadata.dst_node_id, state.number + 1
+            metadata = message.metadata.__dict__
+            node, state.number = metadata["_dst_node_id"], state.number + 1
             state.count[node] += 1
             message_id = f"{node}-{state.count[node]}"  # does not depend on messages to other nodes
-            message.metadata.__dict__["_message_id"] = message_id
+            metadata["_message_id"] = message_id
             content = message.content
             if id(content) not in sizes:
                 size = measured(content, self._header)
@@ -201,7 +202,7 @@ class LocalGrid(Grid):
         if self._line:
             self._line.push(followed, timeout)
         self.tend()  # the caller may compute for a long time before its next call
-        return [message.metadata.message_id for message in messages]
+        return [each[0] for each in followed]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Advance the clock to the next reply to these messages; return the arrived replies."""
@@ -319,8 +320,8 @@ class LocalGrid(Grid):
         reply, task = self._state.early.pop(message_id), self._state.sent.pop(message_id)
         steps, up = 0.0, (0, 0, 0)
         if not reply.has_error():
-            steps = _reported(reply.content, MetricRecord)
-            up = measured(reply.content, self._header)
+            content = reply.content
+            steps, up = _reported(content, MetricRecord), measured(content, self._header)
         self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)
@@ -331,6 +332,7 @@ class LocalGrid(Grid):
 
 def _reported(content: RecordDict, kind: type[ConfigRecord | MetricRecord]) -> float:
     """Return the local steps that a message announces, or that a reply reports."""
-    found = (record for record in content.values() if isinstance(record, kind))
-    values: Mapping[str, object] = next(found, {})
-    return steps_of(values)
+    for record in content.__dict__["_data"].values():
+        if kind in type(record).__mro__:
+            return steps_of(record.__dict__["_data"])
+    return 0.0

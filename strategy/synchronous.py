@@ -29,6 +29,7 @@ from compression.flower.headers import (
 )
 from compression.flower.native_tensors import with_natives
 from compression.flower.node_replica import Replica
+from compression.flower.records import values_of
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
 from compression.flower.server.model_sync import StepLogSync
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
@@ -398,9 +399,10 @@ class Rounds:
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
         """Return the means of the loss and the drift, weighted by the nodes' numbers of samples."""
-        weights = [cast(float, each[EXAMPLES]) for each in metrics]
+        values = [values_of(each) for each in metrics]
+        weights = [each[EXAMPLES] for each in values]
         return {
-            name: sum(w * cast(float, m[name]) for w, m in zip(weights, metrics, strict=True))
+            name: sum([w * each[name] for w, each in zip(weights, values, strict=True)])
             / sum(weights)
             for name in self._measured
         }

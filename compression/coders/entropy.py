@@ -144,14 +144,14 @@ def _zstd(data: Array, spec: Spec) -> bytes:
     `Zstd` uses one table for all planes of a stream of up to 128 kB. With separate tables, float16
     streams of this size become 10 % smaller.
     """
-    rows = np.split(planes(data), data.itemsize) if spec.kind is Kind.FLOATS else [data]
+    rows = list(planes(data).reshape(data.itemsize, -1)) if spec.kind is Kind.FLOATS else [data]
     return _frame(_ZSTD, rows)
 
 
 def _frame(tag: int, rows: list[Array], options: dict[int, int] = _FAST) -> bytes:
     compressor = zstd.ZstdCompressor(options=options)
     # With a pledged size the frame declares the smallest window that it needs.
-    compressor.set_pledged_input_size(sum(row.nbytes for row in rows))
+    compressor.set_pledged_input_size(sum([row.nbytes for row in rows]))
     parts = [compressor.compress(row.data, compressor.FLUSH_BLOCK) for row in rows]
     return b"".join((bytes((tag,)), *parts, compressor.flush()))
 
@@ -206,7 +206,8 @@ def _from_pcodec(coded: memoryview, spec: Spec) -> Array:
 def _bitmap(indices: Array, bound: int) -> bytes:
     chosen = np.zeros(bound, dtype=np.bool_)
     chosen[indices] = True
-    return _frame(_BITMAP, [cast(Array, np.packbits(chosen))])
+    bits: Array = np.packbits(chosen)
+    return _frame(_BITMAP, [bits])
 
 
 def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
@@ -224,7 +225,7 @@ def _from_bitmap(coded: memoryview, spec: Spec) -> Array:
         count += len(found)
     else:
         if count == spec.size and (not count or int(indices[-1]) < spec.bound):
-            return cast(Array, indices)
+            return indices
     raise PayloadError(f"payload holds a bitmap of other than {spec.size} indices")
 
 

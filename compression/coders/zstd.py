@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,15 +48,16 @@ class Zstd(Coder):
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
         """Decompress a frame that needs the smallest window; stop at one byte beyond the size."""
-        window = min(23, max(10, spec.nbytes.bit_length()))
-        if _crowded(coded, _BLOCKS + spec.nbytes // _LEAST):
+        size = spec.nbytes
+        window = min(23, max(10, size.bit_length()))
+        if _crowded(coded, _BLOCKS + size // _LEAST):
             raise PayloadError("payload holds a zstd frame of needlessly many blocks")
         decompressor = zstd.ZstdDecompressor(options={_WINDOW_LOG_MAX: window})
         try:
-            data = decompressor.decompress(coded, spec.nbytes + 1)
+            data = decompressor.decompress(coded, size + 1)
         except zstd.ZstdError:
             raise PayloadError("payload holds a broken zstd frame") from None
-        if not decompressor.eof or decompressor.unused_data or len(data) != spec.nbytes:
+        if not decompressor.eof or decompressor.unused_data or len(data) != size:
             raise PayloadError("payload holds a zstd frame of another length")
         if spec.kind is Kind.FLOATS:
             return _interleaved(data, spec)
@@ -92,7 +93,8 @@ def planes(data: Array) -> Array:
     planes = np.empty((width, data.size), dtype=np.uint8)
     for byte in range(width):
         planes[byte] = own[byte::width]
-    return cast(Array, planes.reshape(-1))
+    found: Array = planes.reshape(-1)
+    return found
 
 
 def _interleaved(data: bytes, spec: Spec) -> Array:
@@ -101,4 +103,5 @@ def _interleaved(data: bytes, spec: Spec) -> Array:
     own = np.empty((spec.size, width), dtype=np.uint8)
     for byte in range(width):
         own[:, byte] = planes[byte]
-    return cast(Array, own.reshape(-1).view(spec.dtype))
+    found: Array = own.reshape(-1).view(spec.dtype)
+    return found

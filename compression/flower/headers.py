@@ -6,8 +6,8 @@ A header is a ConfigRecord that the server and the nodes add to Flower's message
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -114,8 +114,7 @@ class TrainConfig(NamedTuple):
     def of(cls, config: Mapping[str, Any]) -> TrainConfig:
         """Read a `config` that one of this project's servers or Flower's strategies wrote."""
         number = config["number"] if "number" in config else config[ROUND]
-        mu = cast(float, config.get("proximal-mu", 0.0))
-        return cls(cast(float, config["lr"]), cast(int, number), mu)
+        return cls(config["lr"], number, config.get("proximal-mu", 0.0))
 
 
 class SegmentTask(NamedTuple):
@@ -201,7 +200,8 @@ def brief(value: object) -> str:
 
 def trains(message: Message) -> bool:
     """Return whether a message is for training; then its reply holds a model or an update."""
-    return message.metadata.message_type.partition(".")[0] == "train"
+    metadata = message.__dict__["_metadata"].__dict__
+    return str(metadata["_message_type"]).partition(".")[0] == "train"
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
@@ -224,29 +224,27 @@ def read(content: RecordDict, kind: type[N]) -> N:
     types = TYPES[kind]
     said = values_of(record)
     for key, value in said.items():
-        if key not in types or not _fits(types[key], value):
+        if key not in types or not types[key](value):
             raise PayloadError(f"the record {HEADER!r} holds {brief(value)} as {key[:40]}")
     return kind(**said)
 
 
-TYPES: dict[type[DownlinkHeader] | type[UplinkHeader], dict[str, str]] = {
+def _number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+# For each type of a header's fields: whether a value fits.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "int": _number,
+    "bytes": lambda value: type(value) is bytes and len(value) == 8,
+    "list[float]": lambda value: type(value) is list and {*map(type, value)} <= {float},
+    "list[int]": lambda value: type(value) is list and all(map(_number, value)),
+    "list[str]": lambda value: type(value) is list and {*map(type, value)} <= {str},
+}
+TYPES: dict[type[DownlinkHeader] | type[UplinkHeader], dict[str, Callable[[Any], bool]]] = {
     kind: {
-        key: str(getattr(said, "__forward_arg__", said)).removesuffix(" | None")
+        key: _FITS[str(getattr(said, "__forward_arg__", said)).removesuffix(" | None")]
         for key, said in kind.__annotations__.items()
     }
     for kind in (DownlinkHeader, UplinkHeader)
 }
-
-
-def _fits(kind: str, value: object) -> bool:
-    match kind:
-        case "int":
-            return type(value) is int and 0 <= value < MOST
-        case "bytes":
-            return type(value) is bytes and len(value) == 8
-        case "list[float]":
-            return isinstance(value, list) and all(type(each) is float for each in value)
-        case "list[int]":
-            return isinstance(value, list) and all(_fits("int", each) for each in value)
-        case _:
-            return isinstance(value, list) and all(type(each) is str for each in value)

@@ -56,7 +56,16 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
     """
     values = record.__dict__["_data"]
     try:
-        key = (type(record), *values, *map(_alike, values.values()))
+        parts: list[Any] = [type(record), *values]
+        for value in values.values():  # most values are numbers: without a call for each
+            kind = type(value)
+            if kind is float or kind is bool:
+                parts.append(kind)
+            elif kind is int:
+                parts.append((~value if value < 0 else value).bit_length())
+            else:
+                parts.append(_alike(value))
+        key = tuple(parts)
         if (length := _lengths.get(key)) is None:
             length = len(record.deflate())
             if None not in key and sum(map(len, values)) <= LONGEST:
@@ -68,16 +77,16 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
     return length
 
 
-def _alike(value: Any) -> Hashable:
+def _alike(value: Any) -> Any:
     """Return a key that is equal for values of the same serialised length.
 
     The result is None if the key costs more than to serialise the value.
     """
     kind = type(value)
     if kind is float or kind is bool:
-        return kind.__name__
+        return kind
     if kind is int:
-        return kind, (~value if value < 0 else value).bit_length()
+        return (~value if value < 0 else value).bit_length()
     if kind is bytes:
         return kind, len(value)
     if kind is str:

@@ -317,10 +317,10 @@ class NodeReplica:
             raise PayloadError(LACKS)
         assert self._layout is not None
         there = values_of(values_of(state)[record])
-        if any(there[n].__dict__.get("vector") is not a for n, a in arrays.items()):
-            store_arrays(
-                state, record, arrays
-            )  # the state came from another process: share its arrays
+        # A state from another process does not share its arrays with the replica yet.
+        shared = {id(array.__dict__.get("vector")) for array in there.values()}
+        if shared != {*map(id, arrays.values())}:
+            store_arrays(state, record, arrays)
         return Replica(self._rule, trained_entries(self._layout), arrays)
 
     def _catch_up(
@@ -336,9 +336,10 @@ class NodeReplica:
         Raises `PayloadError` if the replica lacks a step before the message's first update.
         """
         base, rates = header.base or 0, header.rates or []
-        if not base <= replica.version <= base + len(rates):
+        newest, there = base + len(rates), replica.version
+        if not base <= there <= newest:
             raise PayloadError(LACKS)
-        for version in range(replica.version + 1, base + len(rates) + 1):
+        for version in range(there + 1, newest + 1):
             update = self._decode(arrays[str(version)].data)
             indices, values = update.indices, update.values
             if mask is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,7 +39,8 @@ class Float32(Quantizer):
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
     ) -> Sequence[Array]:
         """Return the values as the only stream, unchanged."""
-        return (cast(Array, values.astype(_F4, copy=False)),)
+        stream: Array = values.astype(_F4, copy=False)
+        return (stream,)
 
     @classmethod
     def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
@@ -52,7 +53,7 @@ class Float32(Quantizer):
         cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
     ) -> Vector:
         """Return the only stream, the values; raises PayloadError for NaN or infinity."""
-        values = cast(Vector, streams[0].astype(np.float32, copy=False))
+        values: Vector = streams[0].astype(np.float32, copy=False)
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")
         return values

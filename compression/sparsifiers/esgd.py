@@ -92,7 +92,7 @@ class ESGD(Sparsifier):
         large = self._large(given, update, chosen)
         if len(large):
             hidden = memory["hidden"][chosen] + generator.random(len(chosen))  # ties: random
-            lowest = np.argpartition(hidden, len(large) - 1)[: len(large)]
+            lowest = hidden.argpartition(len(large) - 1)[: len(large)]
             chosen, same = np.sort(np.concatenate([np.delete(chosen, lowest), large])), False
         if not same:
             memory["sent"].fill(False)

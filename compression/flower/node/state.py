@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from logging import getLogger
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -49,14 +49,27 @@ def stored_arrays(state: RecordDict, record: str) -> Arrays:
     then Flower gives bytes, and Ray gives read-only arrays.
     """
     found = values_of(state).get(record)
-    arrays = values_of(found) if found is not None else {}
-    return {name: own_array(array) for name, array in arrays.items()}
+    if found is None:
+        return {}
+    return {
+        name: array.vector
+        if type(array) is FlatArray and array.vector.flags.writeable
+        else own_array(array)
+        for name, array in values_of(found).items()
+    }
 
 
 def store_arrays(state: RecordDict, record: str, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Put arrays into a node's state as the record `record`, without a copy."""
-    flat = {name: FlatArray(np.asarray(array)) for name, array in arrays.items()}
-    values_of(state)[record] = filled(ArrayRecord, flat)
+    values, flat = values_of(state), dict[str, FlatArray]()
+    before = values_of(values[record]) if record in values else {}
+    for name, array in arrays.items():
+        old = before.get(name)
+        if type(old) is FlatArray and old.vector is array:
+            flat[name] = old
+        else:
+            flat[name] = FlatArray(np.asarray(array))
+    values[record] = filled(ArrayRecord, flat)
 
 
 @lru_cache(maxsize=16)
@@ -94,9 +107,9 @@ class NodeState:
         self.last: Buffer | None = None if last is None else last.data
         found = values_of(state).get(NUMBERS)
         numbers = values_of(found) if found is not None else {}
-        self.sequence = cast(int, numbers.get("sequence", 0))  # of the last reply
+        self.sequence: int = numbers.get("sequence", 0)  # of the last reply
         self._tensors = numbers.get("tensors")  # fingerprint of the model that the memory is for
-        said = cast(list[str], numbers.get("tied", []))
+        said: list[str] = numbers.get("tied", [])
         # Names of the copies that have no residual of their own, and of the tensors they equal.
         self._tied = dict(zip(said[::2], said[1::2], strict=True))
 

@@ -131,6 +131,8 @@ class UpdateInbox:
         weight = found.weight
         if self._weight:
             weight = self.filters.vectors.cap_weights({node: weight})[node]
+        if share == 1 and statistics is found.statistics and weight == found.weight:
+            return found
         values = found.values if share == 1 else found.values * np.float32(share)
         return found._replace(values=values, statistics=statistics, weight=weight, share=share)
 

@@ -277,7 +277,6 @@ class ServerSession:
         self._asked.add(node)
         decided = decided and not self.acks.unknown(node)
         applied = self.acks.last_applied(node) if decided else None
-        says = header._replace(applied=applied or None, undecided=None if decided else 1)
         lacks = bool(self.initial.arrays) and node not in self._given
         key = id(content), base, applied, lacks
         if key not in cache:
@@ -286,8 +285,11 @@ class ServerSession:
             model_update = model_update or self._with_natives(
                 self.versions.sync.model_update(base), natives, lacks
             )
-            header_record = written(says._replace(**model_update.header))
-            shared = {k: model_update.arrays if k == name else v for k, v in content.items()}
+            undecided = None if decided else 1
+            header_record = written(
+                header._replace(applied=applied or None, undecided=undecided, **model_update.header)
+            )
+            shared = values_of(content) | {name: model_update.arrays}
             made = filled(RecordDict, {**shared, HEADER: header_record})
             cache[key] = Encoded(made, model_update, measured(made, HEADER))
         if lacks:
@@ -349,12 +351,13 @@ class ServerSession:
             if self.initial.arrays and OTHER_INITIAL in (reply.error.reason or ""):
                 self._given.discard(node)
             raise PayloadError(reason_of(reply))
-        payloads = payloads_of(reply.content)
-        self.traffic.count_received(measured(reply.content, HEADER), plain_bytes if payloads else 0)
-        native = self.initial.arrays and native_payload(reply.content) is not None
+        content = reply.content
+        payloads = payloads_of(content)
+        self.traffic.count_received(measured(content, HEADER), plain_bytes if payloads else 0)
+        native = self.initial.arrays and native_payload(content) is not None
         if len(payloads) > 1 + bool(native):
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
-        header = read(reply.content, UplinkHeader)
+        header = read(content, UplinkHeader)
         if header.number != asked:
             self.versions.invalidate(node)
             raise PayloadError(f"it replies to message {header.number}: {asked} was to be answered")

@@ -1,7 +1,11 @@
+"""Records with flat models, payloads and replies are those of Flower."""
+
 import numpy as np
-from flwr.app import Array
+import pytest
+from flwr.app import Array, Message, MetricRecord, RecordDict
 
 from compression.flower import FlatArray, layout_of, to_arrays, to_vector
+from compression.flower.records import payload_record, reply_to
 from tests.compression.flower.federation import initial
 
 
@@ -23,3 +27,26 @@ def test_a_flat_array_is_an_array():
     assert (flat.dtype, flat.shape, flat.stype) == (plain.dtype, plain.shape, plain.stype)
     flat.numpy()[0] = 9  # a fresh array, as in Flower
     assert vector[0] == 0
+
+
+@pytest.mark.parametrize("ttl", [10.0, 3600.0])
+def test_a_reply_has_the_metadata_that_flower_gives_it(ttl):
+    asked = Message(RecordDict(), 7, "train.step", ttl=ttl, group_id="3")
+    asked.metadata.__dict__["_message_id"] = "id"
+    content = RecordDict({"metrics": MetricRecord({"loss": 0.5})})
+    made, theirs = reply_to(asked, content), Message(content, reply_to=asked)
+    assert made.content is content
+    assert not made.has_error()
+    ours, flowers = vars(made.metadata), vars(theirs.metadata)
+    assert ours.keys() == flowers.keys()
+    for name in ("_created_at", "_ttl"):
+        assert ours[name] == pytest.approx(flowers[name], abs=1.0)
+    assert {k: v for k, v in ours.items() if k not in ("_created_at", "_ttl")} == {
+        k: v for k, v in flowers.items() if k not in ("_created_at", "_ttl")
+    }
+
+
+def test_a_payloads_array_is_one_of_flower():
+    array = next(iter(payload_record(b"abc").values()))
+    assert vars(array).items() <= vars(Array("uint8", (3,), array.stype, b"abc")).items()
+    assert array.deflate() == Array("uint8", (3,), array.stype, b"abc").deflate()
