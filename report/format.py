@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def human_bytes(count: float) -> str:
@@ -41,10 +41,12 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def markdown_row(cells: Iterable[str]) -> str:
-    """Return a row of a Markdown table."""
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """Return a Markdown table. The last `numbers` columns are aligned to the right."""
+    aligned = ["---"] * (len(heads) - numbers) + ["---:"] * numbers
     # an unescaped bar inside a value would end its cell
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    cells = ([cell.replace("|", r"\|") for cell in line] for line in (heads, aligned, *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> list[str]:

@@ -18,11 +18,13 @@ from report.format import wrap
 from report.measured import measured_file, read_measured
 from report.pages.benchmark_table import BenchmarkTable
 from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
-from report.pages.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
+from report.pages.page import HEAD, Filled, fill, filled, markdown, picture_name
 from report.pages.picture import Picture
+from report.pages.run_table import FilledTable
 from report.pages.scatter_plot import scatter
 from report.pages.traces import traces
-from report.run_archive import ROOT, archive_file, read_archive
+from report.run_archive import ROOT, archive_file
+from report.runs import read_archive
 
 FOLDER = Path("docs/results")
 INDEX = Path("docs/results.md")
@@ -106,7 +108,7 @@ def _picture(table: FilledTable) -> Picture | None:
 
 def _item(page: PageDefinition, tables: Sequence[Filled]) -> str:
     """Return the list item of a page: its link and its claim."""
-    return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, page.claim, tables)}"
+    return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, tables, page.claim)}"
 
 
 def _index(file: Path, items: Sequence[str]) -> str:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from rich.table import Table
 
 from report.format import human_bytes, human_seconds, percent
-from report.overrides import name_of
+from report.runs import HYDRA, OVERRIDES, read_overrides
 
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Return a run's result. Raises `FileNotFoundError` if the run has left none."""
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
+# groups that a preset sets: the run's name states other choices in these groups
+METHOD = (
+    *("strategy", "strategy/optimizer", "strategy/staleness"),
+    *("compression", "compression@gradients", "downlink"),
+)
 
 
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
@@ -41,6 +41,30 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
         if value:
             table.add_row(name, value, style="bold" if name == "accuracy" else None)
     return table
+
+
+def name_of(result: dict[str, Any], folder: Path) -> str:
+    """Return a run's name: its preset, and the choices that replace the preset's own.
+
+    If the user chose a strategy and no preset, the name leaves out the default preset.
+    """
+    preset: str = result["algorithm"]
+    if not (folder / OVERRIDES).exists():
+        return preset
+    overrides = read_overrides(folder)
+    choices = OmegaConf.load(folder / HYDRA / "hydra.yaml").hydra.runtime.choices
+    if "strategy" not in choices:
+        return f"{preset} ({result['strategy']}), as saved"
+    chosen = {group: overrides[group] for group in METHOD if group in overrides}
+    if (experiment := choices.get("experiment")) and "algorithm" not in overrides:
+        preset = f"experiment={experiment} ({choices['strategy']})"  # it may set any group
+    if "strategy._target_" in overrides:
+        chosen["strategy"] = result["strategy"]
+    if "strategy" in chosen and "algorithm" not in overrides:
+        preset = chosen.pop("strategy")
+        chosen = {group: choices[group] for group in ("compression", "downlink")} | chosen
+    parts = ", ".join(f"{group}={choice}" for group, choice in chosen.items())
+    return f"{preset} with {parts}" if parts else preset
 
 
 def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError
-from report.format import markdown_row
+from report.format import markdown_table
 from report.measured import Measured, measured_file
 from report.pages.fields import expect_different, expect_keys, identifier, joined, list_of, text_of
 
@@ -18,6 +19,24 @@ KEYS = {
     **dict.fromkeys(("id", "title", "note"), False),
 }
 ROW_KEYS = {"id": True, "label": True, "key": True}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the values of a table are from, for the text below the table.
+
+    `command`: the command that measured the values; `commits`: those of its code. For tables of
+    runs also: `cpus`, the instruction sets that torch used; `all_know_cpu`, whether all runs
+    recorded theirs; `seeds`, how many seeds the cells have, sorted, each number once; `has_blank`,
+    whether some cells have no run.
+    """
+
+    command: str
+    commits: Sequence[str]
+    cpus: Sequence[str] = ()
+    all_know_cpu: bool = True
+    seeds: Sequence[int] = ()
+    has_blank: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,18 +66,19 @@ class FilledBenchmarkTable:
         """Return whether the benchmark has run."""
         return bool(self.measured.command)
 
-    def lines(self) -> list[str]:
-        """Return the table as lines of Markdown."""
+    @cached_property
+    def markdown(self) -> str:
+        """The table in Markdown."""
         rows = [
             [label, *(self._cell(key, column) for column in self.definition.columns.values())]
             for label, key in self.definition.rows.values()
         ]
-        heads = ["", *self.definition.columns]
-        return [markdown_row(line) for line in (heads, ["---"] * len(heads), *rows)]
+        return markdown_table(["", *self.definition.columns], rows)
 
-    def origin(self) -> str:
-        """Return the sentences that name the table's command and the commit of its code."""
-        return command_and_commits(self.measured.command, {self.measured.commit})
+    def origin(self) -> Origin:
+        """Return where the values are from, for the text below the table."""
+        commits = [self.measured.commit] if self.measured.commit else []
+        return Origin(self.measured.command, commits)
 
     def sentence(self, row: str, column: str) -> str:
         """Return a cell's text for a sentence. Raises `ResultsError` for an unknown name."""
@@ -71,13 +91,6 @@ class FilledBenchmarkTable:
     def _cell(self, row: str, column: str) -> str:
         keys = {COLUMN: column, ROW: row}
         return self.measured.value([keys.get(key, key) for key in self.definition.path])
-
-
-def command_and_commits(command: str, commits: Collection[str]) -> str:
-    """Return the sentences below a table that name its command and the commits of its code."""
-    known = [f"`{commit}`" for commit in sorted(commits) if commit]
-    name = "Commits" if len(known) > 1 else "Commit"
-    return f"Command: `{command}`." + (f" {name}: {', '.join(known)}." if known else "")
 
 
 def benchmark_table(root: Path, content: dict[str, Any]) -> BenchmarkTable:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from report.columns import COLUMNS
 from report.errors import ResultsError
 from report.pages.benchmark_table import BenchmarkTable, benchmark_table
 from report.pages.fields import (
@@ -24,8 +25,8 @@ from report.pages.fields import (
     text_of,
     whole_number,
 )
-from report.pages.table_columns import COLUMNS
-from report.run_archive import archive_file, in_order
+from report.run_archive import archive_file
+from report.runs import in_order, split_overrides
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the only column that is not measured
@@ -247,8 +248,7 @@ def _overrides(text: str) -> dict[str, str]:
         raise ResultsError(f"overrides {text!r}: {error}") from error
     if wrong := [word for word in overrides if "=" not in word]:
         raise ResultsError(f"overrides {text!r}: {wrong[0]} is not KEY=VALUE")
-    pairs = (word.lstrip("+").partition("=") for word in overrides)
-    return {key: value for key, _, value in pairs}
+    return split_overrides(overrides)
 
 
 def _expect_columns(columns: Iterable[str], given: Mapping[str, str]) -> None:

@@ -27,8 +27,10 @@ class Picture(ABC):
     @property
     def digest(self) -> str:
         """The digest of the picture's data. `save` writes it into the file."""
-        content = [type(self).__name__, *map(asdict, self.rows)]
-        return hashlib.sha256(json.dumps(content, default=list).encode()).hexdigest()
+        content = json.dumps([type(self).__name__, *map(asdict, self.rows)], default=list)
+        # the last bits of a number depend on the release of scipy
+        rounded = json.loads(content, parse_float=lambda number: f"{float(number):.9g}")
+        return hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
 
     def is_in(self, file: Path) -> bool:
         """Return whether a file exists and holds this digest."""

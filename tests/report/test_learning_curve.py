@@ -2,15 +2,15 @@
 
 import pytest
 
-from report.jobs import ResultsError
-from report.learning_curve import smoothed_run
-from report.pages.table_columns import COLUMNS, RowContext
-from report.run_archive import ArchivedRun
+from report.columns import COLUMNS, TableRow
+from report.errors import ResultsError
+from report.learning_curve import smoothed
+from report.runs import Run
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
 
 
-def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **curve):
+def kept(accuracies=ACCURACIES, seed=0, evaluations=None, diverged=False, **curve):
     """Return a run with an evaluation every 10 rounds; a round takes 1 MB up and 3 MB down."""
     rounds = [10.0 * at for at in range(len(accuracies))]
     columns = {
@@ -20,31 +20,35 @@ def kept(accuracies=ACCURACIES, seed=0, evaluations=None, **curve):
         "downlink_bytes": [3e6 * at for at in rounds],
         **curve,
     }
-    numbers = {
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    result = {
+        "seed": seed,
+        "diverged": diverged,
         "accuracy": accuracies[-1],
         "best_accuracy": max(accuracies),
         "evaluations": evaluations or len(accuracies),
     }
-    return ArchivedRun("lr=1", seed, "abc", False, numbers, columns)
+    return Run({"lr": "1"}, result, lambda: rows)
 
 
 def shown(column, *runs, **given):
-    return COLUMNS[column].show(RowContext(runs, **given)).cell
+    return COLUMNS[column].show(TableRow(runs, **given)).cell
 
 
 def test_accuracies_as_means_of_evaluations():
-    found = smoothed_run(kept(), 2)
-    assert found.curve["accuracy"] == pytest.approx([0.3, 0.7, 0.8, 0.75])
-    assert found.curve["round"] == [10, 20, 30, 40]
-    assert found.numbers["accuracy"] == pytest.approx(0.75)
-    assert found.numbers["best_accuracy"] == pytest.approx(0.8)
-    assert smoothed_run(kept(), 1) == kept()
+    run = kept()
+    found = smoothed(run, 2)
+    assert [row["accuracy"] for row in found.history()] == pytest.approx([0.3, 0.7, 0.8, 0.75])
+    assert [row["round"] for row in found.history()] == [10, 20, 30, 40]
+    assert found.result["accuracy"] == pytest.approx(0.75)
+    assert found.result["best_accuracy"] == pytest.approx(0.8)
+    assert smoothed(run, 1) is run
 
 
 def test_means_of_an_incomplete_curve_are_refused():
-    assert smoothed_run(kept(evaluations=6), 1).numbers["accuracy"] == 0.8
+    assert smoothed(kept(evaluations=6), 1).result["accuracy"] == 0.8
     with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
-        smoothed_run(kept(evaluations=6), 2)
+        smoothed(kept(evaluations=6), 2)
 
 
 def test_bytes_until_an_accuracy():
@@ -69,7 +73,7 @@ def test_the_best_of_equal_seeds_is_compared():
 
 
 def test_values_after_a_round_use_the_runs_that_did_not_diverge():
-    ended = ArchivedRun("lr=1", 1, "abc", True, kept().numbers, {"round": [0.0], "accuracy": [0.1]})
+    ended = kept([0.1], seed=1, diverged=True)
     assert shown("uplink a round after", kept(), ended, after=10) == "1 MB"
     assert shown("uplink a round after", ended, after=10) == "-"
 

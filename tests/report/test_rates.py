@@ -8,9 +8,10 @@ from statistics import fmean
 import pytest
 from omegaconf import OmegaConf
 
-from report.learning_curve import smoothed_run
+from report.learning_curve import smoothed
 from report.pages.definitions import read_definition
-from report.run_archive import archive_file, read_archive
+from report.run_archive import archive_file
+from report.runs import read_archive
 
 ROOT = Path(__file__).parents[2]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the
@@ -49,8 +50,8 @@ def best_rates(searches, smooth, without):
     """Return for each method the rates with the highest mean accuracy over all seeds."""
     found = defaultdict(lambda: defaultdict(list))
     for run in (run for name in searches for run in read_archive(archive_file(ROOT, name))):
-        method, rates = taken_apart(run.overrides, without)
-        accuracy = smoothed_run(run, smooth).numbers["accuracy"] or 0
+        method, rates = taken_apart(run.settings, without)
+        accuracy = smoothed(run, smooth).result["accuracy"] or 0
         found[method][tuple(rates.items())].append(accuracy)
     return {
         method: dict(max(tried, key=lambda rates: fmean(tried[rates])))

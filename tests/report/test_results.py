@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 
 from conf.sweeper import split_case
 from report.errors import ResultsError
-from report.jobs import WITHOUT_EFFECT
 from report.measured import measured_file, read_measured
 from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
 from report.pages.definitions import read_definitions
 from report.results import main, outputs
-from report.run_archive import archive_file, in_order, read_archive
+from report.run_archive import archive_file
+from report.runs import WITHOUT_EFFECT, in_order, read_archive
 from tests.report.made_pages import PAGE, define, written
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
         seeds = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.seed")
         runs = read_archive(archive_file(ROOT, table.experiment))
         for row in table.rows:
-            kept = {run.seed for run in runs if run.overrides in row.all_overrides}
+            kept = {run.seed for run in runs if run.settings in row.all_overrides}
             assert kept >= {int(seed) for seed in str(seeds).split(",")}, (table.id, row.label)
 
 

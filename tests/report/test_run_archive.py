@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from report.run_archive import ROWS, archive_file, commit_of, in_order, main, read_archive
+from report.run_archive import ROWS, archive_file, commit_of, main
+from report.runs import in_order, read_archive
 from tests.report.sweeps import add_job
 
 
@@ -38,8 +39,8 @@ def test_a_run_has_overrides_seed_and_numbers(root, sweep, capsys):
     assert [run.key for run in runs] == [
         ("batch_size=2 lr=1", 0), ("batch_size=2 lr=1", 1), ("batch_size=2 lr=1", 2), ("lr=2", 0),
     ]  # fmt: skip
-    assert runs[1].numbers["accuracy"] == 0.6
-    assert runs[1].numbers["top5"] is None
+    assert runs[1].result["accuracy"] == 0.6
+    assert runs[1].result["top5"] is None
     assert not runs[1].diverged
 
 
@@ -74,7 +75,7 @@ def test_a_run_with_the_same_overrides_and_seed_replaces_the_old_one(root, sweep
     keep(root, root / "again")
     runs = kept(root)
     assert len(runs) == 4
-    assert [run.numbers["accuracy"] for run in runs[:3]] == [0.5, 0.9, 0.7]
+    assert [run.result["accuracy"] for run in runs[:3]] == [0.5, 0.9, 0.7]
     assert [run.diverged for run in runs] == [False, True, False, False]
 
 
@@ -90,7 +91,7 @@ def test_a_run_that_gave_up_counts_as_one_that_diverged(root):
     add(root / "sweep" / "1", "lr=8 seed=0", accuracy=0.1, stopped="interrupted", diverged=False)
     keep(root, root / "sweep")
     (run,) = kept(root)
-    assert (run.overrides, run.diverged, run.numbers["accuracy"]) == ("lr=9", True, 0.1)
+    assert (run.settings, run.diverged, run.result["accuracy"]) == ("lr=9", True, 0.1)
 
 
 def test_a_duplicate_run_is_left_out_and_reported(root, sweep, capsys):
@@ -110,19 +111,19 @@ def test_a_curve_is_thinned_evenly_and_keeps_its_ends(root, count):
     add(root / "sweep", "seed=0", curve)
     keep(root, root / "sweep")
     (run,) = kept(root)
-    rounds = run.curve["round"]
+    rounds = run.result["curve"]["round"]
     assert len(rounds) == min(count, ROWS)
     assert (rounds[0], rounds[-1]) == (1, 2 * count - 1)
     steps = {b - a for a, b in pairwise(rounds)}
     assert not steps or max(steps) - min(steps) <= 2  # evaluations are two rounds apart
-    assert run.curve["uplink_bytes"] == [10 * n for n in rounds]
-    assert "virtual_seconds" not in run.curve
+    assert run.result["curve"]["uplink_bytes"] == [10 * n for n in rounds]
+    assert "virtual_seconds" not in run.result["curve"]
 
 
 def test_numbers_that_are_not_finite_are_null(root):
     add(root / "sweep", "seed=0", [{"round": 1, "accuracy": float("nan")}], loss=float("inf"))
     keep(root, root / "sweep")
-    assert kept(root)[0].numbers["loss"] is None
+    assert kept(root)[0].result["loss"] is None
     json.loads(archive_file(root, "e").read_text(), parse_constant=pytest.fail)
 
 
@@ -188,11 +189,11 @@ def test_a_commit_is_marked_if_code_was_changed(root, sweep):
     clean = commit_of(root)
     assert len(clean) >= 7
     keep(root, sweep)  # the file of stored runs does not count as changed code
-    assert {run.commit for run in kept(root)} == {clean} == {commit_of(root)}
+    assert {run.result["commit"] for run in kept(root)} == {clean} == {commit_of(root)}
     (root / "run.py").write_text("")
     assert commit_of(root) == f"{clean}+"
     keep(root, sweep)  # runs that are stored again keep their commit
-    assert {run.commit for run in kept(root)} == {clean}
+    assert {run.result["commit"] for run in kept(root)} == {clean}
 
 
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from report.jobs import group_jobs, read_jobs, varying
+from report.runs import group_runs, read_runs, varying
 from report.table import main
 from tests.report.sweeps import add_job
 
@@ -104,21 +104,21 @@ def test_rows_are_named_by_the_given_keys(sweep, capsys):
 def test_overrides_without_an_effect_on_the_result_make_no_group(tmp_path, word):
     add_job(tmp_path / "0", "lr=1")
     add_job(tmp_path / "1", f"lr=1 {word}")
-    assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
+    assert len(group_runs(read_runs([tmp_path])[0])) == 1
 
 
 @pytest.mark.parametrize("word", ["dataset=mnist", "dataset.size=8", "seeds=1", "+engineer=1"])
 def test_any_other_override_makes_a_group(tmp_path, word):
     add_job(tmp_path / "0", "lr=1")
     add_job(tmp_path / "1", f"lr=1 {word}")
-    groups = group_jobs(read_jobs([tmp_path])[0])
+    groups = group_runs(read_runs([tmp_path])[0])
     assert varying(groups) == [word.lstrip("+").split("=")[0]]
 
 
 def test_overrides_in_another_order_make_the_same_group(tmp_path):
     add_job(tmp_path / "0", "lr=1 batch_size=2 seed=0")
     add_job(tmp_path / "1", "seed=1 batch_size=2 lr=1")
-    assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
+    assert len(group_runs(read_runs([tmp_path])[0])) == 1
 
 
 def test_a_repeated_run_counts_once_and_is_reported(tmp_path, capsys):

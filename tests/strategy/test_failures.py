@@ -10,7 +10,7 @@ from compression import PayloadError
 from compression.flower import layout_of, payload_record
 from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, REPLICA
-from report.jobs import GAVE_UP
+from report.runs import GAVE_UP
 from strategy.base import MAX_CONSECUTIVE_FAILURES
 from tests.strategy.federation import (
     ADAM,

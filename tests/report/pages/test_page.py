@@ -7,7 +7,8 @@ import re
 import pytest
 
 from report.results import main, outputs
-from report.run_archive import archive_file, read_archive
+from report.run_archive import archive_file
+from report.runs import read_archive
 from tests.report.made_pages import ACCURACIES, PAGE, define, rows_of, run, written
 
 CLAIM = '"B is {b.verdict} A: {b.difference}."'
