@@ -13,8 +13,6 @@ from operator import attrgetter
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pandas import Series
-
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import human_bytes, human_seconds, percent
@@ -54,12 +52,12 @@ class TableRow:
 
     def estimate(self, measure: Measure) -> Estimate | None:
         """Return the mean of a number over the runs that have it; None if no run has it."""
-        return estimate(by_seed(self.runs, measure))
+        return estimate(by_seed(self.runs, measure).values())
 
     def ratio(self, above: Measure, below: Measure) -> float | None:
         """Return the sum of a number over the runs, divided by that of another; None if unknown."""
-        top, bottom = (by_seed(self.runs, measure).sum() for measure in (above, below))
-        return float(top / bottom) if top and bottom else None
+        top, bottom = (sum(by_seed(self.runs, each).values()) for each in (above, below))
+        return top / bottom if top and bottom else None
 
     @cached_property
     def reached(self) -> list[Row | None]:
@@ -77,13 +75,13 @@ class TableRow:
         return [find(run.evaluations(), self.reach / 100) for run in self.runs]
 
 
-def by_seed(runs: Iterable[Run], measure: Measure, scale: float = 1) -> Series:
-    """Return a number of each run that has it, times `scale`; the index has the runs' seeds."""
+def by_seed(runs: Iterable[Run], measure: Measure, scale: float = 1) -> dict[int, float]:
+    """Return a number of each run that has it, times `scale`: seed -> number."""
     found = {
         run.seed: run.result.get(measure) if isinstance(measure, str) else measure(run.result)
         for run in runs
     }
-    return Series(found, dtype=float).dropna() * scale
+    return {seed: value * scale for seed, value in found.items() if value is not None}
 
 
 Show = Callable[[TableRow], Rendered]
@@ -130,7 +128,7 @@ def _mean(measure: Measure, form: Callable[[float], str], scale: float = 1) -> S
     """Show the mean over the runs."""
 
     def mean(row: TableRow) -> float | None:
-        found = estimate(by_seed(row.runs, measure, scale))
+        found = estimate(by_seed(row.runs, measure, scale).values())
         return None if found is None else found.mean
 
     return _text(mean, form)
@@ -157,7 +155,7 @@ def _with_interval(key: str, scale: float = 1, places: int = 2, unit: str = "") 
     """Show the mean over the runs with its 95 % interval."""
 
     def show(row: TableRow) -> Rendered:
-        if (found := estimate(by_seed(row.runs, key, scale))) is None:
+        if (found := estimate(by_seed(row.runs, key, scale).values())) is None:
             return _same(NOTHING)
         text, remark = with_interval(found, places), _of_how_many(found, len(row.runs))
         return Rendered(text + remark, text + unit + remark)

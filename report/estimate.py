@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
-
-from pandas import Series
-
-# the function of `scipy.stats.t.ppf`; `scipy.stats` itself takes a second to import
-from scipy.special import stdtrit
 
 CONFIDENCE = 0.95
 
@@ -42,14 +38,19 @@ def estimate(values: Iterable[float]) -> Estimate | None:
     return Estimate(fmean(found), stdev(found) if len(found) > 1 else None, len(found))
 
 
-def paired(ours: Series, theirs: Series) -> Estimate | None:
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Estimate | None:
     """Return the mean of `ours` - `theirs` over the seeds that both have; or None.
 
-    Both series have the seeds as their index. None: they have no seed in common.
+    `ours`, `theirs`: seed -> value. None: they have no seed in common.
     """
-    return estimate((ours - theirs).dropna())
+    return estimate(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys())
 
 
+@cache
 def student(freedom: int) -> float:
     """Return the two-sided 95 % quantile of Student's t for `freedom` degrees of freedom."""
+    # imported here: `report.table` shows no interval. This function is `scipy.stats.t.ppf` without
+    # checks of its input; `scipy.stats` takes five times as long to import.
+    from scipy.special import stdtrit
+
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

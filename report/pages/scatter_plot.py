@@ -81,8 +81,8 @@ def scatter(table: FilledTable) -> Scatter:
 def _points(table: FilledTable) -> Iterator[Point]:
     for row in table.definition.rows:
         runs = table.runs_of(row)
-        if (found := estimate(by_seed(runs, "accuracy", 100))) is None:
+        if (found := estimate(by_seed(runs, "accuracy", 100).values())) is None:
             continue
-        sent = tuple(fmean(by_seed(runs, way)) for way in WAYS)
+        sent = tuple(fmean(by_seed(runs, way).values()) for way in WAYS)
         label = row.label.replace("`", "")
         yield Point(label, found.mean, found.half, sent, table.definition.least)

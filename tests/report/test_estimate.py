@@ -5,7 +5,6 @@ from statistics import stdev
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pandas import Series
 
 from report.estimate import estimate, paired, student
 
@@ -46,18 +45,18 @@ def test_the_order_of_values_does_not_matter(values, random):
 
 @given(VALUES, st.floats(-50, 50))
 def test_a_constant_shift_is_the_difference_without_spread(values, shift):
-    theirs = Series(values)
-    found = paired(theirs + shift, theirs)
+    theirs = dict(enumerate(values))
+    found = paired({seed: value + shift for seed, value in theirs.items()}, theirs)
     assert found.mean == pytest.approx(shift, abs=1e-9)
     assert found.half == pytest.approx(0, abs=1e-9)
 
 
 def test_only_common_seeds_are_compared():
-    found = paired(Series({0: 5.0, 1: 7.0, 9: 100.0}), Series({1: 6.0, 0: 5.0, 3: -100.0}))
+    found = paired({0: 5.0, 1: 7.0, 9: 100.0}, {1: 6.0, 0: 5.0, 3: -100.0})
     assert (found.mean, found.count) == (0.5, 2)
     assert found.half == pytest.approx(12.706 * stdev([0, 1]) / 2**0.5, rel=1e-4)
     assert found.noise
-    assert paired(Series({0: 1.0}), Series({1: 1.0})) is None
+    assert paired({0: 1.0}, {1: 1.0}) is None
 
 
 def test_noise_is_an_interval_that_holds_zero():
