@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
-from report.format import human_bytes, human_seconds, percent
+from report.format import NOTHING, human_bytes, human_seconds, percent
 from report.learning_curve import first_at, stays_above
 from report.runs import Row, Run
 from report.summary import whole_bytes
 
-NOTHING = "-"
 NOT_RUN = "not run yet"
 ONE_SEED = " (one seed)"
 PAPER_HEAD = "paper's accuracy, %"
@@ -368,7 +367,8 @@ COLUMNS: dict[str, Column] = {
     "virtual time": Column("network time", _mean("virtual_seconds", human_seconds)),
     "rounds a second": Column("rounds per second", _ratio("rounds", "seconds", "{:.3g}".format)),
     "minutes": Column("minutes per run", _mean("seconds", "{:.1f}".format, 1 / 60)),
-    # These have shorter heads, and the standard deviation in place of the interval.
+    # The columns of `report.table` have shorter heads, and the standard deviation in place of the
+    # interval. Their bytes are those of whole messages; the columns above count payloads only.
     "sweep: runs": Column("runs", lambda row: _same(str(len(row.runs)))),
     "sweep: accuracy": Column("accuracy", _with_deviation("accuracy")),
     "sweep: best accuracy": Column("best accuracy", _with_deviation("best_accuracy")),

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from report.errors import ResultsError, mistakes_are_lines
-from report.format import whole
-from report.runs import MISSING, Group, Row, group_runs, read_runs, varying
+from report.format import NOTHING, whole
+from report.runs import Group, Row, group_runs, read_runs, varying
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes
@@ -163,7 +163,7 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
         ", ".join(f"{key}={group.overrides[key]}" for key in keys if key in group.overrides)
         for group in groups
     ]
-    return "", [label or MISSING for label in labels]
+    return "", [label or NOTHING for label in labels]
 
 
 @mistakes_are_lines

@@ -8,6 +8,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 
+NOTHING = "-"  # stands for a missing value
+
+
 def human_bytes(count: float) -> str:
     """Return bytes with a decimal unit: 61706 -> '61.7 kB'."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -19,13 +22,13 @@ def human_bytes(count: float) -> str:
 
 def percent(share: float | None) -> str:
     """Return a share in 0..1 as a percentage: 0.9731 -> '97.31 %'."""
-    return "-" if share is None else f"{100 * share:.2f} %"
+    return NOTHING if share is None else f"{100 * share:.2f} %"
 
 
 def human_seconds(seconds: float | None) -> str:
     """Return seconds as '12.3 s', '4 min 05 s' or '2 h 03 min'."""
     if seconds is None:
-        return "-"
+        return NOTHING
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)

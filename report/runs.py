@@ -20,12 +20,12 @@ from omegaconf import OmegaConf
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
+from report.format import NOTHING
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
 OVERRIDES = HYDRA / "overrides.yaml"
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
-MISSING = "-"  # shown for a key that a group lacks and another group has
 # overrides that do not change what a run computes, and the seed
 WITHOUT_EFFECT = re.compile(
     r"seed|verbose|checkpoint_every|dataset\.(root|download)|(engine|hydra)([./].*)?"
@@ -108,8 +108,8 @@ class Group:
     runs: list[Run]
 
     def name(self, keys: Sequence[str]) -> list[str]:
-        """Return the group's values of `keys`; `MISSING` for a key that the group lacks."""
-        return [self.overrides.get(key, MISSING) for key in keys]
+        """Return the group's values of `keys`; "-" for a key that the group lacks."""
+        return [self.overrides.get(key, NOTHING) for key in keys]
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:

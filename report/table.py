@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report.columns import COLUMNS, NOTHING, TableRow, payload, plain, sent, until_all
+from report.columns import COLUMNS, TableRow, payload, plain, sent, until_all
 from report.errors import ResultsError, mistakes_are_lines
-from report.format import markdown_table, whole
+from report.format import NOTHING, markdown_table, whole
 from report.learning_curve import smoothed
 from report.runs import Group, group_runs, read_runs, varying
 

@@ -9,7 +9,6 @@ from functools import cached_property
 from report.columns import (
     COLUMNS,
     NOT_RUN,
-    NOTHING,
     ONE_SEED,
     PAPER_HEAD,
     REMARKS,
@@ -18,7 +17,7 @@ from report.columns import (
     remark,
 )
 from report.errors import ResultsError
-from report.format import markdown_table
+from report.format import NOTHING, markdown_table
 from report.learning_curve import smoothed
 from report.pages.benchmark_table import Origin
 from report.pages.definitions import PAPER, RowDefinition, TableDefinition
