@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-
 NOTHING = "-"  # stands for a missing value
 
 

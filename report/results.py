@@ -16,12 +16,17 @@ from pathlib import Path
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
 from report.measured import measured_file, read_measured
-from report.pages.benchmark_table import BenchmarkTable
-from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
-from report.pages.page import HEAD, Filled, fill, filled, markdown, picture_name
+from report.pages.definitions import (
+    POINTS,
+    BenchmarkTable,
+    PageDefinition,
+    TableDefinition,
+    read_definitions,
+)
+from report.pages.page import HEAD, filled, markdown, picture_name
 from report.pages.picture import Picture
-from report.pages.run_table import FilledTable
 from report.pages.scatter_plot import scatter
+from report.pages.tables import Filled, FilledTable, fill
 from report.pages.traces import traces
 from report.run_archive import ROOT, archive_file
 from report.runs import read_archive
@@ -68,7 +73,7 @@ def outputs(root: Path) -> list[Output]:
     kept = {name: read_archive(archive_file(root, name)) for name in {t.experiment for t in every}}
     shown: dict[str, set[str]] = {name: set() for name in kept}
     for table in every:
-        shown[table.experiment] |= set().union(*(row.all_overrides for row in table.rows))
+        shown[table.experiment] |= table.all_settings()
     found: list[Output] = []
     items: list[str] = []
     for page in pages:

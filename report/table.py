@@ -21,8 +21,10 @@ from report.runs import Group, group_runs, read_runs, varying
 
 SWEEP = [name for name in COLUMNS if name.startswith("sweep: ")]
 # columns that are left out if no run has a value
-OPTIONAL = {f"sweep: {name}" for name in ("top5", "reached", "uplink until", "virtual time")}
-OPTIONAL |= {"sweep: time a round"}
+OPTIONAL = (
+    *("sweep: top5", "sweep: reached", "sweep: uplink until"),
+    *("sweep: virtual time", "sweep: time a round"),
+)
 SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 

@@ -12,31 +12,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from report.columns import FAILED_REPLIES, FAILED_REPLY
 from report.errors import ResultsError
 from report.format import wrap
-from report.measured import Measured
-from report.pages.benchmark_table import BenchmarkTable, FilledBenchmarkTable
 from report.pages.definitions import PICTURES, PageDefinition, TableDefinition
-from report.pages.run_table import FilledTable
-from report.runs import Run
+from report.pages.tables import Filled, FilledTable
 
 HEAD = "<!-- Written by `python -m report.results` from report/pages/{name}.yaml. -->"
 TEMPLATE = "page.md.j2"
 REFERENCE = re.compile(r"\{([^{}]*)\}")
-
-Filled = FilledTable | FilledBenchmarkTable
-
-
-def fill(
-    page: PageDefinition,
-    kept: Mapping[str, Sequence[Run]],
-    measured: Mapping[str, Measured],
-) -> list[Filled]:
-    """Return the page's tables, filled with the runs of experiments or the values of benchmarks."""
-    return [
-        FilledBenchmarkTable(table, measured[table.benchmark])
-        if isinstance(table, BenchmarkTable)
-        else FilledTable(table, kept[table.experiment])
-        for table in page.tables
-    ]
 
 
 def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str, set[str]]) -> str:

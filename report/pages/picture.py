@@ -29,7 +29,7 @@ class Picture(ABC):
         """The digest of the picture's data. `save` writes it into the file."""
         content = json.dumps([type(self).__name__, *map(asdict, self.rows)], default=list)
         # the last bits of a number depend on the release of scipy
-        rounded = json.loads(content, parse_float=lambda number: f"{float(number):.9g}")
+        rounded = json.loads(content, parse_float=_rounded, parse_int=_rounded)
         return hashlib.sha256(json.dumps(rounded).encode()).hexdigest()
 
     def is_in(self, file: Path) -> bool:
@@ -46,6 +46,10 @@ class Picture(ABC):
 
         Raises `ModuleNotFoundError` without matplotlib.
         """
+
+
+def _rounded(number: str) -> str:
+    return f"{float(number):.9g}"
 
 
 def panels(count: int) -> tuple[Figure, list[Axes]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from report.columns import by_seed
 from report.estimate import estimate
 from report.pages.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
-from report.pages.run_table import FilledTable
+from report.pages.tables import FilledTable
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes

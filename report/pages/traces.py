@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from report.curves import Curve, X, Y, curve
 from report.pages.picture import Picture, add_legend, logarithmic, panels
-from report.pages.run_table import FilledTable
+from report.pages.tables import FilledTable
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.figure import Figure

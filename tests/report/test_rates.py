@@ -2,6 +2,7 @@
 
 import shlex
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -9,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from report.learning_curve import smoothed
-from report.pages.definitions import read_definition
+from report.pages.definitions import Across, read_definition
 from report.run_archive import archive_file
 from report.runs import read_archive
 
@@ -69,6 +70,7 @@ def test_rows_use_the_best_rate_of_the_search(name):
         file = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         default = OmegaConf.load(file).get("lr")
         for row in table.rows:
-            method, rates = taken_apart(row.overrides, without)
+            (overrides,) = replace(table, across=Across()).settings(row)
+            method, rates = taken_apart(overrides, without)
             if row.label not in BESIDE:
                 assert (rates or {"lr": default}) == best[method], row.label

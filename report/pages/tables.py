@@ -1,8 +1,8 @@
-"""A page's table of runs: its definition, filled with the stored runs of its experiment."""
+"""The tables of a page, filled with the stored runs or with the values of a benchmark."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,10 +19,37 @@ from report.columns import (
 from report.errors import ResultsError
 from report.format import NOTHING, markdown_table
 from report.learning_curve import smoothed
-from report.pages.benchmark_table import Origin
-from report.pages.definitions import PAPER, RowDefinition, TableDefinition
+from report.measured import Measured
+from report.pages.definitions import (
+    PAPER,
+    BenchmarkTable,
+    PageDefinition,
+    RowDefinition,
+    TableDefinition,
+    parse_overrides,
+)
 from report.run_archive import command
-from report.runs import Run
+from report.runs import Run, in_order
+
+COLUMN, ROW = "column", "row"  # placeholders in a path for the keys of a column and of a row
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the values of a table are from, for the text below the table.
+
+    `command`: the command that measured the values; `commits`: those of its code. For tables of
+    runs also: `cpus`, the instruction sets that torch used; `all_know_cpu`, whether all runs
+    recorded theirs; `seeds`, how many seeds the cells have, sorted, each number once; `has_blank`,
+    whether some cells have no run.
+    """
+
+    command: str
+    commits: Sequence[str]
+    cpus: Sequence[str] = ()
+    all_know_cpu: bool = True
+    seeds: Sequence[int] = ()
+    has_blank: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,13 +67,15 @@ class FilledTable:
             found.setdefault(run.settings, []).append(smoothed(run, self.definition.smooth))
         return found
 
+    @cached_property
+    def settings(self) -> dict[str, list[str]]:
+        """A dict from the ids of rows to the settings of their runs."""
+        return {row.id: self.definition.settings(row) for row in self.definition.rows}
+
     def runs_of(self, row: RowDefinition) -> list[Run]:
         """Return the row's runs, in the order of their seeds; none if it has not run."""
-        return [
-            run
-            for overrides in sorted(row.all_overrides)
-            for run in self.by_settings.get(overrides, [])
-        ]
+        settings = sorted(self.settings[row.id])
+        return [run for each in settings for run in self.by_settings.get(each, [])]
 
     def has_run(self) -> bool:
         """Return whether any row has runs."""
@@ -56,7 +85,7 @@ class FilledTable:
     def markdown(self) -> str:
         """The table in Markdown. Remarks on rows have their own column."""
         definition = self.definition
-        heads = definition.across or [
+        heads = definition.heads_across() or [
             PAPER_HEAD if column == PAPER else COLUMNS[column].head.format(**definition.given())
             for column in definition.columns
         ]
@@ -72,9 +101,9 @@ class FilledTable:
         """Return a cell's text for a sentence. Raises `ResultsError` for an unknown name."""
         if (row := self.definition.row(name)) is None:
             raise ResultsError(f"no row {name}")
-        if column in self.definition.across:
-            overrides = row.across[self.definition.across.index(column)]
-            runs = self.by_settings.get(overrides, [])
+        if column in (heads := self.definition.heads_across()):
+            settings = self.settings[row.id][heads.index(column)]
+            runs = self.by_settings.get(settings, [])
             return self._show(runs, self.definition.columns[0]).sentence if runs else NOT_RUN
         if column in ("label", PAPER):
             return str(getattr(row, column))
@@ -87,9 +116,10 @@ class FilledTable:
     def origin(self) -> Origin:
         """Return where the values are from, for the text below the table."""
         definition = self.definition
-        words = [command(definition.experiment), definition.beside, "dataset.root=FOLDER"]
+        beside = in_order(parse_overrides(definition.beside))
+        words = [command(definition.experiment), beside, "dataset.root=FOLDER"]
         runs = [run for row in definition.rows for run in self.runs_of(row)]
-        settings = set().union(*(row.all_overrides for row in definition.rows))
+        settings = {each for settings in self.settings.values() for each in settings}
         ran = settings & self.by_settings.keys()
         return Origin(
             command=" ".join(filter(None, words)),
@@ -97,11 +127,11 @@ class FilledTable:
             cpus=sorted({run.result["cpu"] for run in runs} - {""}, reverse=True),
             all_know_cpu=all(run.result["cpu"] for run in runs),
             seeds=sorted({len(self.by_settings[each]) for each in ran}),
-            has_blank=bool(definition.across) and ran != settings,
+            has_blank=bool(definition.heads_across()) and ran != settings,
         )
 
     def _cells(self, row: RowDefinition) -> list[str]:
-        if self.definition.across:
+        if self.definition.heads_across():
             return self._across(row)
         runs = self.runs_of(row)
         return [
@@ -119,7 +149,7 @@ class FilledTable:
         In a search (of a learning rate) the highest cell is bold.
         """
         (column,) = self.definition.columns
-        found = [self.by_settings.get(overrides, []) for overrides in row.across]
+        found = [self.by_settings.get(settings, []) for settings in self.settings[row.id]]
         cells = [
             self._show(runs, column).cell.removesuffix(ONE_SEED) if runs else "" for runs in found
         ]
@@ -136,3 +166,59 @@ class FilledTable:
         other = definition.row(definition.against)
         against = self.runs_of(other) if other else []
         return COLUMNS[column].show(TableRow(runs, against, definition.reach, definition.after))
+
+
+@dataclass(frozen=True)
+class FilledBenchmarkTable:
+    """A table's definition and the values that the benchmark measured."""
+
+    definition: BenchmarkTable
+    measured: Measured
+
+    def has_run(self) -> bool:
+        """Return whether the benchmark has run."""
+        return bool(self.measured.command)
+
+    @cached_property
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        rows = [
+            [row.label, *(self._cell(row.key, key) for key in self.definition.columns.values())]
+            for row in self.definition.rows
+        ]
+        return markdown_table(["", *self.definition.columns], rows)
+
+    def origin(self) -> Origin:
+        """Return where the values are from, for the text below the table."""
+        commits = [self.measured.commit] if self.measured.commit else []
+        return Origin(self.measured.command, commits)
+
+    def sentence(self, name: str, column: str) -> str:
+        """Return a cell's text for a sentence. Raises `ResultsError` for an unknown name."""
+        keys = {row.id: row.key for row in self.definition.rows}
+        if name not in keys:
+            raise ResultsError(f"no row {name}")
+        if column not in self.definition.columns:
+            raise ResultsError(f"no column {column}")
+        return self._cell(keys[name], self.definition.columns[column])
+
+    def _cell(self, row: str, column: str) -> str:
+        keys = {COLUMN: column, ROW: row}
+        return self.measured.value([keys.get(key, key) for key in self.definition.path])
+
+
+Filled = FilledTable | FilledBenchmarkTable
+
+
+def fill(
+    page: PageDefinition,
+    kept: Mapping[str, Sequence[Run]],
+    measured: Mapping[str, Measured],
+) -> list[Filled]:
+    """Return the page's tables, filled with the runs of experiments or the values of benchmarks."""
+    return [
+        FilledBenchmarkTable(table, measured[table.benchmark])
+        if isinstance(table, BenchmarkTable)
+        else FilledTable(table, kept[table.experiment])
+        for table in page.tables
+    ]
