@@ -60,7 +60,7 @@ class Run:
     many rows only a part. `folder`: None for a run from an archive.
     """
 
-    overrides: dict[str, str]
+    overrides: Mapping[str, str]
     result: dict[str, Any]
     history: Callable[[], list[Row]]
     folder: Path | None = None
@@ -104,7 +104,7 @@ class Run:
 class Group:
     """The runs that differ only in the seed, and their common overrides."""
 
-    overrides: dict[str, str]
+    overrides: Mapping[str, str]
     runs: list[Run]
 
     def name(self, keys: Sequence[str]) -> list[str]:
@@ -243,7 +243,7 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
         "curve": curve,
     }
     rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
-    return Run(split_overrides(shlex.split(result["overrides"])), result, lambda: rows)
+    return Run(parse_overrides(result["overrides"]), result, lambda: rows)
 
 
 def expect_numbers(result: Mapping[str, Any]) -> None:
@@ -257,6 +257,18 @@ def _expect_number(value: Any, may_miss: bool) -> None:
         return
     if not isinstance(value, int | float) or not isfinite(value):
         raise ValueError(f"{value!r} is out of place")
+
+
+@cache
+def parse_overrides(text: str) -> Mapping[str, str]:
+    """Return the overrides in a text such as "a=1 +b=2": key -> value.
+
+    Raises `ValueError` for a word that is no override.
+    """
+    words = shlex.split(text)
+    if wrong := [word for word in words if "=" not in word]:
+        raise ValueError(f"{wrong[0]} is not KEY=VALUE")
+    return split_overrides(words)
 
 
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
@@ -305,7 +317,7 @@ def varying(groups: Sequence[Group]) -> list[str]:
     keys: list[str] = []
     for group in groups:
         place = len(keys)
-        for key in reversed(group.overrides):
+        for key in reversed([*group.overrides]):
             if key in keys:
                 place = keys.index(key)
             else:  # place a key that some groups lack before the key that follows it in the others

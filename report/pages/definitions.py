@@ -7,7 +7,6 @@ without a default is required.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,7 +20,7 @@ from report.columns import COLUMNS
 from report.errors import ResultsError
 from report.measured import measured_file
 from report.run_archive import archive_file
-from report.runs import in_order, split_overrides
+from report.runs import in_order, parse_overrides
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the only column that is not measured
@@ -162,12 +161,15 @@ class PageDefinition:
     title: str = MISSING
     claim: str = MISSING
     setting: str = MISSING
-    tables: list[Any] = MISSING  # of `TableDefinition` and `BenchmarkTable`
+    tables: list[Any] = field(default_factory=list)  # `TableDefinition`s and `BenchmarkTable`s
     notes: list[str] = field(default_factory=list)
     name: str = field(default="", metadata={"omegaconf_ignore": True})  # that of the file
 
 
 Definition = TypeVar("Definition", PageDefinition, TableDefinition, BenchmarkTable)
+SCHEMAS: dict[Any, Any] = {
+    kind: OmegaConf.structured(kind) for kind in (PageDefinition, TableDefinition, BenchmarkTable)
+}
 
 
 def read_definitions(root: Path) -> list[PageDefinition]:
@@ -179,11 +181,12 @@ def read_definition(root: Path, path: Path) -> PageDefinition:
     """Return the page that a file defines. Raises `ResultsError`, with the file's name."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        tables = content.pop("tables", None) if isinstance(content, dict) else None
         page = _checked(PageDefinition, content)
         page.name = path.stem
-        page.tables = [_table(root, content) for content in page.tables]
-        if not page.tables:
+        if not isinstance(tables, list) or not tables:
             raise ResultsError("tables must be one or more")
+        page.tables = [_table(root, table) for table in tables]
         if len(page.tables) > 1 and not all(table.id and table.title for table in page.tables):
             raise ResultsError("of several tables each needs an id and a title")
         _expect_different("tables with the id", [table.id for table in page.tables])
@@ -205,7 +208,7 @@ def _checked(kind: type[Definition], content: Any) -> Definition:
     if not isinstance(content, dict):
         raise ResultsError(f"{content!r} must have the keys {_keys(kind)}")
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(kind), content)
+        merged = OmegaConf.merge(SCHEMAS[kind], content)
     except ConfigKeyError as error:
         known = _keys(error.object_type or kind)
         raise ResultsError(f"there is no key {error.full_key}; there are: {known}") from error
@@ -227,7 +230,10 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
         return benchmark
     table = _checked(TableDefinition, content)
     _expect_ids(table)
-    settings = [" and ".join(table.settings(row)) for row in table.rows]
+    try:
+        settings = [" and ".join(table.settings(row)) for row in table.rows]
+    except ValueError as error:
+        raise ResultsError(f"overrides: {error}") from error
     _expect_different("rows with the overrides", settings)
     archive_file(root, table.experiment)  # raises for an unknown experiment
     if table.picture and table.picture not in PICTURES:
@@ -247,8 +253,10 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
 
 
 def _expect_ids(table: TableDefinition | BenchmarkTable) -> None:
-    """Raise `ResultsError` unless a table's ids are valid and those of its rows are different."""
+    """Raise `ResultsError` unless a table has rows, and its ids are valid and different."""
     ids = [row.id for row in table.rows]
+    if not ids:
+        raise ResultsError("rows must be one or more")
     if invalid := [text for text in [table.id or "0", *ids] if not ID.fullmatch(text)]:
         raise ResultsError(f"an id is letters, digits, - and _, not {invalid[0]!r}")
     _expect_different("rows with the id", ids)
@@ -258,20 +266,6 @@ def _expect_different(what: str, values: list[str]) -> None:
     for value in values:
         if values.count(value) > 1:
             raise ResultsError(f"several {what} {value!r}")
-
-
-def parse_overrides(text: str) -> dict[str, str]:
-    """Return the overrides in a text (such as "a=1 b=2") as a dict: key -> value.
-
-    Raises `ResultsError` for a word that is no override.
-    """
-    try:
-        overrides = shlex.split(text)
-    except ValueError as error:
-        raise ResultsError(f"overrides {text!r}: {error}") from error
-    if wrong := [word for word in overrides if "=" not in word]:
-        raise ResultsError(f"overrides {text!r}: {wrong[0]} is not KEY=VALUE")
-    return split_overrides(overrides)
 
 
 def _expect_columns(columns: Iterable[str], given: Mapping[str, str]) -> None:

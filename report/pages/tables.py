@@ -26,10 +26,9 @@ from report.pages.definitions import (
     PageDefinition,
     RowDefinition,
     TableDefinition,
-    parse_overrides,
 )
 from report.run_archive import command
-from report.runs import Run, in_order
+from report.runs import Run, in_order, parse_overrides
 
 COLUMN, ROW = "column", "row"  # placeholders in a path for the keys of a column and of a row
 
