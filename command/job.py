@@ -30,8 +30,9 @@ from conf.load import typed
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.progress import RunProgress
+from report.runs import read_result
 from report.segments import show
-from report.summary import read_result, summary_table
+from report.summary import summary_table
 from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from report.errors import ResultsError, mistakes_are_lines
-from report.format import whole
-from report.jobs import MISSING, Group, group_jobs, read_jobs, varying
-from report.learning_curve import Row
+from report.format import NOTHING, whole
+from report.runs import Group, Row, group_runs, read_runs, varying
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes
@@ -140,7 +139,7 @@ def draw(
     axes = figure.add_subplot()
     heading, labels = legend(groups)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
-        histories = (job.history() for job in group.jobs)
+        histories = (run.history() for run in group.runs)
         if (found := curve(histories, x, y, smooth, extremes, log_x)) is not None:
             found.add_to(axes, number, label)
     if not axes.lines:
@@ -164,14 +163,14 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
         ", ".join(f"{key}={group.overrides[key]}" for key in keys if key in group.overrides)
         for group in groups
     ]
-    return "", [label or MISSING for label in labels]
+    return "", [label or NOTHING for label in labels]
 
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figure that the command line describes; return the exit code."""
     asked = _parser().parse_args(arguments)
-    groups = group_jobs(read_jobs(asked.folders)[0])
+    groups = group_runs(read_runs(asked.folders)[0])
     figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
     figure.axes[0].set_yscale("log" if asked.log else "linear")
     figure.axes[0].set_xscale("log" if asked.log_x else "linear")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+NOTHING = "-"  # stands for a missing value
 
 
 def human_bytes(count: float) -> str:
@@ -19,13 +21,13 @@ def human_bytes(count: float) -> str:
 
 def percent(share: float | None) -> str:
     """Return a share in 0..1 as a percentage: 0.9731 -> '97.31 %'."""
-    return "-" if share is None else f"{100 * share:.2f} %"
+    return NOTHING if share is None else f"{100 * share:.2f} %"
 
 
 def human_seconds(seconds: float | None) -> str:
     """Return seconds as '12.3 s', '4 min 05 s' or '2 h 03 min'."""
     if seconds is None:
-        return "-"
+        return NOTHING
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -41,10 +43,12 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def markdown_row(cells: Iterable[str]) -> str:
-    """Return a row of a Markdown table."""
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers: int = 0) -> str:
+    """Return a Markdown table. The last `numbers` columns are aligned to the right."""
+    aligned = ["---"] * (len(heads) - numbers) + ["---:"] * numbers
     # an unescaped bar inside a value would end its cell
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    cells = ([cell.replace("|", r"\|") for cell in line] for line in (heads, aligned, *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> list[str]:

@@ -5,43 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
-from report.run_archive import ArchivedRun
-
-Row = dict[str, Any]
+from report.runs import Row, Run
 
 
-def smoothed(history: Iterable[Row], count: int = 1) -> list[Row]:
-    """Return a history's rows, each with the mean accuracy of its last `count` evaluations.
-
-    In asynchronous training at a constant learning rate a single evaluation is inexact: the next
-    evaluation differs by up to one percentage point. The first returned row is that of evaluation
-    number `count`. A run with fewer evaluations gives one row, its last.
-    """
-    rows = [row for row in history if row.get("accuracy") is not None]
-    first = min(count, len(rows))
-    return [
-        rows[end - 1] | {"accuracy": fmean(row["accuracy"] for row in rows[end - first : end])}
-        for end in range(max(first, 1), len(rows) + 1)
-    ]
-
-
-def smoothed_run(run: ArchivedRun, count: int) -> ArchivedRun:
+def smoothed(run: Run, count: int) -> Run:
     """Return a run in which every accuracy is the mean of the last `count` evaluations.
 
-    The accuracies of the learning curve (`curve`) are means, too. Raises `ResultsError` for a run
-    whose evaluations are not all stored.
+    In asynchronous training at a constant learning rate a single evaluation is inexact: the next
+    evaluation differs by up to one percentage point. The history has only rows with an accuracy,
+    from that of evaluation number `count` on. A run with fewer evaluations has one row, its last.
+
+    Raises `ResultsError` for a stored run whose evaluations are not all stored.
     """
     if count == 1:
         return run
-    rows = smoothed(run.rows(), count)
-    means = [row["accuracy"] for row in rows]
-    curve = {key: [row[key] for row in rows] for key in run.curve}
-    numbers = run.numbers | {"evaluations": len(rows)}
-    if means:
-        numbers |= {"accuracy": means[-1], "best_accuracy": max(means)}
-    return replace(run, numbers=numbers, curve=curve)
+    rows = run.evaluations()
+    first = min(count, len(rows))
+    means = [
+        rows[end - 1] | {"accuracy": fmean(row["accuracy"] for row in rows[end - first : end])}
+        for end in range(max(first, 1), len(rows) + 1)
+    ]
+    result = {
+        "accuracy": means[-1]["accuracy"] if means else None,
+        "best_accuracy": max((row["accuracy"] for row in means), default=None),
+        "evaluations": len(means),
+    }
+    return replace(run, result=run.result | result, history=lambda: means)
 
 
 def stays_above(rows: Sequence[Row], accuracy: float) -> Row | None:
@@ -52,7 +42,7 @@ def stays_above(rows: Sequence[Row], accuracy: float) -> Row | None:
     """
     found = None
     for row in reversed(rows):
-        if (row["accuracy"] or 0) < accuracy:
+        if row["accuracy"] < accuracy:
             break
         found = row
     return found
@@ -60,4 +50,4 @@ def stays_above(rows: Sequence[Row], accuracy: float) -> Row | None:
 
 def first_at(rows: Iterable[Row], accuracy: float) -> Row | None:
     """Return the first row with at least this accuracy (0..1); or None."""
-    return next((row for row in rows if (row["accuracy"] or 0) >= accuracy), None)
+    return next((row for row in rows if row["accuracy"] >= accuracy), None)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError, mistakes_are_lines
+from report.format import NOTHING
 from report.run_archive import FOLDER, ROOT, commit_of
-
-NOTHING = "-"
 
 
 @dataclass(frozen=True)

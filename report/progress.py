@@ -7,15 +7,13 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from report.format import human_bytes, human_seconds, percent
+from report.runs import HISTORY, Row
 
-Row = dict[str, Any]
-HISTORY = "history.jsonl"
 FIRST_LINE = 10.0  # seconds
 BETWEEN, LONGEST = 30.0, 600.0  # bounds in seconds of the pause between lines
 

@@ -16,13 +16,20 @@ from pathlib import Path
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import wrap
 from report.measured import measured_file, read_measured
-from report.pages.benchmark_table import BenchmarkTable
-from report.pages.definitions import POINTS, PageDefinition, TableDefinition, read_definitions
-from report.pages.page import HEAD, Filled, FilledTable, fill, filled, markdown, picture_name
+from report.pages.definitions import (
+    POINTS,
+    BenchmarkTable,
+    PageDefinition,
+    TableDefinition,
+    read_definitions,
+)
+from report.pages.page import HEAD, filled, markdown, picture_name
 from report.pages.picture import Picture
 from report.pages.scatter_plot import scatter
+from report.pages.tables import Filled, FilledTable, fill
 from report.pages.traces import traces
-from report.run_archive import ROOT, archive_file, read_archive
+from report.run_archive import ROOT, archive_file
+from report.runs import read_archive
 
 FOLDER = Path("docs/results")
 INDEX = Path("docs/results.md")
@@ -66,7 +73,7 @@ def outputs(root: Path) -> list[Output]:
     kept = {name: read_archive(archive_file(root, name)) for name in {t.experiment for t in every}}
     shown: dict[str, set[str]] = {name: set() for name in kept}
     for table in every:
-        shown[table.experiment] |= set().union(*(row.all_overrides for row in table.rows))
+        shown[table.experiment] |= table.all_settings()
     found: list[Output] = []
     items: list[str] = []
     for page in pages:
@@ -106,7 +113,7 @@ def _picture(table: FilledTable) -> Picture | None:
 
 def _item(page: PageDefinition, tables: Sequence[Filled]) -> str:
     """Return the list item of a page: its link and its claim."""
-    return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, page.claim, tables)}"
+    return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, tables, page.claim)}"
 
 
 def _index(file: Path, items: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The archive of runs: the numbers of an experiment's finished runs, for the pages' tables.
+"""Stores an experiment's finished runs in the repository, for the pages' tables.
 
 `python -m report.run_archive NAME FOLDER...` reads the runs from sweep folders and writes them to
 docs/results/runs/NAME.json.
@@ -8,113 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from math import isfinite
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
 from report.errors import ResultsError, mistakes_are_lines
-from report.jobs import Job, read_jobs
+from report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path("docs/results/runs")
-# keys of a result that the file stores; null if a run lacks the key
-NUMBERS = (
-    *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
-    *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
-    *("seconds", "virtual_seconds", "sparsity", "evaluations"),
-)
-# keys that every run has: `report.jobs` requires them, and tables divide by them
-SURE = (
-    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
-    *("client_updates", "failures", "seconds"),
-)
-CURVE = (
-    *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
-    *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
-)
-ROWS = 101  # the most evaluations in `curve`: that of the untrained model, and 100 more
+ROWS = 101  # the most evaluations in a stored curve: that of the untrained model, and 100 more
 # files that no run reads: a change there does not affect its numbers
 WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
-
-Number = float | None
-
-
-@dataclass(frozen=True)
-class ArchivedRun:
-    """A stored run: sorted overrides without experiment and seed, results, and learning curve.
-
-    `overrides`: one line. `commit`: the commit of the code. `numbers`: the results. `curve`, the
-    learning curve: a list for each measured key of `CURVE`, with an entry for each stored
-    evaluation. `cpu`: the instruction set that torch uses, "" if the run did not record it.
-    """
-
-    overrides: str
-    seed: int
-    commit: str
-    diverged: bool
-    numbers: dict[str, Number]
-    curve: dict[str, list[Number]]
-    cpu: str = ""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """The run's overrides and seed; a newer run with the same key replaces an older one."""
-        return self.overrides, self.seed
-
-    def curve_rows(self) -> list[dict[str, Number]]:
-        """Return the learning curve as rows (key -> value), one for each stored evaluation."""
-        return [
-            dict(zip(self.curve, row, strict=True))
-            for row in zip(*self.curve.values(), strict=True)
-        ]
-
-    def rows(self) -> list[dict[str, Number]]:
-        """Return the learning curve as rows (key -> value), one for each evaluation of the run.
-
-        Raises `ResultsError` if not all of the run's evaluations are stored.
-        """
-        rows = self.curve_rows()
-        if (self.numbers.get("evaluations") or 0) > len(rows):
-            raise ResultsError(f"{self.overrides}: of its evaluations {len(rows)} are kept")
-        return rows
-
-    def line(self) -> str:
-        """Return the run as one line of JSON."""
-        head = {
-            "overrides": self.overrides,
-            "seed": self.seed,
-            "commit": self.commit,
-            "cpu": self.cpu,
-        }
-        body = {"diverged": self.diverged, **self.numbers, "curve": self.curve}
-        return json.dumps(head | body)
-
-
-def in_order(overrides: Mapping[str, str]) -> str:
-    """Return command-line overrides sorted by their keys, quoted as in a shell.
-
-    Values are written as a sweep writes them: `true` as True, 1e-3 as 0.001. A value that Hydra
-    cannot parse stays unchanged.
-    """
-    return shlex.join(f"{key}={_as_in_sweeps(value)}" for key, value in sorted(overrides.items()))
-
-
-@cache
-def _as_in_sweeps(value: str) -> str:
-    try:
-        word = OverridesParser.create().parse_override(f"key={value}")
-        return str(word.get_value_element_as_str())
-    except HydraException:
-        return value
+NOT_MEASURED = {"commit", "cpu"}  # keys that may differ between runs with the same numbers
 
 
 def command(name: str) -> str:
@@ -129,29 +37,32 @@ def archive_file(root: Path, name: str) -> Path:
     return root / FOLDER / f"{name}.json"
 
 
-def archived_run(job: Job, name: str, commit: str) -> ArchivedRun:
-    """Return what is stored of a finished run.
+def archived(run: Run, name: str, commit: str) -> Run:
+    """Return a run as the archive of experiment `name` stores it.
 
-    `name`: the run's experiment; `commit`: the commit of the code that made the run.
+    `commit`: the commit of the code that made the run.
 
-    Raises `ResultsError` for a job of another experiment, or for a text in place of a number.
+    Raises `ResultsError` for a run of another experiment, or for a text in place of a number.
     """
-    overrides = job.effective_overrides()
+    overrides = dict(run.overrides)
     if overrides.pop("experiment", None) != name:
-        raise ResultsError(f"{job.folder} was not run with experiment={name}")
-    evaluated = [row for row in job.history() if row.get("accuracy") is not None]
-    rows = _thinned(evaluated)
-    curve = {key: [_finite(row.get(key)) for row in rows] for key in CURVE}
-    numbers = {key: _finite(job.result.get(key)) for key in NUMBERS}
-    return ArchivedRun(
-        in_order(overrides),
-        job.result["seed"],
-        commit,
-        job.diverged,
-        numbers | {"evaluations": len(evaluated)},
-        {key: column for key, column in curve.items() if set(column) - {None}},
-        str((job.result.get("versions") or {}).get("cpu", "")),
-    )
+        raise ResultsError(f"{run.folder} was not run with experiment={name}")
+    evaluations = run.evaluations()
+    rows = _thinned(evaluations)
+    curve = {key: [row.get(key) for row in rows] for key in CURVE}
+    stored = {
+        **run.result,
+        "overrides": in_order(overrides),
+        "commit": commit,
+        "cpu": str((run.result.get("versions") or {}).get("cpu", "")),
+        "diverged": run.diverged,
+        "evaluations": len(evaluations),
+        "curve": {key: column for key, column in curve.items() if set(column) - {None}},
+    }
+    try:
+        return stored_run(stored)
+    except ValueError as error:
+        raise ResultsError(f"{run.folder}: {error}") from error
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -161,14 +72,7 @@ def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [rows[round(at * (len(rows) - 1) / (ROWS - 1))] for at in range(ROWS)]
 
 
-def _finite(value: Any) -> Number:
-    """Return a finite number, None for an infinity or NaN. Raises `ResultsError` for a text."""
-    if value is not None and not isinstance(value, int | float):
-        raise ResultsError(f"{value!r} stands where a number should")
-    return None if value is None or not isfinite(value) else value
-
-
-def merge(old: Iterable[ArchivedRun], new: Iterable[ArchivedRun]) -> list[ArchivedRun]:
+def merge(old: Iterable[Run], new: Iterable[Run]) -> list[Run]:
     """Return the old and the new runs, sorted by overrides and seed.
 
     A new run replaces an old run with the same overrides and seed. If both have the same numbers,
@@ -182,52 +86,15 @@ def merge(old: Iterable[ArchivedRun], new: Iterable[ArchivedRun]) -> list[Archiv
     return [runs[key] for key in sorted(runs)]
 
 
-def _measured(run: ArchivedRun) -> tuple[Any, ...]:
-    return run.diverged, run.numbers, run.curve
+def _measured(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.result.items() if key not in NOT_MEASURED}
 
 
-def read_archive(file: Path) -> list[ArchivedRun]:
-    """Return the stored runs in a file; an empty list if the file is missing.
-
-    Raises `ResultsError` for a file in another format.
-    """
-    if not file.is_file():
-        return []
-    try:
-        content = json.loads(file.read_text())
-        if (of := content["experiment"]) != file.stem:
-            raise ResultsError(f"{file} holds runs of {of}")
-        runs = [_read_run(run) for run in content["runs"]]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ResultsError(f"{file} is no file of archived runs: {error!r}") from error
-    if len({run.key for run in runs}) != len(runs):
-        raise ResultsError(f"{file} holds runs of the same overrides and seed")
-    return runs
-
-
-def _read_run(run: Any) -> ArchivedRun:
-    """Return a run from its JSON. Raises `ValueError`, `TypeError` or `KeyError` if malformed."""
-    numbers = {key: run[key] if key in SURE else run.get(key) for key in NUMBERS}
-    curve = {key: list(run["curve"][key]) for key in CURVE if key in run["curve"]}
-    values = [*numbers.values(), *(value for column in curve.values() for value in column)]
-    kinds: list[tuple[Any, Any]] = [(run["overrides"], str), (run["commit"], str)]
-    kinds += [(run["diverged"], bool), (run["seed"], int), (run.get("cpu", ""), str)]
-    kinds += [(numbers[key], int | float) for key in SURE]
-    kinds += [(value, int | float | None) for value in values]
-    wrong = [value for value, kind in kinds if not isinstance(value, kind)]
-    if wrong := wrong or [value for value in values if value is not None and not isfinite(value)]:
-        raise ValueError(f"{wrong[0]!r} is out of place")
-    if len({len(column) for column in curve.values()}) > 1:
-        raise ValueError("a curve with columns of several lengths")
-    head = run["overrides"], run["seed"], run["commit"], run["diverged"]
-    return ArchivedRun(*head, numbers, curve, run.get("cpu", ""))
-
-
-def write_archive(file: Path, name: str, runs: Iterable[ArchivedRun]) -> None:
-    """Write an experiment's runs to a JSON file, one run per line."""
+def write_archive(file: Path, name: str, runs: Iterable[Run]) -> None:
+    """Write an experiment's stored runs to a JSON file, one run per line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
-    lines = ",\n".join(run.line() for run in runs)
+    lines = ",\n".join(json.dumps(run.result) for run in runs)
     file.write_text(f"{head}\n{lines}\n]}}\n")
 
 
@@ -256,14 +123,12 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     asked = parser.parse_args(arguments)
     file = archive_file(root, asked.name)
-    jobs, unfinished = read_jobs(asked.folders)
+    found, unfinished = read_runs(asked.folders)
     commit = commit_of(root)
     old = read_archive(file)
-    runs = merge(old, [archived_run(job, asked.name, commit) for job in jobs])
+    runs = merge(old, [archived(run, asked.name, commit) for run in found])
     write_archive(file, asked.name, runs)
-    if twice := len(jobs) - len(
-        {(in_order(job.effective_overrides()), job.result["seed"]) for job in jobs}
-    ):
+    if twice := len(found) - len({run.key for run in found}):
         print(f"of equal overrides and seed the last run was taken, {twice} were left out")
     changed = sum(run not in old for run in runs)
     print(f"{file}: {len(runs)} runs, {changed} of them new or replaced")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from report.format import human_bytes
-from report.summary import read_result
+from report.runs import read_result
 
 PICTURE = "segments.svg"
 BOX, GAP, TOP, LINE, MARGIN = 230, 40, 118, 18, 20  # pixels

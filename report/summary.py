@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from rich.table import Table
 
 from report.format import human_bytes, human_seconds, percent
-from report.overrides import name_of
+from report.runs import HYDRA, OVERRIDES, read_overrides
 
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Return a run's result. Raises `FileNotFoundError` if the run has left none."""
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
+# groups that a preset sets: the run's name states other choices in these groups
+METHOD = (
+    *("strategy", "strategy/optimizer", "strategy/staleness"),
+    *("compression", "compression@gradients", "downlink"),
+)
 
 
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
@@ -43,6 +43,30 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
     return table
 
 
+def name_of(result: dict[str, Any], folder: Path) -> str:
+    """Return a run's name: its preset, and the choices that replace the preset's own.
+
+    If the user chose a strategy and no preset, the name leaves out the default preset.
+    """
+    preset: str = result["algorithm"]
+    if not (folder / OVERRIDES).exists():
+        return preset
+    overrides = read_overrides(folder)
+    choices = OmegaConf.load(folder / HYDRA / "hydra.yaml").hydra.runtime.choices
+    if "strategy" not in choices:
+        return f"{preset} ({result['strategy']}), as saved"
+    chosen = {group: overrides[group] for group in METHOD if group in overrides}
+    if (experiment := choices.get("experiment")) and "algorithm" not in overrides:
+        preset = f"experiment={experiment} ({choices['strategy']})"  # it may set any group
+    if "strategy._target_" in overrides:
+        chosen["strategy"] = result["strategy"]
+    if "strategy" in chosen and "algorithm" not in overrides:
+        preset = chosen.pop("strategy")
+        chosen = {group: choices[group] for group in ("compression", "downlink")} | chosen
+    parts = ", ".join(f"{group}={choice}" for group, choice in chosen.items())
+    return f"{preset} with {parts}" if parts else preset
+
+
 def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
     """Return a run's bytes in a direction, and the bytes if Flower had sent them uncompressed.
 
@@ -65,7 +89,7 @@ def _on_a_link(result: dict[str, Any]) -> str:
     """Return the text that tells how long the run's messages take over a link; "" if unknown."""
     if result.get("link_seconds") is None:
         return ""
-    down, up = (_mbps(result[f"line_{way}_mbps"]) for way in ("down", "up"))
+    down, up = (_mbps(result[f"link_{way}_mbps"]) for way in ("down", "up"))
     text = (
         f"{human_seconds(result['link_seconds'])} at {down} down, {up} up; "
         f"{human_seconds(result['link_seconds_float32'])} without compression"

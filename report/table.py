@@ -9,170 +9,53 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
+from report.columns import COLUMNS, TableRow, payload, plain, sent, until_all
 from report.errors import ResultsError, mistakes_are_lines
-from report.format import human_bytes, human_seconds, markdown_row, percent, whole
-from report.jobs import Group, Job, group_jobs, read_jobs, varying
-from report.learning_curve import Row, first_at, smoothed
-from report.summary import whole_bytes
+from report.format import NOTHING, markdown_table, whole
+from report.learning_curve import smoothed
+from report.runs import Group, group_runs, read_runs, varying
 
-Numbers = dict[str, Any]
-SHARES = ("accuracy", "best_accuracy", "top5")  # shown with their spread over the seeds
-
-
-def numbers(group: Group, smooth: int = 1, reach: float | None = None) -> Numbers:
-    """Return the means of runs that differ in the seed; None for a key that no run has.
-
-    `smooth`: the last and the best accuracy are means of this number of consecutive evaluations.
-    `reach`: an accuracy in 0..1. The result then has the round and the bytes at which the runs
-    reach this accuracy, or None if a run never reaches it.
-    """
-    results = [job.result for job in group.jobs]
-    needed = group.jobs if smooth > 1 or reach is not None else []
-    courses = [smoothed(job.history(), smooth) for job in needed]
-    if smooth > 1:
-        results = [_of(job, rows) for job, rows in zip(group.jobs, courses, strict=True)]
-    first = [] if reach is None else [first_at(rows, reach) for rows in courses]
-
-    def mean(key: str) -> float | None:
-        return _mean([result.get(key) for result in results])
-
-    row: Numbers = {"runs": len(results), "seeds": [result["seed"] for result in results]}
-    for key in SHARES:
-        values = [result.get(key) for result in results]
-        row[key], row[f"{key}_std"], row[f"{key}_by_seed"] = _mean(values), _std(values), values
-    each = [result["uplink_bytes"] / max(result["client_updates"], 1) for result in results]
-    return row | {
-        "loss": mean("loss"),
-        "reached_runs": sum(row is not None for row in first),
-        "reached_round": _of_all(first, "round"),
-        "reached_uplink_bytes": _of_all(first, "uplink_bytes"),
-        "uplink_bytes_per_update": fmean(each),
-        "uplink_bytes": mean("uplink_bytes"),
-        "uplink_sent_bytes": fmean(whole_bytes(result, "uplink")[0] for result in results),
-        "uplink_ratio": _compression_ratio(results, "uplink"),
-        "downlink_bytes": mean("downlink_bytes"),
-        "downlink_sent_bytes": fmean(whole_bytes(result, "downlink")[0] for result in results),
-        "downlink_ratio": _compression_ratio(results, "downlink"),
-        "client_updates": mean("client_updates"),
-        "failures": mean("failures"),
-        "seconds": mean("seconds"),
-        "virtual_seconds": (virtual := mean("virtual_seconds")),
-        "virtual_seconds_per_round": None if virtual is None else virtual / results[0]["rounds"],
-    }
+SWEEP = [name for name in COLUMNS if name.startswith("sweep: ")]
+# columns that are left out if no run has a value
+OPTIONAL = (
+    *("sweep: top5", "sweep: reached", "sweep: uplink until"),
+    *("sweep: virtual time", "sweep: time a round"),
+)
+SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 
-def _of(job: Job, rows: list[Row]) -> Numbers:
-    """Return a run's result, with the last and the best accuracy replaced by those of `rows`.
-
-    `rows`: evaluations with smoothed accuracies.
-    """
-    accuracies = [row["accuracy"] for row in rows]
-    last = accuracies[-1] if accuracies else None
-    return job.result | {"accuracy": last, "best_accuracy": max(accuracies, default=None)}
-
-
-def _present(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = _present(values)
-    return fmean(present) if present else None
-
-
-def _of_all(rows: Sequence[Numbers | None], key: str) -> float | None:
-    """Return the mean of `key` over rows; None if there are no rows, or if a row is None."""
-    present = [row[key] for row in rows if row is not None]
-    return fmean(present) if present and len(present) == len(rows) else None
-
-
-def _std(values: Sequence[float | None]) -> float | None:
-    present = _present(values)
-    return stdev(present) if len(present) > 1 else None
-
-
-def _compression_ratio(results: Sequence[Numbers], way: str) -> float | None:
-    """Return the bytes that Flower would have sent, divided by the bytes sent; None if unknown."""
-    sent, plain = (sum(each) for each in zip(*(whole_bytes(r, way) for r in results), strict=True))
-    return plain / sent if plain and sent else None
-
-
-def _share(key: str) -> Callable[[Numbers], str]:
-    def text(row: Numbers) -> str:
-        mean, std = row[key], row[f"{key}_std"]
-        return percent(mean) if std is None else f"{100 * mean:.2f} ± {100 * std:.2f} %"
-
-    return text
-
-
-def _text(key: str, form: Callable[[float], str]) -> Callable[[Numbers], str]:
-    return lambda row: "-" if row[key] is None else form(row[key])
-
-
-COLUMNS: dict[str, Callable[[Numbers], str]] = {
-    "runs": lambda row: str(row["runs"]),
-    "accuracy": _share("accuracy"),
-    "best accuracy": _share("best_accuracy"),
-    "top5": _share("top5"),
-    "loss": _text("loss", "{:.4g}".format),
-    "reached at": _text("reached_round", "{:.10g}".format),
-    "payloads until then": _text("reached_uplink_bytes", human_bytes),
-    "payload an update": _text("uplink_bytes_per_update", human_bytes),
-    "sent up": _text("uplink_sent_bytes", human_bytes),
-    "compression ratio up": _text("uplink_ratio", "{:.2f}".format),
-    "sent down": _text("downlink_sent_bytes", human_bytes),
-    "compression ratio down": _text("downlink_ratio", "{:.2f}".format),
-    "updates": _text("client_updates", "{:.10g}".format),
-    "failed": _text("failures", "{:.10g}".format),
-    "time": _text("seconds", human_seconds),
-    "virtual time": _text("virtual_seconds", human_seconds),
-    "a round": _text("virtual_seconds_per_round", human_seconds),
-}
-
-# Columns that are left out if no run has a value, with their functions.
-OPTIONAL = {
-    "top5": "top5",
-    "reached at": "reached_round",
-    "payloads until then": "reached_uplink_bytes",
-    "virtual time": "virtual_seconds",
-    "a round": "virtual_seconds",
-}
-
-
-def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[Numbers]) -> str:
+def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[TableRow]) -> str:
     """Return a Markdown table with a row for each group of runs that differ in the seed.
 
-    `rows`: each group's `numbers`. The group's values of `keys` name its row.
+    `rows`: the runs of each group. The group's values of `keys` name its row.
     """
-    columns = dict(COLUMNS)
-    for column, key in OPTIONAL.items():
-        if all(row[key] is None for row in rows):
-            del columns[column]
-    lines = [
-        [*keys, *columns],
-        ["---"] * len(keys) + ["---:"] * len(columns),
-        *(
-            [*group.name(keys), *(text(row) for text in columns.values())]
-            for group, row in zip(groups, rows, strict=True)
-        ),
-    ]
-    return "\n".join(markdown_row(line) for line in lines)
+    shown = {name: [COLUMNS[name].show(row).cell for row in rows] for name in SWEEP}
+    for name in OPTIONAL:
+        if set(shown[name]) == {NOTHING}:
+            del shown[name]
+    names = [group.name(keys) for group in groups]
+    cells = zip(*shown.values(), strict=True)
+    return markdown_table(
+        [*keys, *(COLUMNS[name].head for name in shown)],
+        [[*name, *row] for name, row in zip(names, cells, strict=True)],
+        numbers=len(shown),
+    )
 
 
 def as_json(
     groups: Sequence[Group],
     keys: Sequence[str],
-    rows: Sequence[Numbers],
+    rows: Sequence[TableRow],
     unfinished: Sequence[Path],
 ) -> str:
-    """Return each group's means (`rows`) as JSON, with every seed's accuracies."""
+    """Return each group's numbers as JSON, with every seed's accuracies."""
     named = [
-        {"overrides": {key: group.overrides[key] for key in keys if key in group.overrides}} | row
+        {"overrides": {key: group.overrides[key] for key in keys if key in group.overrides}}
+        | numbers(row)
         for group, row in zip(groups, rows, strict=True)
     ]
     folders = {"diverged": diverged(groups), "unfinished": unfinished}
@@ -180,9 +63,51 @@ def as_json(
     return json.dumps({"rows": named, **listed}, indent=2)
 
 
-def diverged(groups: Sequence[Group]) -> list[Path]:
+def numbers(row: TableRow) -> dict[str, Any]:
+    """Return the numbers of a row, most of them means over its runs; None for an unknown number."""
+
+    def mean(measure: Any) -> float | None:
+        found = row.estimate(measure)
+        return None if found is None else found.mean
+
+    shares: dict[str, Any] = {}
+    for key in SHARES:
+        found = row.estimate(key)
+        shares[key] = None if found is None else found.mean
+        shares[f"{key}_std"] = None if found is None else found.std
+        shares[f"{key}_by_seed"] = [run.result.get(key) for run in row.runs]
+    virtual = mean("virtual_seconds")
+    return {
+        "runs": len(row.runs),
+        "seeds": [run.seed for run in row.runs],
+        **shares,
+        "loss": mean("loss"),
+        "reached_runs": reached_runs(row),
+        "reached_round": until_all(row, "round"),
+        "reached_uplink_bytes": until_all(row, "uplink_bytes"),
+        "uplink_bytes_per_update": mean(payload),
+        "uplink_bytes": mean("uplink_bytes"),
+        "uplink_sent_bytes": mean(sent("uplink")),
+        "uplink_ratio": row.ratio(plain("uplink"), sent("uplink")),
+        "downlink_bytes": mean("downlink_bytes"),
+        "downlink_sent_bytes": mean(sent("downlink")),
+        "downlink_ratio": row.ratio(plain("downlink"), sent("downlink")),
+        "client_updates": mean("client_updates"),
+        "failures": mean("failures"),
+        "seconds": mean("seconds"),
+        "virtual_seconds": virtual,
+        "virtual_seconds_per_round": virtual and virtual / row.runs[0].result["rounds"],
+    }
+
+
+def reached_runs(row: TableRow) -> int:
+    """Return how many runs of a row reach its accuracy."""
+    return sum(at is not None for at in row.reached)
+
+
+def diverged(groups: Sequence[Group]) -> list[Path | None]:
     """Return the folders of the diverged runs. The table's means include these runs."""
-    return [job.folder for group in groups for job in group.jobs if job.diverged]
+    return [run.folder for group in groups for run in group.runs if run.diverged]
 
 
 @mistakes_are_lines
@@ -199,18 +124,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
-    jobs, unfinished = read_jobs(asked.folders)
-    groups = group_jobs(jobs)
+    runs, unfinished = read_runs(asked.folders)
+    groups = group_runs(runs)
     keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
-    reach = None if asked.reach is None else asked.reach / 100
-    rows = [numbers(group, asked.smooth, reach) for group in groups]
+    rows = [
+        TableRow([smoothed(run, asked.smooth) for run in group.runs], reach=asked.reach)
+        for group in groups
+    ]
     if asked.json:
         print(as_json(groups, keys, rows, unfinished))
         return 0
     print(markdown(groups, keys, rows))
-    if reach is not None and not any(row["reached_runs"] for row in rows):
+    if asked.reach is not None and not any(map(reached_runs, rows)):
         print(f"\nno run reached {asked.reach:g} %")
-    if repeated := len(jobs) - sum(len(group.jobs) for group in groups):
+    if repeated := len(runs) - sum(len(group.runs) for group in groups):
         print(f"\n{repeated} repeated with the same seed: the last counts")
     for name, folders in (("diverged", diverged(groups)), ("unfinished or damaged", unfinished)):
         if folders:

@@ -24,7 +24,6 @@ from compression.flower.server.failure_policy import FailurePolicy
 from conf.load import run_config
 from simulation.job import Job
 from simulation.local import run_local
-from strategy.base import ParameterServer
 from tests.mutations import Mutator
 from tests.runs import composed
 
@@ -183,18 +182,12 @@ def _draw_updates(patch: Any) -> None:
 
 def _listen(patch: Any, app: Fuzzed) -> None:
     leave_out: Callable[..., None] = FailurePolicy.leave_out
-    fail: Callable[..., None] = ParameterServer.fail
 
-    def left_out(self: Any, server_round: int, node: int, reason: str) -> None:
+    def left_out(self: Any, node: int, reason: str, when: str = "") -> None:
         app.blame(node, reason)
-        leave_out(self, server_round, node, reason)
-
-    def failed(self: Any, node: int, reason: str, when: str = "") -> None:
-        app.blame(node, reason)
-        fail(self, node, reason, when)
+        leave_out(self, node, reason, when)
 
     patch.setattr(FailurePolicy, "leave_out", left_out)
-    patch.setattr(ParameterServer, "fail", failed)
 
 
 __all__ = ["CASES", "Fuzzed", "fuzz"]

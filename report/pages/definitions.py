@@ -1,31 +1,26 @@
-"""Reads the definitions of pages (report/pages/NAME.yaml): claim, setting, tables and notes."""
+"""The definitions of pages (report/pages/NAME.yaml): claim, setting, tables and notes.
+
+The dataclasses have the keys of a definition; OmegaConf checks the keys and their types. A key
+without a default is required.
+"""
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
+from report.columns import COLUMNS
 from report.errors import ResultsError
-from report.pages.benchmark_table import BenchmarkTable, benchmark_table
-from report.pages.fields import (
-    expect_different,
-    expect_keys,
-    identifier,
-    joined,
-    list_of,
-    number,
-    text_of,
-    whole_number,
-)
-from report.pages.table_columns import COLUMNS
-from report.run_archive import archive_file, in_order
+from report.measured import measured_file
+from report.run_archive import archive_file
+from report.runs import in_order, parse_overrides
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the only column that is not measured
@@ -36,74 +31,60 @@ PICTURES = {
     "accuracy": "accuracy over rounds and bytes",
     "train_loss": "training loss over rounds and bytes",
 }
-ROW = {
-    "id": True,
-    "label": True,
-    "overrides": True,
-    "paper": False,
-}  # key -> whether it is required
-TABLE = {
-    **dict.fromkeys(("experiment", "rows"), True),
-    **dict.fromkeys(
-        ("id", "title", "overrides", "beside", "columns", "against", "across", "picture", "note"),
-        False,
-    ),
-    **dict.fromkeys(("smooth", "reach", "after", "least"), False),
-}
-ACROSS = {"key": True, "values": True}
-ACROSS_OVERRIDES = {"overrides": True}
-PAGE = {"title": True, "claim": True, "setting": True, "tables": True, "notes": False}
+ID = re.compile(r"[\w-]+")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowDefinition:
-    """A table's row: its id, its label, the overrides of its runs, and the number in the paper.
+    """A table's row: its id, its label, the overrides of its runs, and the number in the paper."""
 
-    `across`: in a table whose columns show runs with different overrides, the overrides of the runs
-    for each column; otherwise empty.
+    id: str = MISSING
+    label: str = MISSING
+    overrides: str = MISSING
+    paper: str = ""
+
+
+@dataclass
+class Across:
+    """Columns that show the same measure for runs with different overrides.
+
+    Either `key` and `values`: each column sets the key to one of the values; or `overrides`: for
+    each column its head and the overrides that it adds to those of a row.
     """
 
-    id: str
-    label: str
-    overrides: str
-    paper: str
-    across: tuple[str, ...] = ()
-
-    @property
-    def all_overrides(self) -> set[str]:
-        """The overrides of all runs in this row."""
-        return set(self.across) or {self.overrides}
+    key: str = ""
+    values: list[str] = field(default_factory=list)
+    overrides: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TableDefinition:
     """A table: the experiment with its runs, the rows and columns, and how they are shown.
 
-    `against`: the id of the row with which other rows are compared; "" for none. `across`: the
-    heads of columns that show the same measure for runs with different overrides; `columns` then
-    has only this measure.
-    With `search` the highest cell of a row is bold. `picture`: one of `PICTURES`, or "". `least`:
-    the start of the picture's y axis. `smooth`: accuracies are means of this number of evaluations.
-    `beside`: overrides that all runs have, in addition to the experiment's name. `reach`: an
-    accuracy in %; some columns (such as bytes up) include only the rounds until a run reached this
-    accuracy. `after`: a round; some columns include only the rounds after it.
+    `overrides`: those of all rows. `beside`: overrides that all runs have, in addition to the
+    experiment's name. `columns`: names in `COLUMNS`, or "paper"; with `across` only one.
+    `against`: the id of the row with which other rows are compared; "" for none. `picture`: one of
+    `PICTURES`, or "". `least`: the start of the picture's y axis. `smooth`: accuracies are means of
+    this number of evaluations. `reach`: an accuracy in %; some columns (such as bytes up) include
+    only the rounds until a run reached it. `after`: a round; some columns include only the rounds
+    after it.
     """
 
-    id: str
-    title: str
-    experiment: str
-    against: str
-    columns: tuple[str, ...]
-    across: tuple[str, ...]
-    rows: tuple[RowDefinition, ...]
-    picture: str
-    note: str
-    search: bool = False
+    experiment: str = MISSING
+    rows: list[RowDefinition] = MISSING
+    id: str = ""
+    title: str = ""
+    overrides: str = ""
+    beside: str = ""
+    columns: list[str] = field(default_factory=list)
+    against: str = ""
+    across: Across = field(default_factory=Across)
+    picture: str = ""
+    note: str = ""
     smooth: int = 1
     reach: float | None = None
     after: int | None = None
     least: float | None = None
-    beside: str = ""
 
     def given(self) -> dict[str, str]:
         """Return the table's settings that columns may need, as text for heads; "" if not set."""
@@ -118,17 +99,77 @@ class TableDefinition:
         """Return the row with this id; or None."""
         return next((row for row in self.rows if row.id == name), None)
 
+    @property
+    def search(self) -> bool:
+        """Whether the table shows a search for the best value of a key. Its best cells are bold."""
+        return bool(self.across.key) and self.columns == [ACCURACY]
 
-@dataclass(frozen=True)
+    def heads_across(self) -> list[str]:
+        """Return the heads of the columns that `across` defines; [] without `across`."""
+        key, values = self.across.key, self.across.values
+        return [*self.across.overrides] or [f"{key} {value}" for value in values]
+
+    def settings(self, row: RowDefinition) -> list[str]:
+        """Return the settings (`Run.settings`) of a row's runs.
+
+        A table with `across` has one for each column, in their order; any other table has one.
+        """
+        every = {
+            **parse_overrides(self.overrides),
+            **parse_overrides(self.beside),
+            **parse_overrides(row.overrides),
+        }
+        columns = [parse_overrides(text) for text in self.across.overrides.values()]
+        columns = columns or [{self.across.key: value} for value in self.across.values]
+        return [in_order({**every, **more}) for more in columns or [{}]]
+
+    def all_settings(self) -> set[str]:
+        """Return the settings of all runs in the table."""
+        return {settings for row in self.rows for settings in self.settings(row)}
+
+
+@dataclass
+class BenchmarkRow:
+    """A row of a benchmark's table: its id, its label, and its key in the benchmark's JSON."""
+
+    id: str = MISSING
+    label: str = MISSING
+    key: str = MISSING
+
+
+@dataclass
+class BenchmarkTable:
+    """A table with values that a benchmark measured.
+
+    `path`: the path of a value in the JSON, with `column` and `row` in place of their keys.
+    `columns`: head -> key.
+    """
+
+    benchmark: str = MISSING
+    path: list[str] = MISSING
+    columns: dict[str, str] = MISSING
+    rows: list[BenchmarkRow] = MISSING
+    id: str = ""
+    title: str = ""
+    note: str = ""
+
+
+@dataclass
 class PageDefinition:
-    """A page: its name, one claim in a sentence, the setting of its runs, tables and notes."""
+    """A page: one claim in a sentence, the setting of its runs, tables and notes."""
 
-    name: str
-    title: str
-    claim: str
-    setting: str
-    tables: tuple[TableDefinition | BenchmarkTable, ...]
-    notes: tuple[str, ...]
+    title: str = MISSING
+    claim: str = MISSING
+    setting: str = MISSING
+    tables: list[Any] = field(default_factory=list)  # `TableDefinition`s and `BenchmarkTable`s
+    notes: list[str] = field(default_factory=list)
+    name: str = field(default="", metadata={"omegaconf_ignore": True})  # that of the file
+
+
+Definition = TypeVar("Definition", PageDefinition, TableDefinition, BenchmarkTable)
+SCHEMAS: dict[Any, Any] = {
+    kind: OmegaConf.structured(kind) for kind in (PageDefinition, TableDefinition, BenchmarkTable)
+}
 
 
 def read_definitions(root: Path) -> list[PageDefinition]:
@@ -140,115 +181,91 @@ def read_definition(root: Path, path: Path) -> PageDefinition:
     """Return the page that a file defines. Raises `ResultsError`, with the file's name."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        return _page(root, path.stem, content)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        first = str(error).splitlines()[0]
-        raise ResultsError(f"{path} is no YAML: {first}") from error
+        tables = content.pop("tables", None) if isinstance(content, dict) else None
+        page = _checked(PageDefinition, content)
+        page.name = path.stem
+        if not isinstance(tables, list) or not tables:
+            raise ResultsError("tables must be one or more")
+        page.tables = [_table(root, table) for table in tables]
+        if len(page.tables) > 1 and not all(table.id and table.title for table in page.tables):
+            raise ResultsError("of several tables each needs an id and a title")
+        _expect_different("tables with the id", [table.id for table in page.tables])
+        return page
+    except OmegaConfBaseException as error:
+        where = f"{error.full_key}: " if error.full_key else ""
+        raise ResultsError(f"{path}: {where}{str(error).splitlines()[0]}") from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} is no YAML: {str(error).splitlines()[0]}") from error
     except ResultsError as error:
         raise ResultsError(f"{path}: {error}") from error
 
 
-def _page(root: Path, name: str, content: Any) -> PageDefinition:
-    expect_keys("a page", content, PAGE)
-    tables = tuple(_table(root, table) for table in list_of(content, "tables"))
-    if not tables:
-        raise ResultsError("tables must be one or more")
-    if len(tables) > 1 and not all(table.id and table.title for table in tables):
-        raise ResultsError("of several tables each needs an id and a title")
-    expect_different("tables with the id", [table.id for table in tables])
-    title, claim, setting = (text_of(content, key) for key in ("title", "claim", "setting"))
-    notes = tuple(joined(note) for note in list_of(content, "notes"))
-    return PageDefinition(name, title, claim, setting, tables, notes)
+def _checked(kind: type[Definition], content: Any) -> Definition:
+    """Return an object of a dataclass with the keys that a definition gives.
+
+    Raises `ResultsError` or `OmegaConfBaseException` for unknown, missing or invalid keys.
+    """
+    if not isinstance(content, dict):
+        raise ResultsError(f"{content!r} must have the keys {_keys(kind)}")
+    try:
+        merged = OmegaConf.merge(SCHEMAS[kind], content)
+    except ConfigKeyError as error:
+        known = _keys(error.object_type or kind)
+        raise ResultsError(f"there is no key {error.full_key}; there are: {known}") from error
+    if missing := sorted(OmegaConf.missing_keys(merged)):
+        raise ResultsError(f"{missing[0]} is missing")
+    found: Definition = OmegaConf.to_object(merged)  # type: ignore[assignment]
+    return found
+
+
+def _keys(kind: Any) -> str:
+    return ", ".join(each.name for each in fields(kind) if not each.metadata)
 
 
 def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
     if isinstance(content, dict) and "benchmark" in content:
-        return benchmark_table(root, content)
-    expect_keys("a table", content, TABLE)
-    beside = _overrides(text_of(content, "beside"))
-    common = {**_overrides(text_of(content, "overrides")), **beside}
-    across = _across(content.get("across"))
-    rows = tuple(_row(row, common, across.values()) for row in list_of(content, "rows"))
-    expect_different("rows with the id", [row.id for row in rows])
-    expect_different("rows with the overrides", [row.overrides for row in rows])
-    columns = tuple(text_of({"": column}, "") for column in list_of(content, "columns"))
-    if across and not columns:
-        columns = (ACCURACY,)
-    if not columns or (across and len(columns) > 1):
+        benchmark = _checked(BenchmarkTable, content)
+        _expect_ids(benchmark)
+        measured_file(root, benchmark.benchmark)  # raises for an invalid name
+        return benchmark
+    table = _checked(TableDefinition, content)
+    _expect_ids(table)
+    try:
+        settings = [" and ".join(table.settings(row)) for row in table.rows]
+    except ValueError as error:
+        raise ResultsError(f"overrides: {error}") from error
+    _expect_different("rows with the overrides", settings)
+    archive_file(root, table.experiment)  # raises for an unknown experiment
+    if table.picture and table.picture not in PICTURES:
+        raise ResultsError(f"picture must be one of {', '.join(PICTURES)}, not {table.picture}")
+    for key in ("smooth", "reach", "after", "least"):
+        if (value := getattr(table, key)) is not None and value <= 0:
+            raise ResultsError(f"{key} must be a number above 0, not {value}")
+    across = bool(table.heads_across())
+    if across and not table.columns:
+        table.columns = [ACCURACY]
+    if not table.columns or (across and len(table.columns) > 1):
         raise ResultsError("a table has columns, one of them where it has across")
-    experiment, against = text_of(content, "experiment"), text_of(content, "against")
-    archive_file(root, experiment)  # raises for an unknown experiment
-    table = TableDefinition(
-        identifier(content) if "id" in content else "",
-        text_of(content, "title"),
-        experiment,
-        against,
-        columns,
-        tuple(across),
-        rows,
-        _picture(content),
-        text_of(content, "note"),
-        "key" in content.get("across", {}) and columns == (ACCURACY,),
-        whole_number(content, "smooth") or 1,
-        number(content, "reach"),
-        whole_number(content, "after"),
-        number(content, "least"),
-        in_order(beside),
-    )
-    if against and table.row(against) is None:
-        raise ResultsError(f"against: no row has the id {against}")
-    _expect_columns(columns, table.given())
+    if table.against and table.row(table.against) is None:
+        raise ResultsError(f"against: no row has the id {table.against}")
+    _expect_columns(table.columns, table.given())
     return table
 
 
-def _across(content: Any) -> dict[str, dict[str, str]]:
-    """Return, for each column's head, the overrides that the column adds to a row's overrides.
-
-    In YAML, either `key` and `values`: each column sets the key to one of the values; or
-    `overrides`: head -> overrides. The result is {} for a table whose columns add no overrides.
-    """
-    if content is None:
-        return {}
-    if isinstance(content, dict) and "overrides" in content:
-        expect_keys("across", content, ACROSS_OVERRIDES)
-        heads = content["overrides"]
-        if not isinstance(heads, dict) or not heads:
-            raise ResultsError("overrides of across must be HEAD: OVERRIDES")
-        return {joined(head): _overrides(joined(overrides)) for head, overrides in heads.items()}
-    expect_keys("across", content, ACROSS)
-    key, values = text_of(content, "key"), map(joined, list_of(content, "values"))
-    return {f"{key} {value}": {key: value} for value in values}
+def _expect_ids(table: TableDefinition | BenchmarkTable) -> None:
+    """Raise `ResultsError` unless a table has rows, and its ids are valid and different."""
+    ids = [row.id for row in table.rows]
+    if not ids:
+        raise ResultsError("rows must be one or more")
+    if invalid := [text for text in [table.id or "0", *ids] if not ID.fullmatch(text)]:
+        raise ResultsError(f"an id is letters, digits, - and _, not {invalid[0]!r}")
+    _expect_different("rows with the id", ids)
 
 
-def _picture(content: Mapping[str, Any]) -> str:
-    picture = text_of(content, "picture")
-    if picture and picture not in PICTURES:
-        raise ResultsError(f"picture must be one of {', '.join(PICTURES)}, not {picture}")
-    return picture
-
-
-def _row(
-    content: Any, common: Mapping[str, str], across: Iterable[Mapping[str, str]]
-) -> RowDefinition:
-    expect_keys("a row", content, ROW)
-    overrides = {**common, **_overrides(text_of(content, "overrides"))}
-    paper = text_of(content, "paper")
-    each = tuple(in_order({**overrides, **more}) for more in across)
-    return RowDefinition(
-        identifier(content), text_of(content, "label"), in_order(overrides), paper, each
-    )
-
-
-def _overrides(text: str) -> dict[str, str]:
-    """Return the overrides in a text (such as "a=1 b=2") as a dict: key -> value."""
-    try:
-        overrides = shlex.split(text)
-    except ValueError as error:
-        raise ResultsError(f"overrides {text!r}: {error}") from error
-    if wrong := [word for word in overrides if "=" not in word]:
-        raise ResultsError(f"overrides {text!r}: {wrong[0]} is not KEY=VALUE")
-    pairs = (word.lstrip("+").partition("=") for word in overrides)
-    return {key: value for key, _, value in pairs}
+def _expect_different(what: str, values: list[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ResultsError(f"several {what} {value!r}")
 
 
 def _expect_columns(columns: Iterable[str], given: Mapping[str, str]) -> None:

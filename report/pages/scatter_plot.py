@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from report.columns import by_seed
 from report.estimate import estimate
-from report.pages.page import FilledTable
 from report.pages.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
+from report.pages.tables import FilledTable
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes
@@ -80,11 +81,8 @@ def scatter(table: FilledTable) -> Scatter:
 def _points(table: FilledTable) -> Iterator[Point]:
     for row in table.definition.rows:
         runs = table.runs_of(row)
-        accuracies = [run.numbers["accuracy"] for run in runs]
-        present = [100 * accuracy for accuracy in accuracies if accuracy is not None]
-        if not present:
+        if (found := estimate(by_seed(runs, "accuracy", 100).values())) is None:
             continue
-        found = estimate(present)
-        sent = tuple(fmean(run.numbers[way] or 0.0 for run in runs) for way in WAYS)
+        sent = tuple(fmean(by_seed(runs, way).values()) for way in WAYS)
         label = row.label.replace("`", "")
         yield Point(label, found.mean, found.half, sent, table.definition.least)

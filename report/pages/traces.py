@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from report.curves import Curve, X, Y, curve
-from report.pages.page import FilledTable
 from report.pages.picture import Picture, add_legend, logarithmic, panels
+from report.pages.tables import FilledTable
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def traces(table: FilledTable) -> Traces:
 def _traces(table: FilledTable) -> Iterator[Trace]:
     y, least = table.definition.picture, table.definition.least
     for row in table.definition.rows:
-        histories = [run.curve_rows() for run in table.runs_of(row)]
+        histories = [run.history() for run in table.runs_of(row)]
         found = (curve(histories, x, y, log_x=x == ACROSS[-1]) for x in ACROSS)
         if len(curves := tuple(each for each in found if each is not None)) == len(ACROSS):
             yield Trace(row.label.replace("`", ""), y, least, curves)

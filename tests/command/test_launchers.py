@@ -19,7 +19,8 @@ from conf.load import compose_config, to_config
 config = to_config(compose_config([]))
 prepare(config)
 Trainer(config)
-print({{"torch._dynamo", "seaborn", "sklearn", "torchvision"}} & sys.modules.keys())
+slow = {{"torch._dynamo", "seaborn", "sklearn", "torchvision", "scipy", "pandas", "jinja2"}}
+print(slow & sys.modules.keys())
 """
 
 

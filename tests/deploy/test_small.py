@@ -15,7 +15,7 @@ from tests.deploy.servers import ROOT
 HEAVY = {
     "ray", "flwr_datasets", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib",
     "seaborn", "torch._dynamo", "torch._inductor", "sympy", "triton", "networkx", "torchvision",
-    "fastapi", "uvicorn", "sqlalchemy",
+    "fastapi", "uvicorn", "sqlalchemy", "jinja2",
 }  # fmt: skip
 WORK = """
 import json, sys

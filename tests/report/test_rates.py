@@ -2,15 +2,17 @@
 
 import shlex
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 from omegaconf import OmegaConf
 
-from report.learning_curve import smoothed_run
-from report.pages.definitions import read_definition
-from report.run_archive import archive_file, read_archive
+from report.learning_curve import smoothed
+from report.pages.definitions import Across, read_definition
+from report.run_archive import archive_file
+from report.runs import read_archive
 
 ROOT = Path(__file__).parents[2]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the
@@ -49,8 +51,8 @@ def best_rates(searches, smooth, without):
     """Return for each method the rates with the highest mean accuracy over all seeds."""
     found = defaultdict(lambda: defaultdict(list))
     for run in (run for name in searches for run in read_archive(archive_file(ROOT, name))):
-        method, rates = taken_apart(run.overrides, without)
-        accuracy = smoothed_run(run, smooth).numbers["accuracy"] or 0
+        method, rates = taken_apart(run.settings, without)
+        accuracy = smoothed(run, smooth).result["accuracy"] or 0
         found[method][tuple(rates.items())].append(accuracy)
     return {
         method: dict(max(tried, key=lambda rates: fmean(tried[rates])))
@@ -68,6 +70,7 @@ def test_rows_use_the_best_rate_of_the_search(name):
         file = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         default = OmegaConf.load(file).get("lr")
         for row in table.rows:
-            method, rates = taken_apart(row.overrides, without)
+            (overrides,) = replace(table, across=Across()).settings(row)
+            method, rates = taken_apart(overrides, without)
             if row.label not in BESIDE:
                 assert (rates or {"lr": default}) == best[method], row.label

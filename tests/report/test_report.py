@@ -10,7 +10,8 @@ from rich.console import Console
 from report import progress
 from report.format import human_bytes, human_seconds, percent
 from report.progress import ProgressLine, RunProgress
-from report.summary import read_result, summary_table
+from report.runs import read_result
+from report.summary import summary_table
 
 
 @pytest.mark.parametrize(

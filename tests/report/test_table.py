@@ -1,10 +1,9 @@
-"""Sweeps are shown as tables: which jobs form a row, and the row's name and numbers."""
+"""Sweeps are shown as tables: which runs form a row, how rows are named, and what is below them."""
 
 import json
 
 import pytest
 
-from report.jobs import group_jobs, read_jobs, varying
 from report.table import main
 from tests.report.sweeps import add_job
 
@@ -23,167 +22,96 @@ def sweep(tmp_path):
     return folder
 
 
-def rows_of(text):
-    """Return a Markdown table as one dict for each row, and the text after the table."""
-    table, _, rest = text.partition("\n\n")
-    lines = [[cell.strip() for cell in line.split(" | ")] for line in table.strip().splitlines()]
-    lines = [[line[0].lstrip("| "), *line[1:-1], line[-1].rstrip("| ")] for line in lines]
-    assert len({len(line) for line in lines}) == 1
-    return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]], rest
+@pytest.fixture
+def printed(capsys):
+    """Return a function: the rows that a command prints, as dicts, and the text below them."""
+
+    def rows_of(*arguments):
+        assert main([str(argument) for argument in arguments]) == 0
+        table, _, rest = capsys.readouterr().out.partition("\n\n")
+        lines = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines()]
+        lines = [[line[0].lstrip("| "), *line[1:-1], line[-1].rstrip("| ")] for line in lines]
+        assert len({len(line) for line in lines}) == 1
+        return [dict(zip(lines[0], line, strict=True)) for line in lines[2:]], rest
+
+    return rows_of
 
 
-def test_a_row_for_jobs_that_differ_in_the_seed_only(sweep, capsys):
-    assert main([str(sweep)]) == 0
-    rows, rest = rows_of(capsys.readouterr().out)
+def test_a_row_for_runs_that_differ_in_the_seed_only(sweep, printed):
+    rows, rest = printed(sweep)
     assert rest == ""
-    assert list(rows[0])[:4] == ["algorithm", "compression.drop", "batch_size", "runs"]
+    assert list(rows[0]) == [
+        "algorithm", "compression.drop", "batch_size", "runs", "accuracy", "best accuracy", "loss",
+        "payload an update", "sent up", "compression ratio up", "sent down",
+        "compression ratio down", "updates", "failed", "time",
+    ]  # fmt: skip
     names = [(r["algorithm"], r["compression.drop"], r["batch_size"], r["runs"]) for r in rows]
     assert names == [
         ("sgd", "-", "64", "1"), ("esgd", "0.25", "32", "2"), ("sgd", "-", "32", "3")
     ]  # fmt: skip
-    assert not {"experiment", "seed", "engine.workers", "top5"} & set(rows[0])
-
-
-def test_the_numbers_are_means_and_sample_deviations(sweep, capsys):
-    main([str(sweep)])
-    one, esgd, sgd = rows_of(capsys.readouterr().out)[0]
-    assert one["accuracy"] == "50.00 %"
-    assert sgd["accuracy"] == "98.00 ± 1.00 %"
-    assert sgd["best accuracy"] == "99.00 ± 0.00 %"
-    assert sgd["loss"] == "0.1"
-    assert esgd["payload an update"] == "5 kB"
-    assert esgd["sent up"] == "250 kB"
-    assert esgd["compression ratio up"] == "16.00"
-    assert esgd["sent down"] == "4 MB"
-    assert esgd["compression ratio down"] == "1.00"
-    assert (esgd["updates"], esgd["failed"]) == ("50", "0.5")
-    assert esgd["time"] == "12 s"
+    assert [row["accuracy"] for row in rows] == ["50.00 %", "98.00 ± 0.00 %", "98.00 ± 1.00 %"]
+    assert (rows[1]["sent up"], rows[1]["failed"]) == ("250 kB", "0.5")
 
 
 def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
     add_job(sweep / "20", "seed=7", finished=False)
+    add_job(sweep / "21", "algorithm=dgc seed=7", diverged=True)
     assert main([str(sweep), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["unfinished"] == [str(sweep / "20")]
+    assert found["diverged"] == [str(sweep / "21")]
     sgd = found["rows"][2]
-    assert sgd["overrides"] == {"algorithm": "sgd", "batch_size": "32"}
+    assert sgd["overrides"] == {"algorithm": "sgd", "batch_size": "32", "experiment": "e"}
     assert sgd["seeds"] == [0, 1, 2]
     assert sgd["accuracy_by_seed"] == [0.98, 0.99, 0.97]
     assert sgd["accuracy"] == pytest.approx(0.98)
     assert sgd["accuracy_std"] == pytest.approx(0.01)
     assert sgd["uplink_ratio"] == 4
+    assert sgd["top5"] is None
 
 
-def test_ratios_use_all_bytes(tmp_path, capsys):
-    sent = {"uplink_bytes": 100, "uplink_bytes_float32": 400, "uplink_other_bytes": 100}
-    for seed in range(2):
-        add_job(tmp_path / str(seed), "lr=1", seed=seed, **sent, uplink_header_bytes=50 * seed)
-    assert main([str(tmp_path), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["uplink_ratio"] == 1000 / 450
-    main([str(tmp_path)])
-    (shown,) = rows_of(capsys.readouterr().out)[0]
-    assert (shown["sent up"], shown["compression ratio up"]) == ("225 B", "2.22")  # of 500 B
-    assert shown["payload an update"] == "2 B"
-
-
-def test_rows_are_named_by_the_given_keys(sweep, capsys):
-    assert main([str(sweep), "--rows", "experiment,algorithm"]) == 0
-    rows = rows_of(capsys.readouterr().out)[0]
+def test_rows_are_named_by_the_given_keys(sweep, printed, capsys):
+    rows, _ = printed(sweep, "--rows", "experiment,algorithm")
     assert list(rows[0])[:3] == ["experiment", "algorithm", "runs"]
     assert [row["algorithm"] for row in rows] == ["sgd", "esgd", "sgd"]
     assert main([str(sweep), "--rows", "algorithm,dorp"]) == 2
     assert "no run has a word dorp=" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["seed=1", "verbose=true", "engine=ray", "engine.workers=4", "hydra.job.name=x",
-     "dataset.root=/x", "dataset.download=true"],
-)  # fmt: skip
-def test_overrides_without_an_effect_on_the_result_make_no_group(tmp_path, word):
-    add_job(tmp_path / "0", "lr=1")
-    add_job(tmp_path / "1", f"lr=1 {word}")
-    assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
+def test_repeated_diverged_and_unfinished_runs_are_listed(tmp_path, printed):
+    add_job(tmp_path / "old" / "0", "lr=a|b", accuracy=0.5)
+    add_job(tmp_path / "new" / "0", "lr=a|b", accuracy=0.6, diverged=True)
+    add_job(tmp_path / "new" / "1", "lr=9", finished=False)
+    rows, rest = printed(tmp_path / "old", tmp_path / "new", tmp_path / "new" / "0", "--rows", "lr")
+    assert [(row["lr"], row["runs"], row["accuracy"]) for row in rows] == [
+        ("a\\|b", "1", "60.00 %")
+    ]
+    assert rest.splitlines() == [
+        "1 repeated with the same seed: the last counts",
+        "",
+        f"diverged: {tmp_path / 'new' / '0'}",
+        "",
+        f"unfinished or damaged: {tmp_path / 'new' / '1'}",
+    ]
 
 
-@pytest.mark.parametrize("word", ["dataset=mnist", "dataset.size=8", "seeds=1", "+engineer=1"])
-def test_any_other_override_makes_a_group(tmp_path, word):
-    add_job(tmp_path / "0", "lr=1")
-    add_job(tmp_path / "1", f"lr=1 {word}")
-    groups = group_jobs(read_jobs([tmp_path])[0])
-    assert varying(groups) == [word.lstrip("+").split("=")[0]]
+def test_a_mistake_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    assert capsys.readouterr() == ("", f"error: no finished run in {tmp_path}\n")
+    add_job(tmp_path / "0", "seed=0")
+    (tmp_path / "0" / "history.jsonl").unlink()
+    assert main([str(tmp_path), "--reach", "80"]) == 2
+    assert capsys.readouterr().err.endswith("history.jsonl: No such file or directory\n")
 
 
-def test_overrides_in_another_order_make_the_same_group(tmp_path):
-    add_job(tmp_path / "0", "lr=1 batch_size=2 seed=0")
-    add_job(tmp_path / "1", "seed=1 batch_size=2 lr=1")
-    assert len(group_jobs(read_jobs([tmp_path])[0])) == 1
-
-
-def test_a_repeated_run_counts_once_and_is_reported(tmp_path, capsys):
-    add_job(tmp_path / "old" / "0", "lr=1", accuracy=0.5)
-    add_job(tmp_path / "new" / "0", "lr=1", accuracy=0.6)
-    assert main([str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "new" / "0")]) == 0
-    rows, rest = rows_of(capsys.readouterr().out)
-    assert [(row["runs"], row["accuracy"]) for row in rows] == [("1", "60.00 %")]
-    assert rest.startswith("1 repeated")
-
-
-def test_top5_and_null_values(tmp_path, capsys):
-    add_job(tmp_path / "0", "lr=1 seed=0", top5=0.9, loss=None, accuracy=None)
-    add_job(tmp_path / "1", "lr=1 seed=1", top5=0.8, loss=None, accuracy=0.5)
-    add_job(tmp_path / "2", "lr=a|b", client_updates=0, uplink_bytes=0)
-    assert main([str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    first, second = rows_of(text)[0]
-    assert first["top5"] == "85.00 ± 7.07 %"
-    assert (first["accuracy"], first["loss"]) == ("50.00 %", "-")
-    assert (second["top5"], second["compression ratio up"]) == ("-", "-")
-    assert "a\\|b" in text
-
-
-def test_unfinished_jobs_are_listed(sweep, capsys):
-    add_job(sweep / "20", "lr=9", finished=False)
-    assert main([str(sweep)]) == 0
-    rows, rest = rows_of(capsys.readouterr().out)
-    assert len(rows) == 3
-    assert rest.strip() == f"unfinished or damaged: {sweep / '20'}"
-
-
-def test_no_finished_run_gives_one_line(tmp_path, capsys):
-    add_job(tmp_path / "0", "lr=9", finished=False)
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        assert main([str(folder)]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert len(printed.err.strip().splitlines()) == 1
-        assert str(folder) in printed.err
-
-
-def test_virtual_time_is_shown_if_a_run_has_it(tmp_path, capsys):
-    add_job(tmp_path / "0", "nodes=4 seed=0", virtual_seconds=3.0, rounds=30)
-    add_job(tmp_path / "1", "nodes=8 seed=0", virtual_seconds=6.0, rounds=30)
-    main([str(tmp_path)])
-    head, _, first, second = capsys.readouterr().out.splitlines()[:4]
-    assert head.endswith("| virtual time | a round |")
-    assert first.endswith("| 3 s | 0.1 s |")
-    assert second.endswith("| 6 s | 0.2 s |")
-
-
-DAMAGE = {
-    "result.json": ['{"a": ', "{}", "[1]", ""],
-    ".hydra/overrides.yaml": ["foo: [", "foo: 1"],
-}
-
-
-@pytest.mark.parametrize(("file", "text"), [(f, t) for f, texts in DAMAGE.items() for t in texts])
-def test_a_damaged_run_is_left_out_and_named(sweep, capsys, file, text):
-    (sweep / "0" / file).write_text(text)
-    assert main([str(sweep)]) == 0
-    rows, rest = rows_of(capsys.readouterr().out)
-    assert sum(int(row["runs"]) for row in rows) == 5
-    assert rest.strip() == f"unfinished or damaged: {sweep / '0'}"
+def test_a_column_that_no_run_has_is_left_out(tmp_path, printed):
+    add_job(tmp_path / "0", "nodes=4", virtual_seconds=3.0, rounds=30)
+    rows, _ = printed(tmp_path)
+    assert (rows[0]["virtual time"], rows[0]["a round"]) == ("3 s", "0.1 s")
+    add_job(tmp_path / "1", "nodes=8", top5=0.9)
+    first, second = printed(tmp_path)[0]
+    assert (first["virtual time"], first["top5"]) == ("3 s", "-")
+    assert (second["virtual time"], second["a round"], second["top5"]) == ("-", "-", "90.00 %")
 
 
 def curve(*accuracies):
@@ -193,53 +121,21 @@ def curve(*accuracies):
     ]
 
 
-def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, capsys):
+def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, printed):
     courses = {"sgd": [(0.5, None, 0.9, 0.7), (0.2, 0.8, 0.8, 0.9)], "esgd": [(0.5, 0.9), (0.5,)]}
     for algorithm, seeds in courses.items():
         for seed, accuracies in enumerate(seeds):
             overrides = f"algorithm={algorithm} seed={seed}"
             add_job(tmp_path / algorithm / str(seed), overrides, curve(*accuracies))
-    assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
-    esgd, sgd = rows_of(capsys.readouterr().out)[0]
+    esgd, sgd = printed(tmp_path, "--smooth", "2", "--reach", "80")[0]
     assert sgd["accuracy"].startswith("82.50")  # the mean of 0.9 and 0.7, and of 0.8 and 0.9
     assert sgd["best accuracy"].startswith("82.50")
     assert esgd["best accuracy"].startswith("60.00")  # the mean of 0.5 and 0.9, and of 0.5 alone
     assert (sgd["reached at"], sgd["payloads until then"]) == ("35", "3.5 kB")  # 40 and 30
-    # Neither seed reached it.
-    assert (esgd["reached at"], esgd["payloads until then"]) == ("-", "-")
-    assert main([str(tmp_path), "--reach", "80"]) == 0  # single evaluations
-    esgd, sgd = rows_of(capsys.readouterr().out)[0]
-    # 30 and 20; one esgd seed did not reach it.
-    assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")
-    assert main([str(tmp_path), "--reach", "95"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "no run reached 95 %"
-    assert main([str(tmp_path)]) == 0
-    assert not {"reached at", "payloads until then"} & set(rows_of(capsys.readouterr().out)[0][0])
-
-
-def test_a_missing_history_is_named(tmp_path, capsys):
-    add_job(tmp_path / "0", "seed=0")
-    (tmp_path / "0" / "history.jsonl").unlink()
-    assert main([str(tmp_path), "--reach", "80"]) == 2
-    assert "history.jsonl: No such file" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [{"uplink_bytes": None}, {"accuracy": "x"}, {"seed": [1]}, {"failures": "2"}, {"seconds": {}}],
-)
-def test_an_invalid_result_affects_its_own_row_only(damage, tmp_path, capsys):
-    add_job(tmp_path / "0", "seed=0")
-    add_job(tmp_path / "1", "seed=1", **damage)
-    assert main([str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert rows_of(out)[0][0]["runs"] == "1"
-    assert f"unfinished or damaged: {tmp_path / '1'}" in out
-
-
-def test_without_evaluations_averages_and_targets_are_empty(tmp_path, capsys):
-    add_job(tmp_path / "0", "seed=0", curve(None, None), accuracy=None)
-    assert main([str(tmp_path), "--smooth", "2", "--reach", "80"]) == 0
-    (row,) = rows_of(capsys.readouterr().out)[0]
-    assert row["accuracy"] == "-"
-    assert "reached at" not in row
+    assert esgd["reached at"] == "-"  # neither seed reached it
+    esgd, sgd = printed(tmp_path, "--reach", "80")[0]  # single evaluations
+    assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")  # 30 and 20; one seed of esgd
+    rows, rest = printed(tmp_path, "--reach", "95")
+    assert "reached at" not in rows[0]
+    assert rest == "no run reached 95 %\n"
+    assert not {"reached at", "payloads until then"} & set(printed(tmp_path)[0][0])

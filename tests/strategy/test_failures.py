@@ -11,7 +11,7 @@ from compression.flower import layout_of, payload_record
 from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
-from report.jobs import GAVE_UP
+from report.runs import GAVE_UP
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,

@@ -148,7 +148,7 @@ class Encoded(NamedTuple):
     size: Size
 
 
-class ReceivedUpdate(NamedTuple):
+class DecodedReply(NamedTuple):
     """A node's decoded update (which may be sparse), its metrics, and its native tensors."""
 
     update: Update
@@ -366,7 +366,7 @@ class ServerSession:
 
     def read(
         self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()
-    ) -> ReceivedUpdate:
+    ) -> DecodedReply:
         """Decode the update in a node's reply; it is pending until `acks.applied` is called.
 
         `asked`: the `number` in the message's header. `measured`: names of the metrics that must be
@@ -386,7 +386,7 @@ class ServerSession:
         assert self.layout is not None  # `read` is called only in sessions with a layout
         update = self.decode(node, found[1], header.sequence or 0, self.layout)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
-        return ReceivedUpdate(update, metrics[1], natives)
+        return DecodedReply(update, metrics[1], natives)
 
     def decode(
         self,

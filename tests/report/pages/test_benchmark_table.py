@@ -74,10 +74,10 @@ def test_a_table_looks_values_up_by_its_keys(result, shown):
     [
         (("{f2i.small}", "{f2i.huge}"), "no column huge"),
         (("{f2i.small}", "{f3i.small}"), "no row f3i"),
-        (("columns: {small", "heads: {small"), "has no heads"),
+        (("columns: {small", "heads: {small"), "no key heads; there are: benchmark, path"),
         (("id: dgc", "id: f2i"), "several rows with the id 'f2i'"),
         (("benchmark: sizes", "benchmark: ../sizes"), "a benchmark's name is letters"),
-        (('{small: "net, 10", large: "net, 1,000"}', "[small]"), "must be HEAD: KEY"),
+        (('{small: "net, 10", large: "net, 1,000"}', "[small]"), "list is not a subclass of Dict"),
     ],
     ids=["column", "row", "key", "twice", "name", "columns"],
 )

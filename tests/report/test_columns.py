@@ -1,0 +1,201 @@
+"""Every column of a table: the text that it makes from the runs of a row."""
+
+import pytest
+
+from report.columns import COLUMNS, TableRow
+from report.errors import ResultsError
+from report.learning_curve import smoothed
+from report.runs import Run
+from tests.report.sweeps import RESULT
+
+ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
+
+
+def made(accuracies=ACCURACIES, seed=0, curve=(), **result):
+    """Return a run with an evaluation every 10 rounds; a round takes 1 MB up and 3 MB down."""
+    rounds = [10.0 * at for at in range(len(accuracies))]
+    columns = {
+        "round": rounds,
+        "accuracy": list(accuracies),
+        "uplink_bytes": [1e6 * at for at in rounds],
+        "downlink_bytes": [3e6 * at for at in rounds],
+        **dict(curve),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    measured = {
+        "seed": seed,
+        "accuracy": accuracies[-1],
+        "best_accuracy": max(filter(None, accuracies), default=None),
+        "evaluations": len(accuracies),
+    }
+    return Run({"lr": "1"}, RESULT | measured | result, lambda: rows)
+
+
+def finals(*accuracies):
+    """Return runs with the seeds 0, 1, ... and these accuracies at their ends."""
+    return [made([accuracy], seed) for seed, accuracy in enumerate(accuracies)]
+
+
+def shown(column, *runs, **given):
+    return COLUMNS[column].show(TableRow(runs, **given)).cell
+
+
+CURVE = {
+    "uplink_entries": [0, 100, 101, 102, 103],
+    "uplink_entries_whole": [0, 100, 200, 300, 400],
+    "uplink_bytes_float32": [0, 4e7, 8e7, 12e7, 16e7],
+    "virtual_seconds": [0, 5, 7, 9, 11],  # evaluations are ten rounds apart
+}
+MEASURED = {"rounds": 9, "virtual_seconds": 90, "top5": 0.95, "sparsity": 0.5}
+# name of a column -> its cell for a run with CURVE and MEASURED, reach=70, after=10
+CELLS = {
+    "accuracy": "80.00 (one seed)",
+    "difference": "10.00 (one seed)",
+    "points": "10.00 (one seed)",
+    "best difference": "20.00 (one seed)",
+    "verdict": "not yet told apart from",
+    "seeds": "0",
+    "best accuracy": "90.00 (one seed)",
+    "top5": "95.00 (one seed)",
+    "loss": "0.100 (one seed)",
+    "rounds": "9",
+    "updates": "50",
+    "uplink": "1 MB",
+    "downlink": "4 MB",
+    "uplink an update": "20 kB",
+    "downlink an update": "80 kB",
+    "compression ratio up": "4.00",
+    "compression ratio down": "1.00",
+    "uplink a round after": "1 MB",
+    "downlink a round after": "3 MB",
+    "left out": "50.00 (one seed)",
+    "left out after": "99.00",
+    "compression ratio up after": "4.0",
+    "time a round after": "0.2 s",
+    "reached": "20",
+    "uplink until": "20 MB",
+    "stays": "20",
+    "uplink until it stays": "20 MB",
+    "downlink until": "60 MB",
+    "both until": "80 MB",
+    "time until": "7 s",
+    "time a round": "10 s",
+    "virtual time": "1 min 30 s",
+    "rounds a second": "0.75",
+    "minutes": "0.2",
+    "sweep: runs": "1",
+    "sweep: accuracy": "80.00 %",
+    "sweep: best accuracy": "90.00 %",
+    "sweep: top5": "95.00 %",
+    "sweep: loss": "0.1",
+    "sweep: reached": "20",
+    "sweep: uplink until": "20 MB",
+    "sweep: payload": "20 kB",
+    "sweep: uplink": "1 MB",
+    "sweep: compression ratio up": "4.00",
+    "sweep: downlink": "4 MB",
+    "sweep: compression ratio down": "1.00",
+    "sweep: updates": "50",
+    "sweep: failed": "0",
+    "sweep: time": "12 s",
+    "sweep: virtual time": "1 min 30 s",
+    "sweep: time a round": "10 s",
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_column_shows_its_value(name):
+    run, other = made(curve=CURVE, **MEASURED), made([0.7])
+    assert shown(name, run, against=[other], reach=70, after=10) == CELLS[name]
+
+
+def test_means_over_seeds_have_an_interval_or_a_deviation():
+    runs = finals(0.80, 0.81, 0.79)
+    assert shown("accuracy", *runs) == "80.00 ± 2.48"  # 4.303 * 1 / sqrt(3)
+    assert shown("sweep: accuracy", *runs) == "80.00 ± 1.00 %"
+    runs[1].result["accuracy"] = None
+    assert shown("accuracy", *runs) == "79.50 ± 6.35 (2 of 3 runs)"
+    assert shown("sweep: accuracy", *runs) == "79.50 ± 0.71 %"
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy", "loss", "time a round", "sweep: top5", "sweep: loss", "sweep: uplink"]
+)
+def test_a_number_that_no_run_has_is_a_dash(name):
+    lacking = dict.fromkeys(("accuracy", "top5", "loss", "virtual_seconds"))
+    run = made(**lacking)
+    assert shown(name, run) == ("1 MB" if name == "sweep: uplink" else "-")
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict", "cell"),
+    [
+        ((0.81, 0.825, 0.80), "above", "1.17 ± 0.72"),  # the mean of 1, 1.5 and 1
+        ((0.79, 0.80, 0.78), "below", "-1.00 ± 0.00"),
+        ((0.80, 0.81, 0.79), "within the noise of", "0.00 ± 0.00, noise"),
+        ((0.81, 0.80, 0.80), "within the noise of", "0.33 ± 2.87, noise"),
+        ((0.81,), "not yet told apart from", "1.00 (one seed)"),
+    ],
+)
+def test_a_difference_has_the_right_verdict(ours, verdict, cell):
+    against = finals(0.80, 0.81, 0.79)
+    assert shown("verdict", *finals(*ours), against=against) == verdict
+    assert shown("difference", *finals(*ours), against=against) == cell
+    assert COLUMNS["difference"].show(TableRow(against, against)) == ("", "-")
+
+
+def test_seeds_in_a_row_are_a_range():
+    runs = [made(seed=seed) for seed in range(2, 6)]
+    assert shown("seeds", *runs) == "2 to 5"
+    assert shown("seeds", *runs[1:]) == "3, 4, 5"
+
+
+def test_a_sweeps_ratios_and_bytes_include_all_of_a_message():
+    sent = {"uplink_bytes": 100, "uplink_bytes_float32": 400, "uplink_other_bytes": 100}
+    runs = [made(seed=seed, **sent, uplink_header_bytes=50 * seed) for seed in range(2)]
+    assert shown("sweep: uplink", *runs) == "225 B"
+    assert shown("sweep: compression ratio up", *runs) == "2.22"  # 500 B / 225 B
+    assert shown("sweep: payload", *runs) == "2 B"
+    assert shown("sweep: compression ratio up", made(uplink_bytes=0)) == "-"
+
+
+def test_accuracies_as_means_of_evaluations():
+    run = made()
+    found = smoothed(run, 2)
+    assert [row["accuracy"] for row in found.history()] == pytest.approx([0.3, 0.7, 0.8, 0.75])
+    assert [row["round"] for row in found.history()] == [10, 20, 30, 40]
+    assert found.result["accuracy"] == pytest.approx(0.75)
+    assert found.result["best_accuracy"] == pytest.approx(0.8)
+    assert smoothed(run, 1) is run
+    assert smoothed(made([0.5]), 2).result["accuracy"] == 0.5
+    assert smoothed(made([None, None], evaluations=0), 2).result["accuracy"] is None
+
+
+def test_means_of_an_incomplete_curve_are_refused():
+    assert smoothed(made(evaluations=6), 1).result["accuracy"] == 0.8
+    with pytest.raises(ResultsError, match="of its evaluations 5 are kept"):
+        smoothed(made(evaluations=6), 2)
+
+
+def test_an_accuracy_that_is_lost_again_is_reached_later():
+    assert shown("reached", made(), reach=80) == "20"
+    assert shown("stays", made(), reach=80) == "40"
+    assert shown("stays", made(), reach=90) == "never"
+
+
+def test_an_accuracy_that_not_every_seed_reaches():
+    runs = [made(), made([0.1, 0.2], seed=1), made([0.1, 0.2, 0.3, 0.7, 0.9], seed=2)]
+    assert shown("uplink until", *runs, reach=90) == "30 MB (2 of 3 runs)"
+    assert shown("uplink until", runs[1], reach=90) == "never"
+    assert shown("sweep: uplink until", *runs, reach=90) == "-"
+    assert shown("sweep: uplink until", runs[0], runs[2], reach=90) == "30 MB"
+
+
+def test_values_after_a_round_use_the_runs_that_did_not_diverge():
+    ended = made([0.1], seed=1, diverged=True)
+    assert shown("uplink a round after", made(), ended, after=10) == "1 MB"
+    assert shown("uplink a round after", ended, after=10) == "-"
+    with pytest.raises(ResultsError, match="round 15"):
+        shown("uplink a round after", made(), after=15)
+    with pytest.raises(ResultsError, match="round 10"):
+        shown("left out after", made(), after=10)

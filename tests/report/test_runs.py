@@ -1,0 +1,141 @@
+"""Runs are read from their folders and from archives; damaged files are named."""
+
+import json
+
+import pytest
+
+from report.errors import ResultsError
+from report.run_archive import archive_file, main
+from report.runs import (
+    GAVE_UP,
+    group_runs,
+    in_order,
+    read_archive,
+    read_history,
+    read_runs,
+    varying,
+)
+from tests.report.sweeps import add_job
+
+
+def groups_of(folder):
+    return group_runs(read_runs([folder])[0])
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["seed=1", "verbose=true", "engine=ray", "engine.workers=4", "hydra.job.name=x",
+     "dataset.root=/x", "dataset.download=true"],
+)  # fmt: skip
+def test_runs_with_the_same_effect_are_one_group(tmp_path, word):
+    add_job(tmp_path / "0", "lr=1 batch_size=2")
+    add_job(tmp_path / "1", f"batch_size=2 {word} lr=1")
+    assert len(groups_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("word", ["dataset=mnist", "dataset.size=8", "seeds=1", "+engineer=1"])
+def test_any_other_override_makes_a_group(tmp_path, word):
+    add_job(tmp_path / "0", "lr=1")
+    add_job(tmp_path / "1", f"lr=1 {word}")
+    assert varying(groups_of(tmp_path)) == [word.lstrip("+").split("=")[0]]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        *(("result.json", text) for text in ('{"a": ', "{}", "[1]", "", None)),
+        *((".hydra/overrides.yaml", text) for text in ("foo: [", "foo: 1")),
+    ],
+)
+def test_a_damaged_or_missing_file_affects_its_own_run_only(tmp_path, file, text):
+    for number in range(2):
+        add_job(tmp_path / str(number), f"seed={number}")
+    damaged = tmp_path / "0" / file
+    damaged.unlink() if text is None else damaged.write_text(text)
+    runs, unfinished = read_runs([tmp_path])
+    assert [run.seed for run in runs] == [1]
+    assert unfinished == [tmp_path / "0"]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [{"uplink_bytes": None}, {"accuracy": "x"}, {"seed": [1]}, {"failures": "2"}, {"seconds": {}},
+     {"stopped": "interrupted"}],
+)  # fmt: skip
+def test_an_invalid_or_partial_result_affects_its_own_run_only(tmp_path, result):
+    add_job(tmp_path / "0", "lr=1", **result)
+    add_job(tmp_path / "1", "lr=2")
+    runs, unfinished = read_runs([tmp_path])
+    assert [run.settings for run in runs] == ["lr=2"]
+    assert unfinished == [tmp_path / "0"]
+
+
+@pytest.mark.parametrize("result", [{"diverged": True}, {"stopped": f"{GAVE_UP} in 20 rounds"}])
+def test_a_run_that_gave_up_counts_as_one_that_diverged(tmp_path, result):
+    add_job(tmp_path / "0", "lr=9", **result)
+    add_job(tmp_path / "1", "lr=1")
+    assert [run.diverged for run in read_runs([tmp_path])[0]] == [True, False]
+
+
+def test_folders_without_a_finished_run_are_named(tmp_path):
+    add_job(tmp_path / "0", "lr=9", finished=False)
+    with pytest.raises(ResultsError, match=f"^no finished run in {tmp_path}; 1 unfinished$"):
+        read_runs([tmp_path])
+    with pytest.raises(ResultsError, match=f"^{tmp_path}/nowhere: no such folder$"):
+        read_runs([tmp_path / "nowhere"])
+
+
+def test_an_incomplete_last_line_of_a_history_is_skipped(tmp_path):
+    file = tmp_path / "history.jsonl"
+    file.write_text('{"round": 1}\n{"round": 2, "accuracy": NaN}\n{"round": 3, "loss')
+    assert read_history(file) == [{"round": 1}, {"round": 2, "accuracy": None}]
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\n{}\n", b"[1]\n[2]\n", b"{}\n{}\n", b'{"round": \n{"round": 1}\n']
+)
+def test_any_other_damaged_line_of_a_history_is_named(tmp_path, damage):
+    file = tmp_path / "history.jsonl"
+    file.write_bytes(damage)
+    with pytest.raises(ResultsError, match=f"^{file}: line 1 cannot be read$"):
+        read_history(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (None, ""),
+        (None, "[]"),
+        (None, '{"runs": 1}'),
+        (None, '{"experiment": "e", "runs": [{}]}'),
+        ("\n]}", ""),
+        ('"experiment": "e"', '"experiment": "f"'),
+        ('"seed": 0', '"seed": "0"'),
+        ('"seed": 1', '"seed": 0'),
+        ('"failures": 0', '"failures": null'),
+        ('"accuracy": 0.5', '"accuracy": "high"'),
+        ('"accuracy": 0.5', '"accuracy": NaN'),
+        ('"uplink_bytes": 1000000, ', ""),
+        ('"round": [1]', '"round": [1, 2]'),
+        ('"round": [1]', '"round": ["1"]'),
+    ],
+)
+def test_an_archive_in_another_format_is_refused(root, old, new):
+    for seed in (0, 1):
+        curve = [{"round": 1, "accuracy": 0.5}]
+        add_job(root / "sweep" / str(seed), f"experiment=e seed={seed}", curve, accuracy=0.5)
+    assert main(["e", str(root / "sweep")], root) == 0
+    file = archive_file(root, "e")
+    text = file.read_text()
+    assert len(read_archive(file)) == len(json.loads(text)["runs"]) == 2
+    assert old is None or old in text
+    file.write_text(new if old is None else text.replace(old, new))
+    with pytest.raises(ResultsError, match=f"^{file} .*") as error:
+        read_archive(file)
+    assert "\n" not in str(error.value)
+
+
+def test_equal_overrides_in_other_notation_are_equal():
+    assert in_order({"b": "true", "a": "1e-3"}) == in_order({"a": "0.001", "b": "True"})
+    assert in_order({"a": "[1, 2]"}) == in_order({"a": "[1,2]"})
+    assert in_order({"a": "1,2"}) == "a=1,2"
