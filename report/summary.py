@@ -73,8 +73,8 @@ def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
     `way`: "uplink" or "downlink". Both numbers include everything in the messages.
     In results of earlier versions both numbers count payloads only.
     """
-    other, note = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "note"))
-    return result[f"{way}_bytes"] + other + note, result[f"{way}_bytes_float32"] + other
+    other, header = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "header"))
+    return result[f"{way}_bytes"] + other + header, result[f"{way}_bytes_float32"] + other
 
 
 def _beside_flower(result: dict[str, Any], way: str) -> str:

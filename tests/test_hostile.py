@@ -175,7 +175,7 @@ def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
         attack = other_header(dict([header]))
         trained(tmp_path, "rounds=2", client_app=app_with(attack))
     lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert len(lines) == 4
+    assert len(lines) == 2  # one a run: a node that fails again for the same reason is not logged
     assert all(len(line) < 500 and line.isprintable() for line in lines)
 
 

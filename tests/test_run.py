@@ -40,8 +40,8 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert result["accuracy"] > 0.8
     assert 3.5 < result["uplink_ratio"] < 12
     for way in ("uplink", "downlink"):
-        other, note = (result[f"{way}_{what}_bytes"] for what in ("other", "note"))
-        plain, sent = result[f"{way}_bytes_float32"] + other, result[f"{way}_bytes"] + other + note
+        other, header = (result[f"{way}_{what}_bytes"] for what in ("other", "header"))
+        plain, sent = result[f"{way}_bytes_float32"] + other, result[f"{way}_bytes"] + other + header
         assert 0 < 30 * 20 < note < 30 * 200 > other > 30 * 20  # about a hundred bytes a message
         assert result[f"{way}_ratio"] == plain / sent
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
