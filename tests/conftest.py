@@ -3,6 +3,7 @@ import os
 import signal
 import sys
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import settings
 from task.stdlib_collision import avoid_stdlib_collision
 
 avoid_stdlib_collision()  # pytest has imported its modules before it finds the project's
+from tests import fork_server  # noqa: E402
 from tests.quick_hydra import quicken  # noqa: E402
 
 quicken()
@@ -39,6 +41,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="how many mutated replies of each strategy tests/test_fuzz_replies.py makes (0: few)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all of xdist's workers start programs by one fork server."""
+    if sys.platform == "linux" and not hasattr(config, "workerinput"):
+        stack = ExitStack()
+        stack.enter_context(fork_server.listening())
+        config.add_cleanup(stack.close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,7 +1,6 @@
 """A node killed with SIGKILL at any point of its work does not change the run's result."""
 
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
+from tests import fork_server
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.servers import COUNTING, ROOT, eventually, field
 
@@ -72,8 +72,6 @@ def test_two_nodes_do_not_share_a_folder(tmp_path):
         f.node("node")
         eventually(lambda: (tmp_path / "node" / "lock").exists())
         eventually(lambda: "waiting: 127.0.0.1:1 is not reached" in f.said("node.log"))
-        done = subprocess.run(
-            [*words, "--state", str(tmp_path / "node")], cwd=ROOT, capture_output=True, text=True
-        )
+        done = fork_server.run([*words, "--state", str(tmp_path / "node")], cwd=ROOT, text=True)
     assert done.returncode == 2
     assert "another node runs on --state" in done.stderr
