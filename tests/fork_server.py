@@ -128,7 +128,7 @@ def Popen(args, *, stdout=None, stderr=None, cwd=None, env=None, text=False, bef
         elif stream is None:
             stream = usual
         ends.append(stream if isinstance(stream, int) else stream.fileno())
-        streams.append(None if read is None else open(read, "r" if text else "rb"))
+        streams.append(None if read is None else os.fdopen(read, "r" if text else "rb"))
     request = words, os.fspath(cwd or os.getcwd()), dict(os.environ if env is None else env), before
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(os.environ[PLACE])

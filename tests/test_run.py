@@ -77,6 +77,7 @@ def test_the_default_run_learns_and_compresses(command):
     assert there["line_seconds_float32"] == result["line_seconds_float32"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [["rounds=3"], ["rounds=6", "compression=esgd", "strategy.fraction_train=0.5"]],
@@ -95,6 +96,7 @@ def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
     assert virtual[0] == virtual[1] > 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
     cut = ["rounds=20", "downlink=full", "lr=0.01"]
@@ -202,6 +204,7 @@ def test_help_explains_every_group(cli):
         assert any(line.split()[:1] == [group] for line in printed.out.splitlines()), group
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("listening")
 def test_a_stopped_run_leaves_no_process(tmp_path):
     """SIGINT leaves no process; other signals are in `tests/command/test_stops.py`."""

@@ -70,6 +70,7 @@ def begun(words, folder, rows):
     return process
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
@@ -106,6 +107,7 @@ def expect_end(process, folder):
     assert process.wait(120) == 0, (folder / "printed").read_text()
 
 
+@pytest.mark.system
 def test_a_killed_and_resumed_run_leaves_the_same_files(cli, tmp_path):
     """A run is killed, then stopped, then resumed, each time with another number of workers.
 
@@ -177,6 +179,7 @@ def stopped_by(number, place):
     setattr(module, name, called)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(
     ("place", "words"),

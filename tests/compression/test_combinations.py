@@ -76,6 +76,7 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
         np.testing.assert_array_equal(vector, sent.dense(np.full(layout.size, 7, np.float32)))
 
 
+@pytest.mark.few(50)
 @every_combination
 def test_special_values(sparsifier, quantizer, coder, make_layout):
     for special in SPECIAL.values():
@@ -85,6 +86,7 @@ def test_special_values(sparsifier, quantizer, coder, make_layout):
         check_round_trip(make_codec(sparsifier, quantizer, coder), update, layout)
 
 
+@pytest.mark.few(50)
 @every_combination
 def test_real_sizes(sparsifier, quantizer, coder, lenet, mixed, update_for):
     codec = make_codec(sparsifier, quantizer, coder)
@@ -100,6 +102,7 @@ HUGE = sorted(
 )
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("combination", HUGE, ids="-".join)
 def test_a_huge_tensor(combination, make_layout):
     layout = make_layout([(2048, 1024), (3,)])
@@ -138,6 +141,7 @@ def test_values_that_are_not_finite_are_refused(sparsifier, quantizer, coder, le
             codec.encode(update, lenet)
 
 
+@pytest.mark.few(50)
 @every_combination
 def test_same_input_same_bytes(sparsifier, quantizer, coder, lenet, update_for):
     update = update_for(lenet)

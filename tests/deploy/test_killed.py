@@ -36,6 +36,7 @@ def fab():
     return build_fab_from_disk(COUNTING)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bundled", [False, True])
 def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
     superlink = FakeSuperLink(fab, bundled=bundled, redelivers=True)

@@ -47,6 +47,7 @@ def kill_server(field, run):
     field.server.wait()
 
 
+@pytest.mark.system
 def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
     command, ended, tmp_path, monkeypatch
 ):
