@@ -6,14 +6,20 @@ export OMP_NUM_THREADS := 1
 # Where this is set, every process would compile torch and Flower anew, five seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test check fuzz bench wheel clean
+.PHONY: run test test-system check fuzz bench wheel clean
 
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
 
 # Three processes for two cores, because tests wait; an idle process takes tests from the others.
+PYTEST := $(PY) -m pytest -n 3 --dist worksteal
+
 test: $(VENV)/ready
-	$(PY) -m pytest -n 3 --dist worksteal
+	$(PYTEST) -m "not system"
+
+# What `make test` leaves out: Ray, Flower's own nodes, wheels, killed processes, and further cases.
+test-system: $(VENV)/ready
+	$(PYTEST) -m system
 
 check: $(VENV)/ready
 	$(PY) -m ruff check .

@@ -3,6 +3,8 @@ import os
 import signal
 import sys
 import uuid
+from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ from hypothesis import settings
 from task.stdlib_collision import avoid_stdlib_collision
 
 avoid_stdlib_collision()  # pytest has imported its modules before it finds the project's
+from tests import fork_server  # noqa: E402
 from tests.quick_hydra import quicken  # noqa: E402
 
 quicken()
-settings.register_profile("unhurried", deadline=None)  # a busy machine must not fail a test
-settings.load_profile("unhurried")
+# No deadlines: a busy machine must not fail a test. `.ci/run` sets the variable to `many`.
+settings.register_profile("few", deadline=None, max_examples=25)
+settings.register_profile("many", deadline=None, max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
 LONGEST = {  # These files start processes; one of them and another test use two cores fully.
@@ -41,9 +46,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all of xdist's workers start programs by one fork server."""
+    if sys.platform == "linux" and not hasattr(config, "workerinput"):
+        stack = ExitStack()
+        stack.enter_context(fork_server.listening())
+        config.add_cleanup(stack.close)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first: if the longest file came last, one core would wait for it."""
+    """Mark further cases, and put the longest files first.
+
+    If the longest file came last, one core would wait for it.
+    """
+    leave_cases_to_ci(items)
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def leave_cases_to_ci(items: list[pytest.Item]) -> None:
+    """Mark all cases of a test but `few(n)` of them, evenly spread, with `system`."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        (wanted,) = found[0].get_closest_marker("few").args
+        chosen = {round((place + 0.5) * len(found) / wanted - 0.5) for place in range(wanted)}
+        for place, item in enumerate(found):
+            if place not in chosen:
+                item.add_marker("system")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -29,6 +29,7 @@ def run(command, monkeypatch, left_over):
     return call
 
 
+@pytest.mark.system
 def test_local_and_ray_give_the_same_weights(run):
     """Weights are equal although Ray moves residuals and replicas between processes."""
     overrides = [
@@ -68,6 +69,7 @@ def test_steps_are_equal_for_any_number_of_workers(run):
             assert result[key] == expected[key]
 
 
+@pytest.mark.system
 def test_a_stopped_asynchronous_run_on_ray_can_be_resumed(
     command, monkeypatch, left_over, tmp_path
 ):

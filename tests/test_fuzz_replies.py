@@ -24,6 +24,7 @@ TIMED, TRACED = (
 )  # a measured run has 1/20 or 1/50 of the replies; `tracemalloc` makes a run five times slower
 
 
+@pytest.mark.few(22)
 @pytest.mark.parametrize("case", CASES)
 def test_a_mutated_reply_fails_only_its_node(case, pytestconfig):
     replies = pytestconfig.getoption("--replies") or FEW

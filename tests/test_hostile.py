@@ -56,6 +56,7 @@ FEDASYNC = ["algorithm=fedasync", "model=four_layers",
             "strategy.pushes=100", "strategy.record_every=100", "eval_every=100"]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [FEW, SHORT, ["algorithm=adacomp", *PUSHES], [*BATCHNORM, "partition=dirichlet"],
@@ -76,6 +77,7 @@ def expect_unspoiled(folder, result, weights):
     assert result["accuracy"] > first["accuracy"] + 0.2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("strategy", IN_TURN)
 def test_all_attacks_in_turn_neither_end_a_run_nor_spoil_its_model(strategy, tmp_path):
     rounds = len(ATTACKS) + 5
@@ -88,6 +90,7 @@ def test_all_attacks_in_turn_neither_end_a_run_nor_spoil_its_model(strategy, tmp
 LONE = "screen.statistics=null"  # a robust mean resists without screening too
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "attack"),
     [*[(BATCHNORM, attack) for attack in ("a mean of 5", "a variance of 0", "a variance of 1e6")],
@@ -109,6 +112,7 @@ def test_false_statistics_do_not_spoil_a_model(words, attack, tmp_path, caplog):
 COUNTING = ["model=mlp", "model.name=zoo_cumulative"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("attack", ["a counter below 0", "a counter of 2^62"])
 @pytest.mark.parametrize(
     "words",
@@ -130,6 +134,7 @@ def test_false_counters_fail_no_honest_node(words, attack, tmp_path, monkeypatch
         assert 0 < result["failures"] <= 15  # the bad node's failures: at most one a round
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("attack", ONE_BY_ONE)
 @pytest.mark.parametrize("algorithm", ["adacomp", "fedbuff"])
 def test_no_attack_spoils_an_asynchronous_model(algorithm, attack, tmp_path):
@@ -139,6 +144,7 @@ def test_no_attack_spoils_an_asynchronous_model(algorithm, attack, tmp_path):
     assert 0 < result["failures"] < 40  # the server asks this node less and less often
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("attack", "bad"),
     [("raises", 0), ("a flipped byte", 1), ("3e38 everywhere", 0), ("3e38 everywhere", 3),
@@ -207,6 +213,7 @@ nodes = Nodes()
 """
 
 
+@pytest.mark.system
 def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left_over):
     """A run under attack is equal on Ray, which moves nodes' states between processes.
 

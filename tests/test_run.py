@@ -40,10 +40,10 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     assert result["accuracy"] > 0.8
     assert 3.5 < result["uplink_ratio"] < 12
     for way in ("uplink", "downlink"):
-        other, header = (result[f"{way}_{what}_bytes"] for what in ("other", "header"))
-        plain, sent = result[f"{way}_bytes_float32"] + other, result[f"{way}_bytes"] + other + header
-        assert 0 < 30 * 20 < note < 30 * 200 > other > 30 * 20  # about a hundred bytes a message
-        assert result[f"{way}_ratio"] == plain / sent
+        other, headers = (result[f"{way}_{what}_bytes"] for what in ("other", "header"))
+        plain, sent = result[f"{way}_bytes_float32"], result[f"{way}_bytes"] + headers
+        assert 0 < 30 * 20 < headers < 30 * 200 > other > 30 * 20  # about 100 bytes a message
+        assert result[f"{way}_ratio"] == (plain + other) / (sent + other)
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
     for key in ("uplink_bytes", "downlink_bytes", "client_updates", "virtual_seconds"):
@@ -77,6 +77,7 @@ def test_the_default_run_learns_and_compresses(command):
     assert there["link_seconds_float32"] == result["link_seconds_float32"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "overrides",
     [["rounds=3"], ["rounds=6", "compression=esgd", "strategy.fraction_train=0.5"]],
@@ -95,6 +96,7 @@ def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
     assert virtual[0] == virtual[1] > 0
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
     cut = ["rounds=20", "downlink=full", "lr=0.01"]
@@ -202,6 +204,7 @@ def test_help_explains_every_group(cli):
         assert any(line.split()[:1] == [group] for line in printed.out.splitlines()), group
 
 
+@pytest.mark.system
 @pytest.mark.usefixtures("listening")
 def test_a_stopped_run_leaves_no_process(tmp_path):
     """SIGINT leaves no process; other signals are in `tests/command/test_stops.py`."""

@@ -86,6 +86,7 @@ def start(tmp_path):
     return call
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ZOO)
 def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
     words = [*of(name), *KINDS["a memory"]]
@@ -106,6 +107,7 @@ def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
             assert tensor.abs().sum() > 0, key
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_message_may_be_served_by_a_new_process(kind, start, request):
     words = [*of("zoo_all"), *KINDS[kind]]
@@ -115,6 +117,7 @@ def test_each_message_may_be_served_by_a_new_process(kind, start, request):
     assert start(*words) == shared
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
     words = [*of("zoo_row"), f"algorithm={algorithm}", "rounds=6", "strategy.cuts=[1,2]"]
@@ -127,6 +130,7 @@ def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
     assert saved["2.num_batches_tracked"] == 6
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["a memory", "steps, followed", "pushes, buffered"])
 def test_a_run_resumes_with_its_whole_state(kind, tmp_path, monkeypatch):
     from strategy.run.run import Run

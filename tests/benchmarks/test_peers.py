@@ -29,6 +29,7 @@ def test_a_bare_round_is_the_mean_of_the_nodes(shuffle: bool) -> None:
         torch.testing.assert_close(p.detach(), s - work.lr * g, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.system
 def test_bare_child_learns() -> None:
     with peers.bare(SMALL) as child:
         assert len(child(2)) == 2

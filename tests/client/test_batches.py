@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -66,7 +66,6 @@ def epoch_of(trainer, node):
     return len(samples) // trainer.config.batch_size, samples
 
 
-@settings(deadline=None, max_examples=40)
 @given(node=st.integers(0, NODES - 1), epoch=st.integers(0, 50))
 def test_an_epoch_uses_each_sample_of_its_full_batches_once(plain, node, epoch):
     count, samples = epoch_of(plain, node)
@@ -86,7 +85,6 @@ def test_the_left_out_samples_change_from_epoch_to_epoch(plain):
     assert set().union(*(batch for epoch in epochs for batch in epoch)) == set(samples)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=20))
 def test_batches_do_not_depend_on_earlier_calls(plain, calls):
     first = {(node, n): drawn(plain, node, [n]) for node, n in calls}

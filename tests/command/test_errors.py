@@ -100,6 +100,7 @@ BAD = [
 ]
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize(("overrides", "part"), BAD, ids=[" ".join(o) for o, _ in BAD])
 def test_a_mistake_ends_in_one_line_and_exit_code_2(
     command, overrides, part, monkeypatch, tmp_path

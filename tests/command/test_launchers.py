@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from command.job import job
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +26,7 @@ print(slow & sys.modules.keys())
 """
 
 
+@pytest.mark.system
 def test_a_fresh_process_loads_the_task_by_name():
     """Launchers pickle the function that runs a job by its name, not by its code.
 

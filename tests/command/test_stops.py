@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,7 @@ import pytest
 from strategy.run import checkpoint_file
 from strategy.run.checkpointer import RUN, RunState
 from strategy.run.serialization import from_bytes
-from tests.command.forked import Forks, children_of
+from tests import fork_server
 from tests.strategy.test_checkpoints import left
 
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
@@ -37,47 +38,55 @@ STOPS = list(product((os.kill, os.killpg), NUMBERS))  # each signal to one proce
 pytestmark = pytest.mark.usefixtures("listening")
 
 
-@pytest.fixture(scope="module")
-def forks():
-    return Forks()
-
-
 def rows_of(folder):
     path = folder / "history.jsonl"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+def start(words, folder, before=None):
+    """Start the command; its output goes to the file `printed` in the folder."""
+    with (folder / "printed").open("ab") as printed:
+        return fork_server.Popen(
+            [sys.executable, "run.py", *words], cwd=fork_server.ROOT, stdout=printed,
+            stderr=printed, before=before,
+        )  # fmt: skip
+
+
+def children_of(pid):
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def until(true, process, seconds=60):
     deadline = time.monotonic() + seconds
-    while not true() and process.is_alive() and time.monotonic() < deadline:
+    while not true() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
 
 
-def begun(forks, words, folder, rows):
+def begun(words, folder, rows):
     """Start a run, and return its process once its history has `rows` rows."""
-    process = forks.start(words, folder / "printed")
+    process = start(words, folder)
     until(lambda: rows_of(folder) >= rows, process)
-    assert process.is_alive(), (folder / "printed").read_text()
+    assert process.poll() is None, (folder / "printed").read_text()
     return process
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, forks, tmp_path):
+def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, tmp_path):
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     whole.mkdir()
     folder.mkdir()
     words, again = [*PRESETS[preset], *SMALL], [f"resume={folder}", "engine.workers=2"]
-    expect_end(forks.start([*words, f"hydra.run.dir={whole}"], whole / "printed"), whole)
+    expect_end(start([*words, f"hydra.run.dir={whole}"], whole), whole)
     rows, given = rows_of(whole), [*words, f"hydra.run.dir={folder}"]
     for place, (stop, number) in enumerate(STOPS, start=1):
-        process = begun(forks, given, folder, rows * place // (len(STOPS) + 2))
+        process = begun(given, folder, rows * place // (len(STOPS) + 2))
         workers = children_of(process.pid)
         assert len(workers) == 2
         (shared,) = Path("/dev/shm").glob(f"edgewire-{process.pid}-*")
         os.kill(workers[0], number)  # a worker ignores it; only its parent stops the run
         stop(process.pid, number)
-        process.join(60)
-        assert process.exitcode == 128 + number
+        assert process.wait(60) == 128 + number
         said = (folder / "printed").read_text()
         assert said.splitlines()[-1] == f"stopped: `python run.py resume={folder}` resumes it"
         assert "Traceback" not in said
@@ -86,7 +95,7 @@ def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, forks
         assert not any(map(alive, workers))
         assert not shared.exists()
         given = again
-    process = begun(forks, again, folder, rows_of(folder) + 1)
+    process = begun(again, folder, rows_of(folder) + 1)
     for number in NUMBERS:
         os.kill(children_of(process.pid)[0], number)
     expect_end(process, folder)
@@ -95,11 +104,11 @@ def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, forks
 
 
 def expect_end(process, folder):
-    process.join(120)
-    assert process.exitcode == 0, (folder / "printed").read_text()
+    assert process.wait(120) == 0, (folder / "printed").read_text()
 
 
-def test_a_killed_and_resumed_run_leaves_the_same_files(forks, cli, tmp_path):
+@pytest.mark.system
+def test_a_killed_and_resumed_run_leaves_the_same_files(cli, tmp_path):
     """A run is killed, then stopped, then resumed, each time with another number of workers.
 
     Its workers end when their parent is killed.
@@ -111,14 +120,14 @@ def test_a_killed_and_resumed_run_leaves_the_same_files(forks, cli, tmp_path):
     assert cli(*words, "engine.workers=1", f"hydra.run.dir={whole}")[0] == 0
     place = str(folder).replace("'", "\\'")
     given = [*words, "engine.workers=2", f"hydra.run.dir='{place}'"]
-    process = begun(forks, given, folder, 40)
+    process = begun(given, folder, 40)
     workers = children_of(process.pid)
     assert len(workers) == 2
     rows = expect_stopped(process, signal.SIGKILL, folder)
     assert 40 <= len(rows) < 150
     until_gone(workers)
     before = (folder / ".hydra" / "overrides.yaml").read_text()
-    process = begun(forks, [f"resume={folder}", "engine.workers=1"], folder, len(rows) + 30)
+    process = begun([f"resume={folder}", "engine.workers=1"], folder, len(rows) + 30)
     assert children_of(process.pid) == []
     more = expect_stopped(process, signal.SIGTERM, folder)
     assert len(rows) + 30 <= len(more) < 150
@@ -136,8 +145,7 @@ def test_a_killed_and_resumed_run_leaves_the_same_files(forks, cli, tmp_path):
 def expect_stopped(process, number, folder):
     """Signal a run, assert that the signal ends it, and return the rows of its history."""
     os.kill(process.pid, number)
-    process.join(60)
-    assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 128 + number)
     assert "Traceback" not in (folder / "printed").read_text()
     return (folder / "history.jsonl").read_text().splitlines()
 
@@ -171,6 +179,7 @@ def stopped_by(number, place):
     setattr(module, name, called)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(
     ("place", "words"),
@@ -181,10 +190,8 @@ def stopped_by(number, place):
         ("command.job.forget_failure", []),
     ],
 )
-def test_a_stop_before_a_run_begins_ends_the_command(place, words, number, forks, tmp_path):
+def test_a_stop_before_a_run_begins_ends_the_command(place, words, number, tmp_path):
     words = [*words, "rounds=1", f"hydra.run.dir={tmp_path}", f"hydra.sweep.dir={tmp_path}"]
-    printed = tmp_path / "printed"
-    process = forks.start(words, printed, partial(stopped_by, number, place))
-    process.join(60)
-    assert process.exitcode == 128 + number
-    assert printed.read_text() == "stopped: no run was under way\n"
+    process = start(words, tmp_path, partial(stopped_by, number, place))
+    assert process.wait(60) == 128 + number
+    assert (tmp_path / "printed").read_text() == "stopped: no run was under way\n"

@@ -63,6 +63,7 @@ def check(payload, layout=LAYOUT):
         assert peak(make)[0] <= 3 * 4 * SIZE + 2 * BESIDE
 
 
+@pytest.mark.few(70)
 @pytest.mark.parametrize("selection", SELECTIONS)
 @pytest.mark.parametrize(
     "target", list(product(methods("quantizer"), methods("coder"))), ids="-".join

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
@@ -76,6 +76,7 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
         np.testing.assert_array_equal(vector, sent.dense(np.full(layout.size, 7, np.float32)))
 
 
+@pytest.mark.few(50)
 @every_combination
 def test_special_values(sparsifier, quantizer, coder, make_layout):
     for special in SPECIAL.values():
@@ -85,6 +86,7 @@ def test_special_values(sparsifier, quantizer, coder, make_layout):
         check_round_trip(make_codec(sparsifier, quantizer, coder), update, layout)
 
 
+@pytest.mark.few(50)
 @every_combination
 def test_real_sizes(sparsifier, quantizer, coder, lenet, mixed, update_for):
     codec = make_codec(sparsifier, quantizer, coder)
@@ -100,6 +102,7 @@ HUGE = sorted(
 )
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("combination", HUGE, ids="-".join)
 def test_a_huge_tensor(combination, make_layout):
     layout = make_layout([(2048, 1024), (3,)])
@@ -107,7 +110,6 @@ def test_a_huge_tensor(combination, make_layout):
     check_round_trip(make_codec(*combination), update, layout)
 
 
-@settings(max_examples=400, deadline=None)
 @given(data=st.data())
 def test_any_layout_any_values(data):
     shapes = data.draw(st.lists(array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)))
@@ -138,6 +140,7 @@ def test_values_that_are_not_finite_are_refused(sparsifier, quantizer, coder, le
             codec.encode(update, lenet)
 
 
+@pytest.mark.few(50)
 @every_combination
 def test_same_input_same_bytes(sparsifier, quantizer, coder, lenet, update_for):
     update = update_for(lenet)

@@ -5,7 +5,7 @@ A payload has two parts: one float32 vector of many tensors, and tensors in thei
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode, decode_update, make_codec
@@ -51,7 +51,6 @@ def told(layout, own, names):
     ]
 
 
-@settings(deadline=None, max_examples=400)
 @given(models(), models(), st.booleans(), st.sampled_from(CODECS))
 def test_a_payload_is_accepted_only_if_it_declares_what_was_requested(asked, other, names, codec):
     for layout, own in (asked, other, (asked[0], other[1][: len(asked[0])])):

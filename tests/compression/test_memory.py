@@ -91,6 +91,7 @@ def close(left, right, scale):
     np.testing.assert_allclose(left, right, rtol=0, atol=2e-6 * scale)
 
 
+@pytest.mark.few(7)
 @every_variant
 def test_sent_plus_kept_equals_given(variant, normed, lenet):
     name, options = variant

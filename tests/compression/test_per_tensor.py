@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compression.per_tensor import largest_of_each
@@ -16,7 +16,6 @@ def of_each(values, segments, counts):
     return np.concatenate([start + brute(values[start:stop], k) for start, stop, k in parts])
 
 
-@settings(max_examples=40)
 @given(values=vectors, data=st.data())
 def test_largest_of_each(values, data):
     inner = data.draw(st.lists(st.integers(0, len(values)), max_size=5).map(sorted))

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -56,7 +56,6 @@ def hard_vectors():
     }
 
 
-@settings(max_examples=70)
 @given(values=vectors, share=st.floats(0, 1))
 @example(values=np.zeros(0, np.float32), share=0.0)
 @example(values=np.zeros(200, np.float32), share=0.5)
@@ -115,7 +114,6 @@ def test_subnormal_numbers_are_distinguished_even_if_flushed_to_zero():
 thresholds = st.floats(allow_nan=False) | few_values | any_values.map(abs)
 
 
-@settings(max_examples=70)
 @given(values=vectors, threshold=thresholds, inclusive=st.booleans())
 @example(values=np.array([0.1, -0.1], np.float32), threshold=0.1, inclusive=False)
 @example(values=np.array([0.3, -0.3], np.float32), threshold=0.3, inclusive=True)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compression import Layout, PayloadError, decode_update, make_codec
@@ -49,7 +49,6 @@ def statistics(layout):
     return found
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     layout=st.sampled_from([PLAIN, NORMED]),
     coder=st.sampled_from(CODERS),
@@ -177,7 +176,6 @@ def cuts(draw):
     return Layout(names, tuple((size,) for size in sizes), ("float32",) * len(sizes)), exact
 
 
-@settings(deadline=None, max_examples=150)
 @given(cut=cuts(), data=st.data())
 def test_narrow_undoes_widen(cut, data):
     layout, exact = cut
@@ -194,7 +192,6 @@ def test_narrow_undoes_widen(cut, data):
         assert left.dtype == right.dtype
 
 
-@settings(deadline=None, max_examples=150)
 @given(cut=cuts(), data=st.data())
 def test_widen_undoes_narrow_except_for_absent_statistics(cut, data):
     layout, exact = cut

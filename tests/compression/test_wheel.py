@@ -66,6 +66,7 @@ def environment(tmp_path):
     return python, lambda *what: call(UV, "pip", "install", "-q", "--python", python, *what)
 
 
+@pytest.mark.system
 def test_the_wheel_needs_three_packages_and_zstd(wheel, environment, tmp_path):
     python, install = environment
     install(wheel)
@@ -80,6 +81,7 @@ def test_the_wheel_needs_three_packages_and_zstd(wheel, environment, tmp_path):
     assert 200 * after < before
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("flower", ["1.27.0", version("flwr")])
 def test_its_example_runs_in_a_flower_app_without_torch(wheel, environment, tmp_path, flower):
     python, install = environment

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -32,7 +32,6 @@ def encoded(own, codec=INT8):
     return codec.encode(VECTOR, LAYOUT, names=True, own=own)
 
 
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_every_value_of_every_type_is_restored(data):
     kinds = data.draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))

@@ -13,6 +13,7 @@ from tests.runs import configured
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 
 
+@pytest.mark.few(13)
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
 def test_every_case_is_accepted(name):
     sweeper = OmegaConf.select(OmegaConf.load(FOLDER / f"{name}.yaml"), "hydra.sweeper") or {}

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from hydra.errors import HydraException
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -69,7 +69,6 @@ TOKENS = """
 """
 
 
-@settings(max_examples=300)
 @given(st.lists(st.sampled_from(TOKENS.split()), min_size=1, max_size=7))
 def test_no_override_changes_hydras_settings_or_paths(tokens):
     """An accepted override leaves Hydra's settings as they are, and calls no resolver."""

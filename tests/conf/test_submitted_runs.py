@@ -82,7 +82,7 @@ def test_other_keys_may_be_named():
     assert made.lr == made.model.lr
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(TEXTS)), min_size=1, max_size=3))
 def test_any_submission_gives_a_configuration_or_one_line(secret, changes):
     config = plain()
@@ -153,7 +153,7 @@ def test_a_path_inside_is_accepted(folder, path):
 SEGMENTS = ["in", "deep", "out", "up", "loop", "chain", "same", "..", ".", "~", "new", "/", "x\x00"]
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(SEGMENTS), max_size=6))
 def test_no_path_leaves_the_folder(folder, segments):
     try:

@@ -1,5 +1,6 @@
 """A submitted configuration can name only classes that are meant for their group."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -49,10 +50,13 @@ def test_no_command_runs_and_no_file_is_opened(bait, group, harm):
     assert "allow=" in told
 
 
+plain_config = functools.cache(configured)
+
+
 def refused_at_the_border(group, node):
     """Assert that a submitted group is refused before any module of it is imported."""
     with pytest.raises(ConfigError, match="allow=") as caught:
-        confine(replace(configured(), **{group: node}), NodeGrants())
+        confine(replace(plain_config(), **{group: node}), NodeGrants())
     assert "\n" not in str(caught.value)
 
 
@@ -87,7 +91,7 @@ PIECES = """
 """
 
 
-@settings(max_examples=150, suppress_health_check=FIXTURES)
+@settings(suppress_health_check=FIXTURES)
 @given(st.lists(st.sampled_from(PIECES.split()), min_size=1, max_size=5), st.sampled_from(GROUPS))
 def test_a_name_is_built_only_if_it_is_listed_for_its_group(bait, pieces, group):
     name = ".".join(pieces)

@@ -20,6 +20,8 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from tests import fork_server
+
 ROOT = Path(__file__).parents[2]
 COUNTING = Path(__file__).parent / "counting"
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -61,7 +63,7 @@ class Field:
     def start(self, words, log, cwd=None):
         """Start a process in a new process group; its output goes to the file `log`."""
         with (self.folder / log).open("ab") as output:
-            process = subprocess.Popen(
+            process = fork_server.Popen(
                 words, stdout=output, stderr=output, env=self.environment, cwd=cwd,
                 start_new_session=True, stdin=subprocess.DEVNULL,
             )  # fmt: skip

@@ -3,13 +3,13 @@
 import json
 import signal
 import socket
-import subprocess
 import sys
 import time
 
 import httpx
 import pytest
 
+from tests import fork_server
 from tests.deploy.served import Fleet
 from tests.runs import result_of, told_to_end, write_photos
 
@@ -25,7 +25,7 @@ def server(tmp_path_factory):
         port = probe.getsockname()[1]
     words = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--state", str(folder / "s")]
     with (folder / "log").open("wb") as output:
-        process = subprocess.Popen(
+        process = fork_server.Popen(
             [sys.executable, "-m", "deploy.server", *words], stdout=output, stderr=output
         )
     try:

@@ -1,7 +1,6 @@
 """A node killed with SIGKILL at any point of its work does not change the run's result."""
 
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
+from tests import fork_server
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.servers import COUNTING, ROOT, eventually, field
 
@@ -36,6 +36,7 @@ def fab():
     return build_fab_from_disk(COUNTING)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bundled", [False, True])
 def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
     superlink = FakeSuperLink(fab, bundled=bundled, redelivers=True)
@@ -72,8 +73,6 @@ def test_two_nodes_do_not_share_a_folder(tmp_path):
         f.node("node")
         eventually(lambda: (tmp_path / "node" / "lock").exists())
         eventually(lambda: "waiting: 127.0.0.1:1 is not reached" in f.said("node.log"))
-        done = subprocess.run(
-            [*words, "--state", str(tmp_path / "node")], cwd=ROOT, capture_output=True, text=True
-        )
+        done = fork_server.run([*words, "--state", str(tmp_path / "node")], cwd=ROOT, text=True)
     assert done.returncode == 2
     assert "another node runs on --state" in done.stderr

@@ -8,7 +8,6 @@ import hashlib
 import json
 import socket
 import ssl
-import subprocess
 import sys
 from base64 import b64decode
 from contextlib import suppress
@@ -35,6 +34,7 @@ from deploy.device.client import FleetClient
 from deploy.device.transport import ids_of
 from deploy.node import key_of
 from launch.superlink_client import Superlink
+from tests import fork_server
 from tests.deploy.servers import COUNTING, ROOT, eventually, field, free_port
 
 REFUSED = {400, 401, 403, 404, 405, 412}  # 412: a node with an unknown key is not activated
@@ -120,10 +120,10 @@ def told(world):
 def test_without_a_registered_key_nothing_can_be_read_or_changed(world):
     before = told(world)
     assert before[0] == {world.run: "running"}
-    done = subprocess.run(
+    done = fork_server.run(
         [sys.executable, "-m", "tests.deploy.outsider", world.address, world.ca, str(world.number),
          str(world.run), world.app, *world.objects],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     tries = [json.loads(line) for line in done.stdout.splitlines()]

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests import fork_server
 from tests.proxied import EXCEPTIONS, dead_proxies
 from tests.system.fault_field import Field, TheRun, eventually
 
@@ -14,6 +15,8 @@ WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "
 
 class Proxied(Field):
     """Processes whose environment names proxies, also for connections to loopback."""
+
+    popen = staticmethod(fork_server.Popen)
 
     def start(self, *given, **env):
         return super().start(*given, **env, **dict.fromkeys(EXCEPTIONS, ""))
@@ -44,6 +47,7 @@ def kill_server(field, run):
     field.server.wait()
 
 
+@pytest.mark.system
 def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
     command, ended, tmp_path, monkeypatch
 ):

@@ -2,9 +2,10 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from tests import fork_server
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "use-in-your-flower-app.md"
@@ -27,9 +28,8 @@ def test_the_example_runs(tmp_path):
         (tmp_path / name).write_text(code)
     shutil.copytree(ROOT / "compression", tmp_path / "edgewire")  # as the page instructs
     shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # this runs the app here
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    (tmp_path / "run.py").write_text(RUN)
+    done = fork_server.run([sys.executable, "run.py"], cwd=tmp_path, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     accuracy = float(re.search(r"accuracy ([\d.]+)", done.stdout)[1])
     sent = int(re.search(r"to the server: (\d+)", done.stdout)[1])

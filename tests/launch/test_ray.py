@@ -125,6 +125,7 @@ def expect_same_model(here: Path, there: Path) -> None:
         assert np.abs(found["arr_0"]).max() > 0.1
 
 
+@pytest.mark.system
 def test_a_run_learns_as_locally_and_then_fails(
     app: Path,
     tmp_path: Path,
@@ -172,6 +173,7 @@ def test_a_run_learns_as_locally_and_then_fails(
     assert not (home / ".flwr").exists()
 
 
+@pytest.mark.system
 def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], list[str]]) -> None:
     output = tmp_path / "awake"
 

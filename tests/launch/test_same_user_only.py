@@ -104,6 +104,7 @@ def test_requests_of_unknown_users_are_refused(listener):
     assert ask(SameUserOnly, type="lifespan") == ([], ["lifespan"])
 
 
+@pytest.mark.system
 @linux
 @root
 def test_another_user_cannot_list_or_stop_a_run(tmp_path):

@@ -3,11 +3,11 @@
 A cut model is divided into segments on different nodes.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests import fork_server
 from tests.runs import QUICK, result_of
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_a_cut_models_run_shows_which_node_holds_which_segment(command):
     assert sum(s["parameters"] for s in result["segments"]) == result["parameters"]
     (folder / "segments.svg").unlink()
     program = [sys.executable, "-m", "report.segments", str(folder)]
-    assert subprocess.run(program, cwd=ROOT, check=True, capture_output=True).stdout
+    assert fork_server.run(program, cwd=ROOT, check=True).stdout
     assert texts(folder / "segments.svg") == said
 
 
@@ -43,7 +43,7 @@ def test_other_runs_have_no_such_picture(command):
     assert not (folder / "segments.svg").exists()
     for where, said in ((folder, "was not cut"), (folder / "nowhere", "no result.json")):
         program = [sys.executable, "-m", "report.segments", str(where)]
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = fork_server.run(program, cwd=ROOT, text=True)
         assert done.returncode == 1
         assert said in done.stderr
         assert "Traceback" not in done.stderr

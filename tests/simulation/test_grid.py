@@ -229,6 +229,7 @@ def test_replies_are_a_list_that_fills_during_iteration(grid, workers):
     assert len(second) == NODES
 
 
+@pytest.mark.system
 def test_spawned_workers_reply_too():
     """Workers are spawned where forking is unsafe: with a GPU in use, or not on Linux."""
     pool = Processes(NodeHostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")

@@ -126,6 +126,7 @@ def test_lost_replies_are_waited_for(grid):
     assert g.virtual_seconds == 14.0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("timeout", [5.0, None])
 def test_lost_late_and_fetched_replies_are_forgotten(grid, timeout, loss):

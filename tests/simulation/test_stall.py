@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulation import stall
@@ -49,7 +49,6 @@ def repeat(function, *arguments):
         function(*arguments)
 
 
-@settings(deadline=None)
 @given(nodes=st.integers(1, 9), least=st.integers(0, 9), drawn=st.integers(0, 9))
 def test_a_flower_strategy_that_needs_more_nodes_ends(nodes, least, drawn):
     """Flower's strategies sample nodes with a function that would wait for ever on its own."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy.aggregation import SparseMean
@@ -48,7 +48,6 @@ def whole(size, indices, values):
     return vector
 
 
-@settings(deadline=None, max_examples=40)
 @given(rounds())
 def test_the_mean_equals_that_of_dense_updates_in_every_round(given_rounds):
     size, several = given_rounds
@@ -61,7 +60,6 @@ def test_the_mean_equals_that_of_dense_updates_in_every_round(given_rounds):
         assert values.dtype == np.float32
 
 
-@settings(deadline=None, max_examples=40)
 @given(rounds(dense=False))
 def test_the_union_is_exact(given_rounds):
     size, several = given_rounds
@@ -75,7 +73,6 @@ def test_the_union_is_exact(given_rounds):
         assert union is None or union.dtype == np.uint32
 
 
-@settings(deadline=None, max_examples=40)
 @given(rounds(), st.integers(0, 4))
 def test_an_update_of_every_entry_may_come_with_its_indices(given_rounds, which):
     size, several = given_rounds

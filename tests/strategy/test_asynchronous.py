@@ -196,6 +196,7 @@ def result_of(folder, name, workers, *words):
     return (folder / "model.safetensors").read_bytes(), rows
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_the_same_for_any_number_of_workers(name, tmp_path):
     weights, rows = result_of(tmp_path / "1", name, 1)

@@ -78,6 +78,7 @@ def test_a_node_that_misses_the_time_out_is_sent_a_new_message(caplog, lates):
     assert len(lates[0]) <= NODES
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("speed", [0.01, 1e-5])
 def test_nodes_that_are_always_late_take_no_memory(speed, lates):
     """Messages to a busy slow node expire: the node ignores them, and the server forgets them."""

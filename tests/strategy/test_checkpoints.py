@@ -107,12 +107,14 @@ def middle_of(words):
     return 8 if any("pushes=" in word for word in words) else 5
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_resumes_bit_for_bit(monkeypatch, tmp_path, preset):
     words = words_of(preset)
     goes_on(monkeypatch, tmp_path, words, middle_of(words))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - OURS))
 def test_every_flower_strategy_resumes_bit_for_bit(monkeypatch, tmp_path, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
@@ -153,6 +155,7 @@ HARD = {
 WORKERS = [(2, 2), (2, 1), (1, 3)]  # numbers before and after the stop
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
 def test_faulty_networks_resume_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
     goes_on(monkeypatch, tmp_path, HARD[name], middle_of(HARD[name]), workers)

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import (
     Krum,
     MultiKrum,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import Config, ConfigError
@@ -71,7 +71,6 @@ def test_wrapping_and_user_defined_strategies_are_refused_too():
     assert refused(Own(10)) is refused(Own(-1)) is refused(Own("all")) is None
 
 
-@settings(deadline=None)
 @given(nodes=st.integers(1, 40), share=st.floats(0, 1), least=st.integers(0, 40))
 def test_the_number_of_sampled_nodes_is_flowers(nodes, share, least):
     if least > nodes or not share or max(int(nodes * share), least) < 1:

@@ -112,6 +112,7 @@ def declaring(entries):
 NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", "x" * 10_000]
 
 
+@pytest.mark.few(1)
 @BOTH
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):

@@ -35,6 +35,7 @@ def few_to_spare(monkeypatch):
     monkeypatch.setattr("compression.flower.server.session.SPARE", 5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_synchronous_servers_forget_absent_nodes(method):
     federation = Federation(Trainer(optimizer=MOMENTUM, **METHODS[method]))
@@ -47,6 +48,7 @@ def test_synchronous_servers_forget_absent_nodes(method):
     assert strategy.traffic.client_updates > 400
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("downlink", [None, make_codec(quantizer="int8")])
 def test_asynchronous_servers_forget_absent_nodes(method, downlink):

@@ -81,6 +81,7 @@ def assert_nothing_is_lost(federation, total, seen):
         np.testing.assert_allclose(total.get(node, 0) + kept, given, atol=2e-5 * scale)
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("downlink", [None, AVERAGE], ids=["full", "average"])
 @pytest.mark.parametrize("name", CODECS)
 def test_sent_plus_kept_equals_given_whatever_is_lost(name, downlink, applied):

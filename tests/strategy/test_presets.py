@@ -83,6 +83,7 @@ def sgd(tmp_path_factory):
     return reference
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
     gradients = ["strategy.update=gradient", "optimizer=none", "strategy.weighted_by_key=null"]
@@ -130,6 +131,7 @@ def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
         torch.testing.assert_close(weights[key], tensor, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["esgd", "dgc", "cesgd", "fedavg_topk", "qsgd"])
 def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
     """Nodes that apply sparse averages have the same model as nodes that get the whole model."""

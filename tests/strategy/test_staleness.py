@@ -5,7 +5,7 @@ Stale updates are multiplied by factors that depend on their staleness.
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategy import staleness
@@ -23,7 +23,6 @@ def every(indices):
     return np.arange(N) if indices is None else indices
 
 
-@settings(deadline=None, max_examples=200)
 @given(events=EVENTS)
 def test_the_staleness_of_a_parameter_equals_a_full_historys(events):
     """In each event the server applies one node's update, then sends this node the new model."""

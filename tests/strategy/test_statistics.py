@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
@@ -65,7 +65,6 @@ def test_synchronous_statistics_stay_within_the_reported_range(downlink, options
 shares = st.floats(0, 2)
 
 
-@settings(deadline=None, max_examples=100)
 @given(data=st.data(), nodes=st.integers(1, 6), scale=st.floats(1e-6, 1e6))
 def test_a_mix_is_convex(data, nodes, scale):
     draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -83,7 +83,12 @@ class Proxy:
 
 
 class Field:
-    """All processes of a trial and their folder; its `with` block ends the processes."""
+    """All processes of a trial and their folder; its `with` block ends the processes.
+
+    `popen`: what starts a process, with the arguments of `subprocess.Popen`.
+    """
+
+    popen = subprocess.Popen
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.count = folder, nodes
@@ -136,7 +141,7 @@ class Field:
         values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
         values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
         with (self.folder / log).open("ab") as output:
-            process = subprocess.Popen(
+            process = self.popen(
                 [python, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -105,7 +105,6 @@ def test_an_invalid_test_set_is_refused_too():
         expect_usable("mine", bad)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     count=st.integers(1, 5),
     channels=st.integers(1, 4),

@@ -47,6 +47,7 @@ def test_every_model_has_its_yaml_and_the_other_way_round():
         assert keys <= {"name", "lr", "momentum", "batch_size"}
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", model_names())
 def test_forward_and_backward_at_3x32x32(name):
     module = build_model(name, channels=3, size=32, classes=10)
@@ -82,6 +83,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(("name", "channels", "size"), SIZES)
 def test_images_of_other_sizes(name, channels, size):
     module = build_model(name, channels=channels, size=size, classes=7)

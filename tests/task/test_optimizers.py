@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from task.errors import TaskError
@@ -84,7 +84,6 @@ def test_lazy_adam_is_torchs_sparse_adam():
     np.testing.assert_allclose(ours, x.detach().numpy(), rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), rule=st.sampled_from(RULES))
 def test_a_sparse_gradient_equals_a_dense_one_with_zeros(seed, rule):
     sparse, dense = [], []
@@ -95,7 +94,6 @@ def test_a_sparse_gradient_equals_a_dense_one_with_zeros(seed, rule):
     assert_same(run(rule, sparse), run(rule, dense))
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), at=st.sampled_from([EVERYWHERE, np.arange(SIZE, dtype="u4")]))
 def test_a_lazy_optimiser_equals_the_dense_one_if_all_entries_are_received(seed, at):
     steps = [(at, gradient) for gradient in whole(seed)]
@@ -103,7 +101,6 @@ def test_a_lazy_optimiser_equals_the_dense_one_if_all_entries_are_received(seed,
         assert_same(run(lazy, steps), run(eager, steps))
 
 
-@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), rule=st.sampled_from([*LAZY, SGD()]))
 def test_a_lazy_optimiser_does_not_change_entries_not_received(seed, rule):
     where, gradients = sets(seed)[5], whole(seed)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -46,7 +46,6 @@ def all_indices(partition, nodes):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_disjoint_and_complete(kind, data):
     nodes = data.draw(st.integers(1, 20), "nodes")
@@ -68,7 +67,6 @@ def test_disjoint_and_complete(kind, data):
 
 
 @pytest.mark.parametrize("kind", [*MAKERS, "sampled"])
-@settings(max_examples=15, deadline=None)
 @given(nodes=st.integers(1, 12), seed=st.integers(0, 2**32 - 1), order=st.randoms())
 def test_a_partition_does_not_depend_on_the_order_of_access(kind, nodes, seed, order):
     make = MAKERS.get(kind, lambda nodes, seed: Sampled(7))
@@ -117,6 +115,7 @@ def test_iid_shares_differ_by_one_at_most():
     assert sizes == [15, 15, 14, 14, 14, 14, 14]
 
 
+@pytest.mark.system
 def test_a_partition_is_the_same_in_another_process():
     script = (
         "import sys, torch\n"

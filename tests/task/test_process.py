@@ -28,6 +28,7 @@ print(chosen, faults(), torch.get_num_threads())
 """
 
 
+@pytest.mark.system
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another")
 def test_large_tensors_reuse_memory_unless_the_user_chose_settings():
     pages = 32_000_000 / os.sysconf("SC_PAGE_SIZE")  # pages of a tensor; thirty are made

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -18,7 +18,6 @@ sizes = given(
 )
 
 
-@settings(max_examples=30, deadline=None)
 @sizes
 def test_prepare_normalises_as_usual(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
@@ -37,7 +36,6 @@ def test_prepare_normalises_as_usual(count, channels, side, seed):
     assert torch.equal(images, before)
 
 
-@settings(max_examples=30, deadline=None)
 @sizes
 def test_without_a_mean_each_image_is_normalised_by_itself(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
@@ -54,7 +52,6 @@ def test_without_a_mean_each_image_is_normalised_by_itself(count, channels, side
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(count=st.integers(0, 30), batch_size=st.integers(1, 12), seed=st.integers(0, 1000))
 def test_batches_give_every_sample_once_with_its_label(count, batch_size, seed):
     images = torch.arange(count).float().view(count, 1, 1, 1)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compression.base import Kind
@@ -27,7 +27,6 @@ from tests.compression.coders.streams import (
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_index_set(data):
     size = data.draw(st.one_of(st.integers(0, 70), st.integers(1, 1 << 32)))
@@ -49,7 +48,6 @@ def test_index_sets_at_the_ends_of_their_range():
         check_round_trip(np.array(indices, dtype=U4), index_spec(len(indices), 1 << 32))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_bytes(data):
     kind = data.draw(st.sampled_from(list(DTYPES)))

@@ -127,6 +127,7 @@ def still_kept(codec, state, acks, node, layout):
     return kept
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [*((name, False) for name in CODECS), ("topk-int8", True), ("sign", True), ("esgd", True)],

@@ -269,6 +269,7 @@ def test_messages_of_different_types_are_not_compared():
     assert not any(reply.has_error() for reply in compressed.send_and_receive(messages))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0), (9, 0)])
 def test_a_reply_with_an_unreadable_array_is_an_error(kind, version):

@@ -14,6 +14,7 @@ from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_target
 from tests.compression.flower.federation import SHAPES, initial
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("downlink", [None, "int8"])
 @pytest.mark.parametrize("method", ["dense", "topk", "qsgd"])
 @pytest.mark.parametrize("workers", [1, 2])

@@ -214,6 +214,7 @@ def summed(apart):
     return federated(model(*ALL), train, None, rounds=LEARN)[0]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("lost", [(), (2,), (3,)], ids=str)
 @pytest.mark.parametrize("method", KEEPING)
 def test_copies_that_separate_late_lose_no_residual(method, lost):

@@ -60,6 +60,7 @@ def test_cesgds_operators_send_the_density(operator, density):
     assert np.mean(sent) == pytest.approx(density, rel=0.05)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("scope", ["tensor", "global"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cesgd_draws_with_its_probabilities(operator, scope):

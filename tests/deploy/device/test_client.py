@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from tests.deploy.servers import eventually, field
 
 
@@ -14,6 +16,7 @@ def totals(said):
     return sorted(found.values())
 
 
+@pytest.mark.system
 def test_a_stock_node_and_a_project_node_in_the_same_run(tmp_path):
     with field(tmp_path) as f:
         f.superlink()

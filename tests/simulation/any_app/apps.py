@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simulation.any_app import main
+from tests import fork_server
 
 ROOT = Path(__file__).parents[3]
 APPS = ROOT / "tests" / "apps"
@@ -79,7 +80,7 @@ def write(folder, files, server="server:app", client="client:app", config=""):
 
 def start(app, *words, cwd=ROOT):
     """Start `python -m simulation` for an app, in the folder `cwd`; return the process."""
-    return subprocess.Popen(
+    return fork_server.Popen(
         [sys.executable, "-m", "simulation", str(app), *words],
         cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

@@ -60,6 +60,7 @@ def plain(monkeypatch, capfd, tmp_path_factory, cache={}):  # noqa: B006
     return get
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_the_two_lines_change_only_the_bytes(name, way, plain, tmp_path, monkeypatch, capfd):

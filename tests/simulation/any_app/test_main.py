@@ -55,6 +55,7 @@ FILE = "compression" if sys.version_info < (3, 14) else "docs"
 WHO = f"import client.who, {FILE}, simulation.who, strategy.who, task"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", ["checkout", "app", "elsewhere", "spawned"])
 def test_an_apps_modules_may_have_any_name(tmp_path, place):
     """An app's packages, folders and files may have the names of the project's modules."""

@@ -50,6 +50,7 @@ def missing(reply):
     reply.content["arrays"] = ArrayRecord()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "change",
     [
@@ -78,6 +79,7 @@ def measured(**changes):
     return spoil
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("samples", [1e13, -64, 0, 65, 3.5, float("nan")])
 @pytest.mark.parametrize("words", [QUICK, SPLIT])
 def test_an_absurd_number_of_samples_costs_a_mini_batch_and_no_memory(tmp_path, samples, words):
@@ -100,6 +102,7 @@ def test_only_the_first_node_may_send_labels(tmp_path, caplog):
     assert "segment 1: the reply holds 'labels', which was not asked for" in caplog.text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("size", [1e25, 1e18, 1e12])
 @pytest.mark.parametrize("what", ["gradients", "output"])
 def test_a_segment_can_be_copied_after_huge_values(tmp_path, size, what):
@@ -192,6 +195,7 @@ def test_a_record_is_made_although_its_mini_batch_was_lost(tmp_path, words, four
     assert seconds[1] - seconds[0] < 0.7 * (seconds[2] - seconds[0])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [

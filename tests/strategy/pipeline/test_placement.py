@@ -35,6 +35,7 @@ def test_a_restarted_module_keeps_prediction_errors_small(tmp_path):
     assert max(errors) < 100
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("words", "crash"), [(QUICK, 0.08), (SPLIT, 0.08), (PIPED, 0.02)])
 def test_a_spare_node_takes_over(tmp_path, caplog, words, crash):
     result, _, _ = run(

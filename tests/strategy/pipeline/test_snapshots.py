@@ -17,6 +17,7 @@ def test_with_messages_ahead_a_copy_is_of_the_requested_mini_batch(tmp_path):
     assert [losses[row["round"]] for row in seldom] == [row["loss"] for row in seldom]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.schedule=async")])
 def test_a_copy_is_asked_for_once(tmp_path, words):
     came = []

@@ -56,6 +56,7 @@ def watched(tmp_path_factory):
     return call
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -108,6 +109,7 @@ def plain(state):
     return RecordDict(copies)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words",
     [
@@ -151,6 +153,7 @@ def test_which_nodes_receive_labels_and_images(watched):
     assert ["labels" in held[node] for node in range(4)] == [False, False, False, True]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", CODECS)
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
     words = [f"compression={name}", f"compression@gradients={name}", "rounds=4"]
@@ -161,6 +164,7 @@ def test_every_compression_carries_activations_and_gradients(tmp_path, name):
         assert result["uplink_bytes"] < result["uplink_bytes_float32"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("words", [QUICK, AHEAD, SPLIT])
 def test_a_mini_batchs_learning_rate_is_the_same_at_all_segments(tmp_path, words):
     rates = {}

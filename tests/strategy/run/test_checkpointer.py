@@ -118,6 +118,7 @@ def nodes(words):
     return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_stopped_run_ends_bit_for_bit_like_an_uninterrupted_one(name):
     words = RUNS[name] if name in CUT else [*SMALL, *RUNS[name]]
