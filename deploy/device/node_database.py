@@ -134,9 +134,8 @@ class NodeDatabase:
                     db.executemany("DELETE FROM blobs WHERE record = ? AND hash = ?", removed)
                     db.executemany("INSERT INTO blobs VALUES (?, ?, ?)", added)
                     db.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", record)
-                stored = stored - unneeded | new.keys()
             finally:  # after a failure, too: a full disk gets its space back
-                self._remove_files(f"{name}-*", {self._path(name, digest) for digest in stored})
+                self._remove_files(name)
 
     def names(self, since: float = 0.0) -> list[str]:
         """Return the names of the records that were written after `since` (Unix time).
@@ -153,7 +152,7 @@ class NodeDatabase:
             with self._db as db:
                 db.execute("DELETE FROM records WHERE name = ?", [name])
                 db.execute("DELETE FROM blobs WHERE record = ?", [name])
-            self._remove_files(f"{name}-*", ())
+            self._remove_files(name)
 
     def _path(self, name: str, digest: str) -> Path:
         return self._arrays / f"{name}-{digest}"
@@ -171,9 +170,11 @@ class NodeDatabase:
                 list(pool.map(write_durably, files.keys(), files.values()))
             names.result()
 
-    def _remove_files(self, pattern: str, needed: Collection[Path]) -> None:
-        """Remove the blobs' files that match a pattern, except the needed ones."""
-        for file in self._arrays.glob(pattern):
+    def _remove_files(self, name: str) -> None:
+        """Remove the files of a record that are no blobs of it (any more)."""
+        rows = self._db.execute("SELECT hash FROM blobs WHERE record = ?", [name])
+        needed = {self._path(name, digest) for (digest,) in rows}
+        for file in self._arrays.glob(f"{name}-*"):
             if file not in needed:
                 file.unlink(missing_ok=True)
 
@@ -201,17 +202,17 @@ class NodeDatabase:
         self._db.text_factory = lambda text: text.decode(errors="replace")  # damage is no error
         self._db.executescript(_OPTIONS)
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found != FORMAT:
+        if found not in (0, FORMAT):  # 0: the file is empty
             self._db.close()
             raise OtherFormat(_advice(found, "node.db*", "arrays"))
         (says,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if says != "ok":
-            error = sqlite3.DatabaseError(" ".join(says.split()))
+        if says != "ok" or not found:
+            error = sqlite3.DatabaseError(" ".join(says.split()) if found else "it is empty")
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
         self._arrays.mkdir(exist_ok=True)
-        rows = self._db.execute("SELECT record, hash FROM blobs")
-        self._remove_files("*", {self._path(*row) for row in rows})  # a kill may have left files
+        for name in {file.name.partition("-")[0] for file in self._arrays.iterdir()}:
+            self._remove_files(name)  # a kill may have left some
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
