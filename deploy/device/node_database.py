@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
 
-from xxhash import xxh3_128_hexdigest as hash_of
+from xxhash import xxh3_128_hexdigest
 
 LARGE = 256 << 10  # bytes: a blob of this size or more is a file
 _AT_ONCE = 8  # files that are written in parallel
@@ -43,6 +43,7 @@ PRAGMA user_version = {FORMAT};
 """
 # SQLite's errors for a damaged file. Other errors, as for a full disk, do not concern the content.
 _DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+hash_of = xxh3_128_hexdigest
 log = getLogger("edgewire")
 
 
@@ -59,8 +60,7 @@ class NodeDatabase:
 
     def __init__(self, folder: Path) -> None:
         self._file, self._arrays = folder / "node.db", folder / "arrays"
-        if (folder / "runs").exists():
-            raise OtherFormat(_advice(1, "runs", "claim"))
+        expect_no_older_format(folder)
         if not self._file.exists():
             self._create()
         try:
@@ -164,7 +164,7 @@ class NodeDatabase:
         """
         if files:
             for file in files:
-                file.touch()
+                file.touch(0o600)
             with ThreadPoolExecutor(_AT_ONCE) as pool:  # parallel fsyncs share their disk accesses
                 names = pool.submit(sync_folder, self._arrays)
                 list(pool.map(write_durably, files.keys(), files.values()))
@@ -199,7 +199,7 @@ class NodeDatabase:
 
     def _open(self) -> None:
         self._db = sqlite3.connect(self._file)
-        self._db.text_factory = lambda text: text.decode(errors="replace")  # damage is no error
+        self._db.text_factory = lambda text: text.decode(errors="replace")  # it may be damaged
         self._db.executescript(_OPTIONS)
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found not in (0, FORMAT):  # 0: the file is empty
@@ -231,9 +231,15 @@ class NodeDatabase:
         if _code(error) not in _DAMAGED:
             raise _os_error(error) from error
         log.warning("the state in %s is damaged (%s): it starts anew", self._file.parent, error)
+        self._create()  # if this fails, the next call with the old file tries again
         self._db.close()
-        self._create()
         self._open()
+
+
+def expect_no_older_format(folder: Path) -> None:
+    """Raise `OtherFormat` if a version of this project without a database wrote the folder."""
+    if (folder / "runs").exists():
+        raise OtherFormat(_advice(1, "runs", "claim"))
 
 
 def write_file(file: Path, content: bytes) -> None:
