@@ -9,6 +9,7 @@ import shutil
 import signal
 import sqlite3
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.node.state import keep, kept
 from compression.flower.records import FlatArray
-from deploy.device.node_database import LARGE, NodeDatabase, OtherFormat
+from deploy.device.node_database import LARGE, NodeDatabase, OtherFormat, hash_of
 from deploy.device.node_store import open_node_store
 from protocol.lineage import Checkpoint, RunLineage
 
@@ -282,6 +283,45 @@ def test_damage_in_a_running_node_is_one_failure(node, caplog):
     found = node.begin()
     assert same(state, found.state)
     assert found.answered == ["a", "b"]
+
+
+def test_a_journal_without_its_database_is_not_used(node, caplog):
+    node.begin().commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
+    journal = (node.folder / "node.db-wal").read_bytes()
+    node.end()
+    (node.folder / "node.db-wal").write_bytes(journal)
+    (node.folder / "node.db").unlink()
+    found = node.begin()
+    assert (found.answered, len(found.state), files(node.folder)) == ([], 0, [])
+    assert not caplog.messages
+
+
+def test_files_are_durable_before_the_database_names_them(node, monkeypatch):
+    """A file and its name are durable before the transaction; a file is removed after it."""
+    node_store = node.begin()
+    node_store.commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
+    done = []
+
+    def noted(name, real):
+        def call(what, *more):
+            target = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what
+            real(what, *more)
+            done.append((name, os.path.basename(target).rpartition("-")[2] in new))
+
+        return call
+
+    state = state_of(np.random.default_rng(2), LARGE)
+    wide = state["flat"]["wide"].vector
+    new = {hash_of(wide), "arrays"}
+    monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
+    monkeypatch.setattr(Path, "unlink", noted("unlink", Path.unlink))
+    node.database._db.set_trace_callback(lambda said: done.append((said, None)))
+    node_store.commit(state, "b", b"next")
+    ends = done.index(("COMMIT", None))
+    assert [each for each in done[:ends] if each[1] is not None] == [("fsync", True)] * 2
+    assert [each for each in done[ends:] if each[1] is not None] == [("unlink", False)]
+    (level,) = node.database._db.execute("PRAGMA synchronous").fetchone()
+    assert level == 2  # FULL: SQLite calls fsync at each commit
 
 
 def test_a_damaged_state_of_a_checkpoint_is_dropped(node, caplog):
