@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -41,8 +40,17 @@ CREATE TABLE blobs (
 ) WITHOUT ROWID;
 PRAGMA user_version = {FORMAT};
 """
-# SQLite's errors for a damaged file. Other errors, as for a full disk, do not concern the content.
-_DAMAGED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# SQLite's errors for which the machine is the reason. All others are due to a damaged file.
+_OF_MACHINE = (
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the latter if SQLite's message holds damaged text
 hash_of = xxh3_128_hexdigest
 log = getLogger("edgewire")
 
@@ -65,7 +73,7 @@ class NodeDatabase:
             self._create()
         try:
             self._open()
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             self._recover(error)
 
     def close(self) -> None:
@@ -123,9 +131,8 @@ class NodeDatabase:
             try:
                 self._write_files({self._path(name, digest): new[digest] for digest in large})
                 removed = [(name, digest) for digest in unneeded]
-                # An empty memoryview may be stored as NULL, which means that the blob is a file.
                 added = [
-                    (name, digest, None if digest in large else blob or b"")
+                    (name, digest, None if digest in large else blob)  # None: it is in a file
                     for digest, blob in new.items()
                 ]
                 record = (name, content, hash_of(content), time.time())
@@ -185,8 +192,6 @@ class NodeDatabase:
             file.with_name(f"{file.name}-wal").unlink(missing_ok=True)
             file.with_name(f"{file.name}-journal").unlink(missing_ok=True)
         draft.unlink(missing_ok=True)
-        shutil.rmtree(self._arrays, ignore_errors=True)
-        self._arrays.mkdir(exist_ok=True)
         try:
             db = sqlite3.connect(draft)
             db.executescript(_OPTIONS + _SCHEMA)
@@ -194,22 +199,21 @@ class NodeDatabase:
         except sqlite3.Error as error:
             raise _os_error(error) from error
         draft.replace(self._file)
-        sync_folder(self._file.parent)
 
     def _open(self) -> None:
         self._db = sqlite3.connect(self._file)
         self._db.text_factory = lambda text: text.decode(errors="replace")  # it may be damaged
         self._db.executescript(_OPTIONS)
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found not in (0, FORMAT):  # 0: the file is empty
-            self._db.close()
-            raise OtherFormat(_advice(found, "node.db*", "arrays"))
-        (says,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if says != "ok" or not found:
-            error = sqlite3.DatabaseError(" ".join(says.split()) if found else "it is empty")
+        if found == 0:
+            error = sqlite3.DatabaseError("it is empty")
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
+        if found != FORMAT:
+            self._db.close()
+            raise OtherFormat(_advice(found, "node.db*", "arrays"))
         self._arrays.mkdir(exist_ok=True)
+        sync_folder(self._file.parent)
         for name in {file.name.partition("-")[0] for file in self._arrays.iterdir()}:
             self._remove_files(name)  # a kill may have left some
 
@@ -218,16 +222,16 @@ class NodeDatabase:
         """Raise SQLite's errors as `OSError`. If the database is damaged, begin anew before."""
         try:
             yield
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             self._recover(error)
             raise _os_error(error) from error
 
-    def _recover(self, error: sqlite3.Error) -> None:
+    def _recover(self, error: Exception) -> None:
         """Replace the database by an empty one if the error is due to damage.
 
         Raises `OSError` otherwise.
         """
-        if _code(error) not in _DAMAGED:
+        if _code(error) in _OF_MACHINE:
             raise _os_error(error) from error
         log.warning("the state in %s is damaged (%s): it starts anew", self._file.parent, error)
         self._create()  # if this fails, the next call with the old file tries again
@@ -274,15 +278,17 @@ def _checked(content: object, digest: str) -> bytes:
     return content
 
 
-def _code(error: sqlite3.Error) -> int:
+def _code(error: Exception) -> int:
     """Return SQLite's primary error code; raise an error that is not SQLite's but a caller's."""
+    if isinstance(error, UnicodeDecodeError):
+        return sqlite3.SQLITE_CORRUPT
     code: int | None = getattr(error, "sqlite_errorcode", None)
     if code is None:
         raise error
     return code & 0xFF
 
 
-def _os_error(error: sqlite3.Error) -> OSError:
+def _os_error(error: Exception) -> OSError:
     if _code(error) == sqlite3.SQLITE_FULL:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return OSError(errno.EIO, str(error))

@@ -52,9 +52,9 @@ def stored_runs(folder):
 
 def test_only_the_last_runs_are_kept(restarted):
     folder = restarted()
-    folder.claim(message(1))
     for run in range(2**63, 2**63 + MOST_RUNS + 3):
         folder.node_store(run).commit(RecordDict(), "a", b"reply")
+        folder.claim(message(1))
     folder.node_store(1)
     assert stored_runs(folder) == list(range(2**63 + 3, 2**63 + MOST_RUNS + 3))
     assert restarted().node_store(2**63 + 3).answered == ["a"]

@@ -239,10 +239,10 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
     node.end()
     file = node.folder / "node.db"
     data, damaged = file.read_bytes(), 0
-    for at in [*range(0, 104, 8), 60, *range(104, len(data), 401)]:
+    for at in [*range(0, 104, 3), *range(104, len(data), 199)]:
         shutil.rmtree(node.folder / "arrays", ignore_errors=True)
         caplog.clear()
-        file.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
         try:
             found = node.begin()
         except OtherFormat:
@@ -263,7 +263,14 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
             break
         assert node.begin().answered[-1] == "b"
         node.end()
-    assert damaged > len(data) / 401 / 3
+    assert damaged > len(data) / 199 / 3
+
+
+def test_a_state_without_its_reply_is_not_used(node, caplog):
+    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
+    with node.database._db as db:
+        db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
+    expect_new(node, caplog)
 
 
 def test_damage_in_a_running_node_is_one_failure(node, caplog):
@@ -294,6 +301,20 @@ def test_a_journal_without_its_database_is_not_used(node, caplog):
     found = node.begin()
     assert (found.answered, len(found.state), files(node.folder)) == ([], 0, [])
     assert not caplog.messages
+
+
+def test_a_new_database_has_a_durable_name(node, monkeypatch):
+    real, done = os.fsync, []
+
+    def noted(handle):
+        target = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        done.append((target, {each.name for each in target.iterdir()}))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    node.begin()
+    ((folder, names),) = done
+    assert (folder, names - {"node.db-wal"}) == (node.folder, {"arrays", "node.db"})
 
 
 def test_files_are_durable_before_the_database_names_them(node, monkeypatch):
