@@ -151,6 +151,10 @@ def test_runs_share_nothing(node):
     assert same(states["2"], open_node_store(node.database, "2").state)
 
 
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+
 FULL = {"files": "No space", "database": "No space"}
 FULL |= dict.fromkeys((0, 100_000, 270_000), "File too large|disk I/O error")
 
@@ -158,10 +162,6 @@ FULL |= dict.fromkeys((0, 100_000, 270_000), "File too large|disk I/O error")
 @contextmanager
 def full_disk(patch, node, kind):
     """Let the next writes fail: of files, of the database, or after a number of bytes."""
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     if isinstance(kind, int):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (kind, before[1]))
@@ -273,7 +273,7 @@ def test_a_state_without_its_reply_is_not_used(node, caplog):
     expect_new(node, caplog)
 
 
-def test_damage_in_a_running_node_is_one_failure(node, caplog):
+def test_damage_in_a_running_node_is_one_failure(node, caplog, monkeypatch):
     node_store, state = node.begin(), state_of(np.random.default_rng(1), LARGE)
     node_store.commit(state, "a", b"reply")
     node.end()
@@ -283,6 +283,10 @@ def test_damage_in_a_running_node_is_one_failure(node, caplog):
     node.database._db.execute("PRAGMA cache_size = 0")
     state["metrics"] = MetricRecord({"n": 7})
     node.database._db.execute("PRAGMA shrink_memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):  # then it is tried again
+            node_store.commit(state, "b", b"next")
     with pytest.raises(OSError, match=r"malformed|not a database"):
         node_store.commit(state, "b", b"next")
     assert "starts anew" in caplog.text
