@@ -198,6 +198,17 @@ def test_a_failed_write_leaves_the_state_unchanged(kind, node, monkeypatch):
     assert same(after, node.begin().state)
 
 
+def test_a_disk_error_is_no_damage(node, caplog, monkeypatch):
+    node_store, state = node.begin(), state_of(np.random.default_rng(1))
+    node_store.commit(state, "a", b"first")
+    with full_disk(monkeypatch, node, 0), pytest.raises(OSError, match="disk I/O error"):
+        node_store.commit(state_of(np.random.default_rng(2)), "b", b"second")
+    assert not caplog.messages
+    found = node.begin()
+    assert (found.answered, found.reply()) == (["a"], b"first")
+    assert same(state, found.state)
+
+
 def expect_new(node, caplog):
     """Expect one warning and an empty store, which can be used."""
     found = node.begin()
@@ -239,10 +250,12 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
     node.end()
     file = node.folder / "node.db"
     data, damaged = file.read_bytes(), 0
-    for at in [*range(0, 104, 3), *range(104, len(data), 199)]:
+    name = data.index(b"tableblobsblobs") + 5  # with 0x80 it is no UTF-8 in SQLite's message
+    for at in [*range(0, 104, 3), *range(name, name + 8), *range(104, len(data), 199)]:
+        bit = 0x80 if name <= at < name + 8 else 1 << at % 8
         shutil.rmtree(node.folder / "arrays", ignore_errors=True)
         caplog.clear()
-        file.write_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+        file.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
         try:
             found = node.begin()
         except OtherFormat:
@@ -420,7 +433,7 @@ def ended_while_it_writes(node, number, *, size=None, seconds=None, handled=Fals
             signal.setitimer(signal.ITIMER_REAL, seconds)
         try:
             node_store = node.begin()
-            for each in range(number, number + 40):
+            for each in range(number, number + 250):
                 node_store.commit(numbered(each), str(each), b"reply %d" % each)
                 os.write(writing, bytes([each - number]))
             os._exit(1)
