@@ -314,7 +314,7 @@ def test_a_journal_without_its_database_is_not_used(node, caplog):
     journal = (node.folder / "node.db-wal").read_bytes()
     node.end()
     (node.folder / "node.db-wal").write_bytes(journal)
-    (node.folder / "node.db").unlink()
+    (node.folder / "node.db").rename(node.folder / "node.draft")  # as after a kill, too
     found = node.begin()
     assert (found.answered, len(found.state), files(node.folder)) == ([], 0, [])
     assert not caplog.messages
@@ -343,6 +343,8 @@ def test_files_are_durable_before_the_database_names_them(node, monkeypatch):
     def noted(name, real):
         def call(what, *more):
             target = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what
+            if os.path.isdir(target):
+                assert f"1-{hash_of(wide)}" in os.listdir(target)
             real(what, *more)
             done.append((name, os.path.basename(target).rpartition("-")[2] in new))
 
