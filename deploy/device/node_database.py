@@ -205,8 +205,9 @@ class NodeDatabase:
         self._db.text_factory = lambda text: text.decode(errors="replace")  # it may be damaged
         self._db.executescript(_OPTIONS)
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found == 0:
-            error = sqlite3.DatabaseError("it is empty")
+        (says,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()  # the order of keys, say
+        if says != "ok" or found == 0:
+            error = sqlite3.DatabaseError("it is empty" if found == 0 else " ".join(says.split()))
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
         if found != FORMAT:
