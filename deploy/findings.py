@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,19 +32,20 @@ class Finding:
         return f"{self.level:<8} {self.what:<12} {' '.join(self.text.split())}"
 
 
-Check = Callable[[], Iterable[Finding]]
+Check = Callable[[argparse.Namespace], Iterable[Finding]]  # a function of the options
+CheckTable = Sequence[tuple[str, Check]]  # the checks with their names, in the order of the output
 
 
-def findings(checks: Iterable[tuple[str, Check]]) -> Iterable[Finding]:
+def findings(checks: CheckTable, options: argparse.Namespace) -> Iterable[Finding]:
     """Yield the findings of the checks, in order. An exception in a check becomes a finding."""
     for what, check in checks:
         try:
-            yield from check()
+            yield from check(options)
         except Exception as error:
             yield Finding(WRONG, what, f"this check failed: {type(error).__name__}: {error}")
 
 
-def python() -> Iterable[Finding]:
+def python(options: argparse.Namespace) -> Iterable[Finding]:
     """Check that this version of Python is supported."""
     (first, last), found = PYTHONS, sys.version_info[:2]
     says = platform.python_version()
@@ -54,7 +56,7 @@ def python() -> Iterable[Finding]:
         yield Finding(WRONG, "Python", f"{says}, and {wanted} is needed")
 
 
-def bits() -> Iterable[Finding]:
+def bits(options: argparse.Namespace) -> Iterable[Finding]:
     """Check that Python is a 64-bit build, which PyTorch's packages need."""
     machine = platform.machine()
     if sys.maxsize > 1 << 32:
@@ -63,7 +65,7 @@ def bits() -> Iterable[Finding]:
         yield Finding(WRONG, "64 bit", f"no, {machine}: install a 64-bit system; PyTorch needs it")
 
 
-def memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
+def enough_memory(free: int | None, enough: int, least: int) -> Iterable[Finding]:
     """Check the free memory in bytes: below `enough` it is a warning, below `least` it is wrong.
 
     `free`: None if it is not known.
@@ -96,12 +98,12 @@ def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
     return min(found, default=None)
 
 
-def disk(folder: Path, option: str) -> Iterable[Finding]:
-    """Check that a folder can be written to and has free space.
+def disk(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check that the folder `--state` can be written to and has free space.
 
-    The check leaves no file in the folder. `option`: the name of the folder's command-line option.
+    The check leaves no file in the folder.
     """
-    there = folder
+    there = folder = options.state
     while not there.exists() and there != there.parent:
         there = there.parent
     try:
@@ -113,10 +115,10 @@ def disk(folder: Path, option: str) -> Iterable[Finding]:
     except OSError as error:
         advice = "give it to the user that this is started as, or name another"
         yield Finding(
-            WRONG, "disk", f"{option} {folder} cannot be written: {error.strerror}; {advice}"
+            WRONG, "disk", f"--state {folder} cannot be written: {error.strerror}; {advice}"
         )
         return
-    text = f"{option} {folder}: {free >> 20} MB are free"
+    text = f"--state {folder}: {free >> 20} MB are free"
     if free < LITTLE_DISK:
         level = WARNING if free >= NO_DISK else WRONG
         yield Finding(level, "disk", f"{text}, which is little: make room")

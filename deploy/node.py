@@ -75,6 +75,7 @@ def main(arguments: list[str] | None = None, client: type[FleetClient] | None = 
             signal.signal(number, signal.SIG_IGN)
         member.leave()
         fleet.close()
+        node_folder.close()
 
 
 class MistakenWord(ValueError):

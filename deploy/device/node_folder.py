@@ -1,23 +1,21 @@
 """A node's state folder: the node's identity, its current message, and its state of each run.
 
-lock            locked while a node uses this folder
-key             the node's own private key, if no key is given on the command line
-node.json       the server's address, the public key, and the node's id at that server
-claim           the last message pulled from the server, without its objects
-runs/ID/        the node's state of a run (`node_store.py`)
-apps/HASH/      an unpacked app (`apps.py`)
+lock                locked while a node uses this folder
+key                 the node's own private key, if no key is given on the command line
+node.json           the server's address, the public key, and the node's id at that server
+node.db, arrays/    the current message, and the node's state of each run (`node_database.py`)
+apps/HASH/          an unpacked app (`apps.py`)
+
+The first three files survive when the database is lost. `deploy.doctor` reads them and changes
+nothing; SQLite would write to the folder for a reader, too.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
-import shutil
-import struct
 import time
 from contextlib import suppress
-from logging import getLogger
 from pathlib import Path
 from typing import TextIO
 
@@ -26,14 +24,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from google.protobuf.message import DecodeError
-from xxhash import xxh3_64_digest
 
-from deploy.device.blobs import sync_folder
+from deploy.device.node_database import NodeDatabase, OtherFormat, write_file
 from deploy.device.node_store import NodeStore, open_node_store
 
 MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
-_CLAIM = struct.Struct("<Q8s")
-log = getLogger("edgewire")
+_CLAIM = "claim"  # the record with the current message; a run's id names the run's record
 
 
 class FolderError(RuntimeError):
@@ -47,14 +43,17 @@ class NodeFolder:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (folder / "runs").mkdir(exist_ok=True)
             self._lock = _locked(folder / "lock")
+            self._database = NodeDatabase(folder)
         except OSError as error:
             raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
+        except OtherFormat as error:
+            raise FolderError(f"--state {folder} cannot be used: {error}") from error
         self._node_stores: dict[int, NodeStore] = {}
 
     def close(self) -> None:
-        """Unlock the folder for another node."""
+        """Close the database, and unlock the folder for another node."""
+        self._database.close()
         self._lock.close()
 
     def key(self) -> ec.EllipticCurvePrivateKey:
@@ -62,7 +61,7 @@ class NodeFolder:
         file = self.folder / "key"
         if not file.exists():
             made, _ = generate_key_pairs()
-            _write(file, private_key_to_bytes(made))
+            write_file(file, private_key_to_bytes(made))
         return own_key(file)
 
     # who this node is
@@ -77,30 +76,22 @@ class NodeFolder:
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
         """Store the id that this server has given to the node with this key."""
         said = {"server": server, "key": public_key.hex(), "node": node_id}
-        _write(self.folder / "node.json", json.dumps(said).encode())
+        write_file(self.folder / "node.json", json.dumps(said).encode())
 
     # the current message
 
     def claim(self, response: PullMessagesResponse) -> None:
         """Write a pulled message to disk. It is durable when this method returns."""
-        content = response.SerializeToString()
-        handle = os.open(self.folder / "claim", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.pwrite(handle, _CLAIM.pack(len(content), xxh3_64_digest(content)) + content, 0)
-            os.fdatasync(handle)
-        finally:
-            os.close(handle)
+        self._database.write(_CLAIM, response.SerializeToString())
 
     def claimed(self) -> PullMessagesResponse | None:
-        """Return the message that `claim` wrote last; None if the file is missing or damaged."""
+        """Return the message that `claim` wrote last; None if there is none, or if it is damaged.
+
+        This project's server sends the message again then.
+        """
         try:
-            data = (self.folder / "claim").read_bytes()
-            size, mark = _CLAIM.unpack_from(data)
-            content = data[_CLAIM.size : _CLAIM.size + size]
-            if xxh3_64_digest(content) != mark:
-                return None  # the write broke off; this project's server sends the message again
-            response = PullMessagesResponse.FromString(content)
-        except (FileNotFoundError, struct.error, DecodeError):
+            response = PullMessagesResponse.FromString(self._database.read(_CLAIM) or b"")
+        except (OSError, ValueError, DecodeError):
             return None
         return response if len(response.messages_list) == 1 else None
 
@@ -111,21 +102,17 @@ class NodeFolder:
         if series not in self._node_stores:
             while len(self._node_stores) >= 2:
                 del self._node_stores[next(iter(self._node_stores))]
-            folder = self.folder / "runs" / str(series)
-            self._node_stores[series] = open_node_store(folder)
-            os.utime(folder)
+            self._node_stores[series] = open_node_store(self._database, str(series))
             self._forget()
         return self._node_stores[series]
 
     def _forget(self) -> None:
         """Remove stores unused for `KEPT_SECONDS`, and the oldest stores beyond `MOST_RUNS`."""
-        folders = [(_time(f), f) for f in (self.folder / "runs").iterdir()]
-        folders.sort(reverse=True)
-        for number, (used, folder) in enumerate(folders):
-            inside = folder.name in map(str, self._node_stores)
-            old = number >= MOST_RUNS or time.time() - used > KEPT_SECONDS
-            if old and not inside:
-                shutil.rmtree(folder, ignore_errors=True)
+        newest = self._database.names(since=time.time() - KEPT_SECONDS)
+        kept = [name for name in newest if name != _CLAIM][:MOST_RUNS]
+        used = {_CLAIM, *map(str, self._node_stores)}
+        for name in set(self._database.names()) - used.union(kept):
+            self._database.remove(name)
 
 
 def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -163,12 +150,6 @@ def is_taken(folder: Path) -> bool:
     return False
 
 
-def _time(path: Path) -> float:
-    with suppress(OSError):
-        return path.stat().st_mtime  # the folder of a run changes when its state is written
-    return 0.0
-
-
 def _locked(file: Path) -> TextIO:
     handle = file.open("a")
     try:
@@ -179,15 +160,3 @@ def _locked(file: Path) -> TextIO:
             f"another node runs on --state {file.parent}: give each its own"
         ) from None
     return handle
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a small file atomically; only this user may read it."""
-    draft = file.with_suffix(".draft")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(file)
-    sync_folder(file.parent)

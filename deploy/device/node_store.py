@@ -1,9 +1,9 @@
-"""A node's store of one run on disk: the run's `Context.state`, and the node's last reply.
+"""A node's store of one run: the run's `Context.state`, and the node's last reply.
 
-One file holds the state and the reply, and is written atomically. So they always match. Arrays are
-stored as raw bytes. An unchanged array is not written again: the new file refers to the file that
-holds it (`blobs.py`). A file is removed when nothing refers to it. The store also holds the state
-that this node had at the run's last checkpoint.
+The store is one record of the node's database (`node_database.py`). The record says what the state
+holds; the bytes of arrays and of the reply are the record's blobs. State and reply are written in
+one transaction, so they always match. The store also holds the state that this node had at the
+run's last checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from logging import getLogger
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,61 +23,40 @@ from flwr.common.serde import (
     metric_record_to_proto,
 )
 from flwr.proto import recorddict_pb2
-from xxhash import xxh3_64_hexdigest
 
-from deploy.device.blobs import (
-    Blob,
-    Draft,
-    head_of,
-    numbers_in,
-    read,
-    remove_others,
-    size_of,
-    write,
-)
+from deploy.device.node_database import NodeDatabase, hash_of
 from protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
 
-_SMALL = 4096  # bytes: an array up to this size is always written again
 _ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
-Arrays = dict[tuple[str, str], Blob]  # (record's name, array's name) -> place on disk
 log = getLogger("edgewire")
 
 
 @dataclass
 class CheckpointedState:
-    """The node's state at a checkpoint of the run.
-
-    `records`: the state as the head of a file (`blobs.py`) describes it.
-    """
+    """The node's state at a checkpoint of the run; `records`: as in the store's record."""
 
     checkpoint: Checkpoint
     records: list[Any]
-
-    @property
-    def files(self) -> set[int]:
-        """The numbers of the files that hold this state."""
-        return {blob.file for blob in _blobs(self.records)}
 
 
 @dataclass
 class NodeStore:
     """The stored state of one run; `open_node_store` loads it.
 
-    `state`: the run's state after the last reply. `answered`: the ids of the last answered
-    messages, the newest at the end. `run_id`: the id of the Flower run that sent the last message:
-    a resumed run is a new Flower run (`protocol.lineage`). `node`: the id of the node to which the
-    state belongs (0: not known).
+    `name`: the name of the store's record. `state`: the run's state after the last reply.
+    `answered`: the ids of the last answered messages, the newest at the end. `run_id`: the id of
+    the Flower run that sent the last message: a resumed run is a new Flower run
+    (`protocol.lineage`). `node`: the id of the node to which the state belongs (0: not known).
     """
 
-    folder: Path
+    database: NodeDatabase
+    name: str
     state: RecordDict = field(default_factory=RecordDict)
     answered: list[str] = field(default_factory=list)
     run_id: int = 0
     node: int = 0
-    _number: int = 0  # number of the newest file
-    _reply: Blob | None = None
-    _arrays: Arrays = field(default_factory=dict)
-    _records: list[Any] = field(default_factory=list)  # the state as a file's head describes it
+    _reply: str | None = None  # the hash of the last reply
+    _records: list[Any] = field(default_factory=list)  # the state as the store's record says it
     _past: CheckpointedState | None = None
 
     def reply(self) -> bytes:
@@ -88,7 +66,7 @@ class NodeStore:
         """
         if self._reply is None:
             raise ValueError("no reply is kept")
-        return read(self.folder, self._reply)
+        return self.database.blob(self.name, self._reply)
 
     def take_up(self, node: int, lineage: RunLineage | None) -> None:
         """Set `state` to the state that the current message builds on; `commit` writes it later.
@@ -121,124 +99,86 @@ class NodeStore:
 
     def _go_to(self, records: list[Any]) -> None:
         try:
-            self.state, self._arrays = _restored(self.folder, records)
-            self._records = records
+            self.state, self._records = self._restored(records), records
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the state at the run's checkpoint is damaged (%s): it starts anew", error)
-            self.state, self._arrays, self._records = RecordDict(), {}, []
+            self.state, self._records = RecordDict(), []
 
     def commit(self, state: RecordDict, message: str, reply: bytes) -> None:
         """Write the state and the reply to `message` atomically; both are durable on return.
 
         Raises `OSError` if they cannot be written. The stored state does not change then.
         """
-        number = self._number + 1
-        draft = Draft(number)
-        last = draft.put(memoryview(reply))
-        found = {
-            (name, key): _bytes_of(array)
-            for name, record in state.items()
-            if isinstance(record, ArrayRecord)
-            for key, array in record.items()
-        }
-        arrays = self._unchanged({place: content for place, (_, content) in found.items()})
-        for place, (_, content) in found.items():
-            if place not in arrays:
-                arrays[place] = draft.put(content)
-        records = list[Any]()
+        blobs = dict[str, memoryview]()
+
+        def put(content: memoryview) -> str:
+            digest = hash_of(content)
+            blobs[digest] = content
+            return digest
+
+        last, records = put(memoryview(reply)), list[Any]()
         for name, record in state.items():
             if isinstance(record, ArrayRecord):
-                entries = [[k, found[name, k][0], vars(arrays[name, k])] for k in record]
+                found = [(key, *_bytes_of(array)) for key, array in record.items()]
+                entries = [[key, form, put(content)] for key, form, content in found]
                 records.append([name, "arrays", entries])
             else:
                 kind = "config" if isinstance(record, ConfigRecord) else "metrics"
-                records.append([name, kind, vars(draft.put(_plain_bytes(record)))])
+                records.append([name, kind, put(_plain_bytes(record))])
         answered = [*self.answered[1 - _ANSWERED :], message]
         past = self._past
-        head = {
+        said = {
             "answered": answered,
-            "reply": vars(last),
+            "reply": last,
             "records": records,
             "run_id": self.run_id,
             "node": self.node,
             "past": past and [past.checkpoint, past.records],
         }
-        write(self.folder, number, json.dumps(head).encode(), draft.blobs)
+        keep = set(_hashes(past.records)) if past else ()
+        self.database.write(self.name, json.dumps(said).encode(), blobs, keep)
         self.state, self.answered = state, answered
-        self._number, self._reply, self._arrays, self._records = number, last, arrays, records
-        needed = {number, *(blob.file for blob in arrays.values())}
-        remove_others(self.folder, needed | (past.files if past else set()))
+        self._reply, self._records = last, records
 
-    def _unchanged(self, found: dict[tuple[str, str], memoryview]) -> Arrays:
-        """Return the arrays that need not be written again, with their places on disk.
+    def _load(self, said: dict[str, Any]) -> None:
+        """Set all fields from the store's record. Raises an error if the record is damaged."""
+        self.answered, self.run_id, self.node = said["answered"], said["run_id"], said["node"]
+        self._reply, self._records = said["reply"], said["records"]
+        self.reply()  # raises if it is damaged: a state without its reply is useless
+        self.state = self._restored(self._records)
+        if past := said["past"]:
+            self._past = CheckpointedState(Checkpoint(*past[0]), past[1])
 
-        They are unchanged and have more than `_SMALL` bytes. Arrays that make up at most half of
-        their file are written again, so that the file can be removed.
-        """
-        same, live = Arrays(), dict[int, int]()
-        for place, content in found.items():
-            blob = self._arrays.get(place)
-            if blob is None or blob.size != content.nbytes or blob.size <= _SMALL:
-                continue
-            if blob.mark == xxh3_64_hexdigest(content):
-                same[place] = blob
-                live[blob.file] = live.get(blob.file, 0) + blob.size
-        sizes = {file: size_of(self.folder, file) for file in live}
-        return {p: b for p, b in same.items() if live[b.file] * 2 > sizes[b.file]}
-
-
-def open_node_store(folder: Path) -> NodeStore:
-    """Return a run's store from its folder; an empty store if the files are missing or damaged."""
-    folder.mkdir(parents=True, exist_ok=True)
-    newest = max(numbers_in(folder), default=0)
-    if newest:
-        try:
-            return _opened(folder, newest)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("the state in %s is damaged (%s): it starts anew", folder, error)
-    return NodeStore(folder, _number=newest)
+    def _restored(self, records: list[Any]) -> RecordDict:
+        """Return the state that `records` describe."""
+        state = RecordDict()
+        for name, kind, content in records:
+            if kind == "arrays":
+                record = ArrayRecord()
+                for key, form, digest in content:
+                    record[key] = _array(form, self.database.blob(self.name, digest))
+                state[name] = record
+            else:
+                state[name] = _plain(kind, self.database.blob(self.name, content))
+        return state
 
 
-def _opened(folder: Path, number: int) -> NodeStore:
-    head = json.loads(head_of(folder, number))
-    reply = Blob(**head["reply"])
-    read(folder, reply)  # raises if it is damaged: a state without its reply is useless
-    state, arrays = _restored(folder, head["records"])
-    past = head.get("past")
-    return NodeStore(
-        folder,
-        state,
-        head["answered"],
-        head.get("run_id", 0),
-        head.get("node", 0),
-        number,
-        reply,
-        arrays,
-        head["records"],
-        past and CheckpointedState(Checkpoint(*past[0]), past[1]),
-    )
+def open_node_store(database: NodeDatabase, name: str) -> NodeStore:
+    """Return the store with a name; an empty store if it is missing or damaged."""
+    node_store = NodeStore(database, name)
+    try:
+        if (found := database.read(name)) is not None:
+            node_store._load(json.loads(found))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the state of run %s is damaged (%s): it starts anew", name, error)
+        return NodeStore(database, name)
+    return node_store
 
 
-def _restored(folder: Path, records: list[Any]) -> tuple[RecordDict, Arrays]:
-    """Return the state that `records`, from a file's head, describe, and its arrays' places."""
-    state, arrays = RecordDict(), Arrays()
-    for name, kind, content in records:
-        if kind == "arrays":
-            record = ArrayRecord()
-            for key, form, place in content:
-                arrays[name, key] = blob = Blob(**place)
-                record[key] = _array(form, read(folder, blob))
-            state[name] = record
-        else:
-            state[name] = _plain(kind, read(folder, Blob(**content)))
-    return state, arrays
-
-
-def _blobs(records: list[Any]) -> Iterator[Blob]:
-    """Yield the places of all blobs that `records`, from a file's head, name."""
+def _hashes(records: list[Any]) -> Iterator[str]:
+    """Yield the hashes of all blobs of a state, as `records` describe it."""
     for _, kind, content in records:
-        for place in [each[2] for each in content] if kind == "arrays" else [content]:
-            yield Blob(**place)
+        yield from [each[2] for each in content] if kind == "arrays" else [content]
 
 
 def _plain_bytes(record: ConfigRecord | MetricRecord) -> memoryview:

@@ -8,7 +8,6 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -19,19 +18,7 @@ from flwr.proto.control_pb2 import ListNodesRequest
 from conf.submitted_runs import OUTPUT
 from deploy.certificate_dates import lasting, names_of
 from deploy.certificates import CA, SERVER
-from deploy.findings import (
-    OK,
-    WARNING,
-    WRONG,
-    Check,
-    Finding,
-    bits,
-    disk,
-    free_memory,
-    memory,
-    python,
-    secret,
-)
+from deploy.findings import OK, WARNING, WRONG, Finding, enough_memory, free_memory, secret
 from deploy.keys import GONE
 from deploy.server.flower_api import expect_handlers
 from deploy.server.node_registry import ONLINE, load
@@ -45,18 +32,12 @@ ENOUGH, LEAST = 1 << 30, 400 << 20  # bytes of memory for the SuperLink and a Se
 RENEW = "`python -m deploy.keys server --renew NAME`"
 
 
-def checks(options: argparse.Namespace) -> Iterable[tuple[str, Check]]:
-    """Return the checks of the server's machine with their names, in the order of the output."""
-    yield from [("Python", python), ("64 bit", bits)]
-    yield "memory", lambda: memory(free_memory(), ENOUGH, LEAST)
-    yield "disk", partial(disk, options.state, "--state")
-    yield "Flower", flower
-    yield from [("certificate", partial(certificate, options)), ("nodes", partial(nodes, options))]
-    yield from [("results", partial(results, options)), ("data", partial(data, options))]
-    yield "server", partial(server, options)
+def memory(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the free memory."""
+    yield from enough_memory(free_memory(), ENOUGH, LEAST)
 
 
-def flower() -> Iterable[Finding]:
+def flower(options: argparse.Namespace) -> Iterable[Finding]:
     """Check that this release of Flower supports the access control and bundles."""
     found = installed()
     if module("flwr.superlink.routers.fleet") is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from deploy.device import node_loop
 from deploy.device.client import FleetClient
+from deploy.device.node_database import NodeDatabase
 from deploy.device.node_folder import NodeFolder
 from deploy.device.node_store import NodeStore
 from deploy.device.transport import Transport
@@ -20,7 +21,8 @@ POINTS = {
     "claim": (NodeFolder, "claim"),
     "objects": (Transport, "objects"),
     "answered": (node_loop, "answered"),
-    "rename": (Path, "replace"),
+    "files": (NodeDatabase, "_write_files"),  # before and after it, no record is changed
+    "removal": (NodeDatabase, "_remove_files"),  # before and after it, the record is changed
     "commit": (NodeStore, "commit"),
     "push": (Transport, "push"),
     "call": (FleetClient, "call"),
@@ -36,7 +38,9 @@ def arm(where, trigger):
     def counts(given):
         if name == "call":
             return type(given[1]).__name__ == when
-        return name != "rename" or given[0].name == "draft"
+        if name == "removal":  # of files of a run, not of the record `claim`
+            return given[1].isdecimal()
+        return name != "files" or bool(given[1])
 
     def deadly(*given, **options):
         if when == "before" and counts(given) and trigger.exists():

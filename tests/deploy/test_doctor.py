@@ -1,6 +1,7 @@
 """`deploy.doctor` on a device names each problem of a node and its remedy."""
 
 import re
+from argparse import Namespace
 
 import pytest
 
@@ -174,10 +175,10 @@ def test_a_server_of_another_kind(superlink, look, tmp_path):
 
 def test_missing_packages_and_another_flower_are_reported(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    (found,) = checks.packages()
+    (found,) = checks.packages(Namespace())
     assert (found.level, "./compression[node]" in found.text) == (WRONG, True)
     monkeypatch.setattr(checks, "installed", lambda: "1.39.0")
-    (found,) = checks.flower()
+    (found,) = checks.flower(Namespace())
     assert (found.level, "1.39.0 was not tried" in found.text) == (WARNING, True)
 
 
@@ -186,6 +187,13 @@ def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
     code, found = look("--superlink", "a:1", "--state", "s")
     assert code == 1
     assert "pip install" in found["Flower"][0][1]
+
+
+def test_a_folder_of_an_older_version_is_reported(superlink, look, tmp_path):
+    (tmp_path / "state" / "runs").mkdir(parents=True)
+    code, found = look(*plain(superlink, tmp_path))
+    assert code == 1
+    assert "remove runs and claim in it" in found["state"][0][1]
 
 
 def test_a_folder_in_use_by_a_node_is_reported(tmp_path):

@@ -1,6 +1,7 @@
 """The checks of `deploy.doctor` for any machine, and what a failing check prints."""
 
 import sys
+from argparse import Namespace
 
 import pytest
 from cryptography import x509
@@ -17,7 +18,7 @@ MB = 1 << 20
     ("free", "level"), [(700, OK), (600, OK), (599, WARNING), (250, WARNING), (249, WRONG)]
 )
 def test_memory(free, level):
-    (found,) = findings.memory(free * MB, 600 * MB, 250 * MB)
+    (found,) = findings.enough_memory(free * MB, 600 * MB, 250 * MB)
     assert (found.level, f"{free} MB" in found.text) == (level, True)
 
 
@@ -35,20 +36,20 @@ def test_free_memory_is_the_smallest_reported_value(tmp_path):
 @pytest.mark.parametrize(("version", "level"), [((3, 10), WRONG), ((3, 11), OK), ((3, 15), WRONG)])
 def test_python(version, level, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (*version, 0, "final", 0))
-    (found,) = findings.python()
+    (found,) = findings.python(Namespace())
     assert found.level == level
 
 
 def test_32_bit(monkeypatch):
     monkeypatch.setattr(sys, "maxsize", (1 << 31) - 1)
-    (found,) = findings.bits()
+    (found,) = findings.bits(Namespace())
     assert found.level == WRONG
 
 
 @pytest.mark.parametrize(("free", "level"), [(2 << 30, OK), (1 << 29, WARNING), (1 << 20, WRONG)])
 def test_a_disk_that_is_nearly_full(free, level, monkeypatch, tmp_path):
     monkeypatch.setattr(findings.shutil, "disk_usage", lambda path: type("U", (), {"free": free}))
-    (found,) = findings.disk(tmp_path / "a" / "b", "--state")
+    (found,) = findings.disk(Namespace(state=tmp_path / "a" / "b"))
     assert found.level == level
     assert list(tmp_path.iterdir()) == []
 
@@ -66,10 +67,10 @@ def test_dates(start, end, level, says, tmp_path):
 
 
 def test_a_failing_check_gives_one_line():
-    def check():
+    def check(options):
         yield Finding(OK, "a", "b")
         raise KeyError("c")
 
-    first, second = findings.findings([("it", check)])
+    first, second = findings.findings([("it", check)], Namespace())
     assert first.level == OK
     assert str(second) == "wrong    it           this check failed: KeyError: 'c'"

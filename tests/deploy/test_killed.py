@@ -15,17 +15,18 @@ from tests.deploy.servers import COUNTING, ROOT, eventually, field
 KILLED = str(ROOT / "tests" / "deploy" / "killed.py")
 POINTS = [
     "claim-before", "claim-after", "objects-after", "answered-before", "answered-after",
-    "rename-before", "rename-after", "commit-after", "push-after",
+    "files-before", "files-after", "removal-before", "removal-after", "commit-after", "push-after",
 ]  # fmt: skip
 PLAIN = ["call-PushMessagesRequest", "call-PushObjectRequest"]
+SIZE = 40_000  # 320 kB: the node stores such an array as a file
 
 
 def content(number):
-    return RecordDict({"arrays": ArrayRecord({"x": Array(np.full(5000, number + 0.1))})})
+    return RecordDict({"arrays": ArrayRecord({"x": Array(np.full(SIZE, number + 0.1))})})
 
 
 def expected(count):
-    total = np.zeros(5000)
+    total = np.zeros(SIZE)
     for number in range(count):
         total = (total + (number + 0.1)) / 3
         yield number + 1, float(total.sum())

@@ -20,8 +20,13 @@ from deploy.device.throttled_log import SERVER_INFORMED
 from task.datasets.digits import FILE
 from tests.system.fault_field import Field, TheRun, eventually
 
-HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after", "rename-before"]
-HOOKS += ["rename-after", "commit-after", "push-after"]  # see tests/deploy/killed.py
+HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after"]
+HOOKS += [
+    "removal-before",
+    "removal-after",
+    "commit-after",
+    "push-after",
+]  # see tests/deploy/killed.py
 SHIFTED = str(Path(__file__).parent / "shifted")
 KILLED = str(ROOT / "tests/deploy/killed.py")
 OLDER = "flwr==1.36.0"  # a node's first import fails with this release
@@ -137,8 +142,8 @@ class Faults:
         self.goes_on()
 
     def disk(self) -> None:
-        """Fill a node's disk for some seconds."""
-        index = self._node()
+        """Fill a node's disk for some seconds. The node may still have room in its database."""
+        index, rows = self._node(), self.run.rounds
         before, filler = self.field.said(index).count("cannot write"), self.field.state(index) / "x"
         if not filler.parent.is_mount():
             raise RuntimeError("a disk of its own takes root")
@@ -146,7 +151,13 @@ class Faults:
             while True:
                 file.write(bytes(1 << 12))
                 file.flush()
-        eventually(lambda: self.field.said(index).count("cannot write") > before or self.run.over)
+        eventually(
+            lambda: (
+                self.field.said(index).count("cannot write") > before
+                or self.run.rounds > rows + 5
+                or self.run.over
+            )
+        )
         filler.unlink()
         self.goes_on()
 
@@ -198,7 +209,7 @@ class Ill:
 
     def lost(self) -> None:
         """Delete a node's stored state."""
-        self._without(lambda state: shutil.rmtree(state / "runs"))
+        self._without(lambda state: [file.unlink() for file in state.glob("node.db*")])
 
     def old(self) -> None:
         """Replace a node's stored state by an older copy."""
@@ -217,7 +228,7 @@ class Ill:
 
         self._without(restore)
 
-    def _without(self, change: Callable[[Path], None]) -> None:
+    def _without(self, change: Callable[[Path], object]) -> None:
         said = self.field.said(0).count("starts anew")
         self.field.nodes[0].kill()
         self.field.nodes[0].wait()

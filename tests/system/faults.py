@@ -18,6 +18,7 @@ import argparse
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.timing import ROOT
+from deploy.device.node_database import NodeDatabase
 from deploy.device.node_store import open_node_store
 from deploy.device.throttled_log import AGAIN
 from tests.system.fault_field import Field, TheRun, eventually
@@ -79,8 +81,13 @@ def kept(field: Field) -> list[dict[str, bytes]]:
     """
     found = list[dict[str, bytes]]()
     for index in range(field.count):
-        newest = max((field.state(index) / "runs").iterdir(), key=lambda each: each.stat().st_mtime)
-        records = open_node_store(newest).state.array_records
+        copy = field.folder / f"copy{index}"  # the running node has locked its database
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(field.state(index), copy)
+        database = NodeDatabase(copy)
+        newest = next(name for name in database.names() if name.isdecimal())
+        records = open_node_store(database, newest).state.array_records
+        database.close()
         arrays = {
             f"{r} {k}": array.data for r, record in records.items() for k, array in record.items()
         }

@@ -1,7 +1,15 @@
 """A node's stored state is restored exactly, is complete or absent, and stays small."""
 
 import copy
+import logging
 import os
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,14 +17,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.node.state import store_arrays, stored_arrays
 from compression.flower.records import FlatArray
-from deploy.device.node_store import NodeStore, open_node_store
+from deploy.device.node_database import LARGE, NodeDatabase, OtherFormat, hash_of
+from deploy.device.node_store import open_node_store
 from protocol.lineage import Checkpoint, RunLineage
 
 
-def state_of(draw):
+def state_of(draw, size=3000):
     state = RecordDict()
     store_arrays(state, "flat", {
-        "wide": draw.normal(size=3000).astype(np.float32), "none": np.zeros((0, 3)),
+        "wide": draw.normal(size=size).astype(np.float32), "none": np.zeros((0, 3)),
         "number": np.array(draw.integers(9)), "every other": draw.integers(9, size=20)[::2],
         "bits": draw.random(size=(3, 5)) < 0.5,
     })  # fmt: skip
@@ -43,137 +52,446 @@ def same(one, other):
 
 
 def files(folder):
-    return sorted(f.name for f in folder.iterdir())
+    return sorted(f.name for f in (folder / "arrays").iterdir())
 
 
-def test_a_state_is_restored_after_every_reply(tmp_path):
-    node_store = open_node_store(tmp_path)
+class Node:
+    """A node's folder. `begin` opens its store, as a node does after a start or a restart."""
+
+    def __init__(self, folder):
+        self.folder, self.database = folder, None
+
+    def begin(self):
+        self.end()
+        self.database = NodeDatabase(self.folder)
+        return open_node_store(self.database, "1")
+
+    def end(self):
+        if self.database is not None:
+            self.database.close()
+            self.database = None
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = Node(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("size", [3000, LARGE // 4 - 1, LARGE // 4])
+def test_a_state_is_restored_after_every_reply(size, node):
+    node_store = node.begin()
     assert (node_store.answered, len(node_store.state)) == ([], 0)
     for number in range(5):
-        state = state_of(np.random.default_rng(number))
+        state = state_of(np.random.default_rng(number), size)
         node_store.commit(state, f"m{number}", b"reply %d" % number)
-        again = open_node_store(tmp_path)
-        assert same(state, again.state)
-        assert again.reply() == node_store.reply() == b"reply %d" % number
-        assert again.answered == [f"m{n}" for n in range(number + 1)]
-        node_store = again if number % 2 else node_store
-    assert len(files(tmp_path)) == 1
+        assert node_store.reply() == b"reply %d" % number
+        node_store = node.begin()
+        assert same(state, node_store.state)
+        assert node_store.reply() == b"reply %d" % number
+        assert node_store.answered == [f"m{n}" for n in range(number + 1)]
+    assert len(files(node.folder)) == (size * 4 >= LARGE)
 
 
-def test_ids_of_messages_are_bounded(tmp_path):
-    node_store = open_node_store(tmp_path)
+def test_ids_of_messages_are_bounded(node):
+    node_store = node.begin()
     for number in range(40):
         node_store.commit(node_store.state, str(number), b"")
-    assert open_node_store(tmp_path).answered == [str(n) for n in range(24, 40)]
+    assert node.begin().answered == [str(n) for n in range(24, 40)]
 
 
-def test_unchanged_values_are_not_written_again(tmp_path):
-    node_store, state, small = open_node_store(tmp_path), RecordDict(), np.zeros(1)
-    large = np.arange(1_000_000, dtype=np.float32)
+@pytest.mark.parametrize("size", [1_000_000, 50_000])  # floats: in a file, in the database
+def test_unchanged_values_are_not_written_again(size, node, monkeypatch):
+    node_store, state, small = node.begin(), RecordDict(), np.zeros(1)
+    large = np.arange(size, dtype=np.float32)
     store_arrays(state, "large", {"x": large})
     node_store.commit(state, "a", b"")
+    before = files(node.folder)
+    journal = node.folder / "node.db-wal"
     for number in range(5):
         store_arrays(state, "small", {"y": small + number})
+        ended = journal.stat().st_size
         node_store.commit(state, str(number), b"some reply")
-        written = max(tmp_path.iterdir(), key=lambda f: int(f.stem))
-        assert written.stat().st_size < 2000
-        assert len(files(tmp_path)) == 2
+        assert journal.stat().st_size - ended < 40_000
+        assert files(node.folder) == before
         if number == 2:
-            node_store = open_node_store(tmp_path)
-    assert same(state, open_node_store(tmp_path).state)
+            node_store = node.begin()
+            store_arrays(state, "small", {"y": small - 1})
+            node_store.commit(state, "again", b"")
     large[7] = -1
     node_store.commit(state, "b", b"")
-    assert len(files(tmp_path)) == 1
-    assert stored_arrays(open_node_store(tmp_path).state, "large")["x"][7] == -1
+    assert len(files(node.folder)) == len(before)
+    assert files(node.folder) != before or not before
+    assert same(state, node.begin().state)
 
 
-def test_a_large_file_is_removed_if_little_of_it_is_used(tmp_path):
-    node_store, state = open_node_store(tmp_path), RecordDict()
-    store_arrays(state, "still", {"x": np.zeros(5000)})
-    for number in range(5):
-        store_arrays(state, "moving", {"x": np.full(50_000, number)})
+def test_the_folder_stays_small(node):
+    node_store, state = node.begin(), RecordDict()
+    for number in range(40):
+        sizes = {"a": 50_000, "b": 100_000}
+        store_arrays(
+            state, "moving", {name: np.full(size, number * 1.0) for name, size in sizes.items()}
+        )
+        store_arrays(state, "small", {"y": np.full(20_000, number)})
         node_store.commit(state, str(number), b"")
-        assert sum(f.stat().st_size for f in tmp_path.iterdir()) < 450_000
-    assert same(state, open_node_store(tmp_path).state)
+    assert len(files(node.folder)) == 2
+    assert sum(f.stat().st_size for f in node.folder.glob("node.db*")) < 6 << 20  # 4 MB: journal
+    node.end()
+    assert (node.folder / "node.db").stat().st_size < 800_000
 
 
-@pytest.mark.parametrize("fails", ["fsync", "replace"])
-def test_a_failed_write_leaves_the_state_unchanged(fails, tmp_path, monkeypatch):
-    node_store, before = open_node_store(tmp_path), state_of(np.random.default_rng(1))
+def test_runs_share_nothing(node):
+    node.begin()
+    states = {name: state_of(np.random.default_rng(1), LARGE) for name in "12"}
+    for name, state in states.items():
+        open_node_store(node.database, name).commit(state, "a", b"reply")
+    assert len(files(node.folder)) == 2  # equal arrays, one for each run
+    node.database.remove("1")
+    assert len(files(node.folder)) == 1
+    assert len(node.begin().state) == 0
+    assert same(states["2"], open_node_store(node.database, "2").state)
+
+
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+
+FULL = {"files": "No space", "database": "No space"}
+FULL |= dict.fromkeys((0, 100_000, 270_000), "File too large|disk I/O error")
+
+
+@contextmanager
+def full_disk(patch, node, kind):
+    """Let the next writes fail: of files, of the database, or after a number of bytes."""
+    if isinstance(kind, int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (kind, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        return
+    if kind == "database":
+        pages = node.database._db.execute("PRAGMA page_count").fetchone()[0]
+        node.database._db.execute(f"PRAGMA max_page_count = {pages}")
+    with patch.context() as inside:
+        if kind == "files":
+            inside.setattr(os, "fsync", full)
+        yield
+    node.database._db.execute("PRAGMA max_page_count = 1000000000")
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_a_failed_write_leaves_the_state_unchanged(kind, node, monkeypatch):
+    node_store, before = node.begin(), state_of(np.random.default_rng(1), 70_000)
     node_store.commit(before, "a", b"first")
+    there, after = files(node.folder), state_of(np.random.default_rng(2), 70_000)
+    store_arrays(after, "more", {"y": np.arange(20_000)})
     before = copy.deepcopy(before)
-    with monkeypatch.context() as patch:
-
-        def full(*_):
-            raise OSError(28, "No space left on device")
-
-        patch.setattr(os, fails, full)
-        after = state_of(np.random.default_rng(2))
-        with pytest.raises(OSError, match="No space"):
+    for _ in range(2):  # it can be tried again
+        with full_disk(monkeypatch, node, kind), pytest.raises(OSError, match=FULL[kind]):
             node_store.commit(after, "b", b"second")
-    again = open_node_store(tmp_path)
+        assert files(node.folder) == there  # the disk gets its space back
+    again = node.begin()
     assert same(before, again.state)
     assert (again.answered, again.reply()) == (["a"], b"first")
-    assert fails == "replace" or "draft" not in files(tmp_path)
-    node_store.commit(after, "b", b"second")
-    assert same(after, open_node_store(tmp_path).state)
+    again.commit(after, "b", b"second")
+    assert same(after, node.begin().state)
 
 
-@pytest.mark.parametrize("at", [3, 12, 40, -1])
-def test_damage_is_found_and_logged(at, tmp_path, caplog):
-    node_store = open_node_store(tmp_path)
-    node_store.commit(state_of(np.random.default_rng(1)), "a", b"reply")
-    (file,) = tmp_path.iterdir()
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
-    found = open_node_store(tmp_path)
-    assert (found.answered, len(found.state)) == ([], 0)
-    assert "starts anew" in caplog.text
-    found.commit(state_of(np.random.default_rng(3)), "b", b"next")
-    assert open_node_store(tmp_path).answered == ["b"]
+def test_a_disk_error_is_no_damage(node, caplog, monkeypatch):
+    node_store, state = node.begin(), state_of(np.random.default_rng(1))
+    node_store.commit(state, "a", b"first")
+    with full_disk(monkeypatch, node, 0), pytest.raises(OSError, match="disk I/O error"):
+        node_store.commit(state_of(np.random.default_rng(2)), "b", b"second")
+    assert not caplog.messages
+    found = node.begin()
+    assert (found.answered, found.reply()) == (["a"], b"first")
+    assert same(state, found.state)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 60, -1])
-@pytest.mark.parametrize("which", ["newest", "older"])
-def test_a_cut_file_counts_as_damaged(size, which, tmp_path, caplog):
-    """A stored file that is cut short counts as damaged, whichever of the files it is."""
-    node_store, state = open_node_store(tmp_path), RecordDict()
-    store_arrays(state, "large", {"x": np.arange(20_000)})
-    node_store.commit(state, "a", b"reply")
-    store_arrays(state, "small", {"y": np.zeros(1)})
-    node_store.commit(state, "b", b"reply")
-    first, second = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
-    file = second if which == "newest" else first
-    file.write_bytes(file.read_bytes()[:size])
-    found = open_node_store(tmp_path)
+def expect_new(node, caplog):
+    """Expect one warning and an empty store, which can be used."""
+    found = node.begin()
     assert (found.answered, len(found.state)) == ([], 0)
     (said,) = caplog.messages
     assert "is damaged" in said
     assert "starts anew" in said
-    found.commit(state_of(np.random.default_rng(3)), "c", b"next")
-    assert open_node_store(tmp_path).answered == ["c"]
+    state = state_of(np.random.default_rng(3), LARGE)
+    found.commit(state, "b", b"next")
+    found = node.begin()
+    assert found.answered == ["b"]
+    assert same(state, found.state)
 
 
-def test_a_cut_state_of_a_checkpoint_is_dropped(tmp_path, caplog):
-    node_store, state = open_node_store(tmp_path), RecordDict()
-    store_arrays(state, "large", {"x": np.arange(20_000)})
+@pytest.mark.parametrize("size", [0, 1, 15, 99, 100, 4095, 4096, 9000, -4097])
+def test_a_cut_database_counts_as_damaged(size, node, caplog):
+    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
+    node.end()
+    file = node.folder / "node.db"
+    file.write_bytes(file.read_bytes()[:size])
+    expect_new(node, caplog)
+
+
+@pytest.mark.parametrize("size", [0, 1, LARGE, None])
+def test_a_cut_or_missing_file_counts_as_damaged(size, node, caplog):
+    node.begin().commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
+    (file,) = (node.folder / "arrays").iterdir()
+    data = file.read_bytes()
+    file.unlink()
+    if size is not None:
+        file.write_bytes(data[:size])
+    expect_new(node, caplog)
+
+
+def test_a_changed_bit_is_found_or_harmless(node, caplog):
+    """After it, the state is as before, or absent with a warning; and it can be written."""
+    state = state_of(np.random.default_rng(1))
+    node.begin().commit(state, "a", b"reply")
+    hashes = [digest for (digest,) in node.database._db.execute("SELECT hash FROM blobs")]
+    node.end()
+    file = node.folder / "node.db"
+    data, damaged = file.read_bytes(), 0
+    keys = [data.index(digest.encode()) for digest in hashes]
+    name = data.index(b"tableblobsblobs") + 5  # with 0x80 it is no UTF-8 in SQLite's message
+    for at in [*keys, *range(0, 104, 3), *range(name, name + 8), *range(104, len(data), 199)]:
+        bit = 0x80 if name <= at < name + 8 else 1 << at % 8
+        shutil.rmtree(node.folder / "arrays", ignore_errors=True)
+        caplog.clear()
+        file.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+        try:
+            found = node.begin()
+        except OtherFormat:
+            assert 60 <= at < 64  # the number of the format
+            continue
+        if found.answered:
+            assert not caplog.messages
+            assert same(state, found.state)
+            assert found.reply() == b"reply"
+        else:
+            assert all("starts anew" in said for said in caplog.messages)
+            damaged += bool(caplog.messages)
+        for _ in range(2):
+            try:
+                found.commit(state, "b", b"next")
+            except OSError:
+                continue  # the damage is found only now: the second try has an empty database
+            break
+        assert node.begin().answered[-1] == "b"
+        node.end()
+    assert damaged > len(data) / 199 / 3
+
+
+def test_a_state_without_its_reply_is_not_used(node, caplog):
+    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
+    with node.database._db as db:
+        db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
+    expect_new(node, caplog)
+
+
+def test_damage_in_a_running_node_is_one_failure(node, caplog, monkeypatch):
+    node_store, state = node.begin(), state_of(np.random.default_rng(1), LARGE)
+    node_store.commit(state, "a", b"reply")
+    node.end()
+    node_store = node.begin()
+    with (node.folder / "node.db").open("r+b") as file:
+        file.write(bytes(os.fstat(file.fileno()).st_size))
+    node.database._db.execute("PRAGMA cache_size = 0")
+    state["metrics"] = MetricRecord({"n": 7})
+    node.database._db.execute("PRAGMA shrink_memory")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):  # then it is tried again
+            node_store.commit(state, "b", b"next")
+    with pytest.raises(OSError, match=r"malformed|not a database"):
+        node_store.commit(state, "b", b"next")
+    assert "starts anew" in caplog.text
+    node_store.commit(state, "b", b"next")
+    found = node.begin()
+    assert same(state, found.state)
+    assert found.answered == ["a", "b"]
+
+
+def test_a_journal_without_its_database_is_not_used(node, caplog):
+    node.begin().commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
+    journal = (node.folder / "node.db-wal").read_bytes()
+    node.end()
+    (node.folder / "node.db-wal").write_bytes(journal)
+    (node.folder / "node.db").rename(node.folder / "node.draft")  # as after a kill, too
+    found = node.begin()
+    assert (found.answered, len(found.state), files(node.folder)) == ([], 0, [])
+    assert not caplog.messages
+
+
+def test_a_new_database_has_a_durable_name(node, monkeypatch):
+    real, done = os.fsync, []
+
+    def noted(handle):
+        target = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        done.append((target, {each.name for each in target.iterdir()}))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    node.begin()
+    ((folder, names),) = done
+    assert (folder, names - {"node.db-wal"}) == (node.folder, {"arrays", "node.db"})
+
+
+def test_files_are_durable_before_the_database_names_them(node, monkeypatch):
+    """A file and its name are durable before the transaction; a file is removed after it."""
+    node_store = node.begin()
+    node_store.commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
+    done = []
+
+    def noted(name, real):
+        def call(what, *more):
+            target = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else what
+            if os.path.isdir(target):
+                assert f"1-{hash_of(wide)}" in os.listdir(target)
+            real(what, *more)
+            done.append((name, os.path.basename(target).rpartition("-")[2] in new))
+
+        return call
+
+    state = state_of(np.random.default_rng(2), LARGE)
+    wide = state["flat"]["wide"].vector
+    new = {hash_of(wide), "arrays"}
+    monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
+    monkeypatch.setattr(Path, "unlink", noted("unlink", Path.unlink))
+    node.database._db.set_trace_callback(lambda said: done.append((said, None)))
+    node_store.commit(state, "b", b"next")
+    ends = done.index(("COMMIT", None))
+    assert [each for each in done[:ends] if each[1] is not None] == [("fsync", True)] * 2
+    assert [each for each in done[ends:] if each[1] is not None] == [("unlink", False)]
+    (level,) = node.database._db.execute("PRAGMA synchronous").fetchone()
+    assert level == 2  # FULL: SQLite calls fsync at each commit
+
+
+def test_a_damaged_state_of_a_checkpoint_is_dropped(node, caplog):
+    node_store, state = node.begin(), RecordDict()
+    store_arrays(state, "large", {"x": np.arange(40_000)})
     node_store.take_up(1, RunLineage(5, 5))
     node_store.commit(state, "a", b"reply")
+    (first,) = (node.folder / "arrays").iterdir()
     node_store.take_up(1, RunLineage(5, 5, (Checkpoint(5, 1),)))
-    store_arrays(state, "large", {"x": np.zeros(20_000)})
+    store_arrays(state, "large", {"x": np.zeros(40_000)})
     node_store.commit(state, "b", b"reply")
-    first, _ = sorted(tmp_path.iterdir(), key=lambda file: int(file.stem))
+    assert len(files(node.folder)) == 2
     first.write_bytes(first.read_bytes()[:9])
-    found = open_node_store(tmp_path)
+    found = node.begin()
     assert found.answered == ["a", "b"]
     found.take_up(1, RunLineage(5, 6, (Checkpoint(5, 1),)))
     assert len(found.state) == 0
     assert "the state at the run's checkpoint is damaged" in caplog.text
-
-
-def test_a_file_with_another_number_is_no_state(tmp_path):
-    (tmp_path / "x.state").touch()
-    (tmp_path / "draft").write_bytes(b"half of it")
-    assert open_node_store(tmp_path) == NodeStore(tmp_path)
+    store_arrays(state, "large", {"x": np.arange(40_000)})  # the damaged file is written again
+    found.commit(state, "c", b"reply")
+    assert stored_arrays(node.begin().state, "large")["x"][-1] == 39_999
     assert FlatArray  # the store finds the app's arrays by their attributes, not by their class
+
+
+def test_a_folder_of_another_format_is_refused(node):
+    node.begin()
+    node.database._db.execute("PRAGMA user_version = 3")
+    with pytest.raises(OtherFormat, match=r"format 3, .* needs format 2: remove node\.db\* and "):
+        node.begin()
+    (node.folder / "runs" / "7").mkdir(parents=True)
+    with pytest.raises(OtherFormat, match=r"format 1, .* remove runs and claim in it, or give"):
+        NodeDatabase(node.folder)
+
+
+def test_two_databases_do_not_share_a_folder(node, monkeypatch):
+    node.begin()
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda file: connect(file, timeout=0.1))
+    with pytest.raises(OSError, match="locked"):
+        NodeDatabase(node.folder)
+
+
+# kills
+
+WRITES = [*range(0, 20_000, 2_000), *range(20_000, 700_000, 40_000)]  # bytes
+
+
+def numbered(number):
+    """Return the state after message `number`: two arrays in files, others in the database."""
+    state = state_of(np.random.default_rng(number))
+    store_arrays(
+        state, "large", {"x": np.full(LARGE // 8, number), "y": np.full(LARGE // 4, number)}
+    )
+    return state
+
+
+def ended_while_it_writes(node, number, *, size=None, seconds=None, handled=False):
+    """Let a child commit the states from `number` on until it ends.
+
+    Return the number of the last state whose commit had returned, or `number` - 1. `size`: the
+    write of a file's byte after `size` kills the child. `seconds`: the child is killed then, or,
+    if `handled` is true, a signal's handler raises `SystemExit`.
+    """
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        logging.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.signal(signal.SIGALRM, exit_now if handled else signal.SIG_DFL)
+        if size is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        else:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            node_store = node.begin()
+            for each in range(number, number + 250):
+                node_store.commit(numbered(each), str(each), b"reply %d" % each)
+                os.write(writing, bytes([each - number]))
+            os._exit(1)
+        except SystemExit:
+            node.end()
+        finally:
+            os._exit(7)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert os.WEXITSTATUS(status) == 7 if handled else os.WIFSIGNALED(status)
+    return number + len(said) - 1
+
+
+def exit_now(number, frame):
+    raise SystemExit
+
+
+def expect_whole(node, at_least, caplog):
+    """Expect a whole state: that of the last commit that returned, or of the next."""
+    found = node.begin()
+    assert not caplog.messages
+    number = int(found.answered[-1]) if found.answered else -1
+    assert number in (at_least, at_least + 1)
+    if number >= 0:
+        assert found.reply() == b"reply %d" % number
+        assert same(found.state, numbered(number))
+    assert len(files(node.folder)) == (2 if number >= 0 else 0)
+    node.end()
+    return number
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_node_killed_at_any_write_has_a_whole_state(fresh, node, caplog):
+    number = -1
+    for size in WRITES:
+        if fresh:
+            shutil.rmtree(node.folder)
+            node.folder.mkdir()
+            number = -1
+        number = expect_whole(node, ended_while_it_writes(node, number + 1, size=size), caplog)
+    assert number > 0
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_a_node_ended_at_any_moment_has_a_whole_state(handled, node, caplog):
+    number, draw = -1, random.Random(1)
+    for _ in range(30):
+        seconds = draw.uniform(0.001, 0.1)
+        ended = ended_while_it_writes(node, number + 1, seconds=seconds, handled=handled)
+        number = expect_whole(node, ended, caplog)
+    assert number > 0

@@ -3,7 +3,6 @@
 import os
 import time
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -14,7 +13,7 @@ app = ClientApp()
 def count(message: Message, context: Context) -> Message:
     state = context.state
     number = int(state["counted"]["number"]) + 1 if "counted" in state else 1
-    total = state["kept"]["total"].numpy() if "kept" in state else np.zeros(5000)
+    total = state["kept"]["total"].numpy() if "kept" in state else 0.0
     total = (total + message.content["arrays"]["x"].numpy()) / 3
     state["counted"] = MetricRecord({"number": number})
     state["kept"] = ArrayRecord({"total": Array(total)})

@@ -1,0 +1,88 @@
+"""A node's folder holds its current message and the states of its last runs, and is its own."""
+
+import time
+
+import pytest
+from flwr.app import RecordDict
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+
+from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, FolderError, NodeFolder
+from deploy.node import main
+
+
+def message(number):
+    response = PullMessagesResponse()
+    response.messages_list.add().metadata.message_id = "m" * number
+    return response
+
+
+@pytest.fixture
+def restarted(tmp_path):
+    """Return a function that opens the folder, as after a restart."""
+    opened = []
+
+    def call():
+        while opened:
+            opened.pop().close()
+        opened.append(NodeFolder(tmp_path))
+        return opened[0]
+
+    yield call
+    while opened:
+        opened.pop().close()
+
+
+def test_the_last_message_is_kept(restarted):
+    assert restarted().claimed() is None
+    for size in (9, 900_000, 7):
+        restarted().claim(message(size))
+        assert restarted().claimed() == message(size)
+
+
+def test_a_damaged_message_is_none(restarted, tmp_path):
+    restarted().claim(message(3000))
+    with restarted()._database._db as db:
+        db.execute("UPDATE records SET content = replace(content, 'mm', 'mn')")
+    assert restarted().claimed() is None
+
+
+def stored_runs(folder):
+    return sorted(int(name) for name in folder._database.names() if name.isdecimal())
+
+
+def test_only_the_last_runs_are_kept(restarted):
+    folder = restarted()
+    for run in range(2**63, 2**63 + MOST_RUNS + 3):
+        folder.node_store(run).commit(RecordDict(), "a", b"reply")
+        folder.claim(message(1))
+    folder.node_store(1)
+    assert stored_runs(folder) == list(range(2**63 + 3, 2**63 + MOST_RUNS + 3))
+    assert restarted().node_store(2**63 + 3).answered == ["a"]
+    assert restarted().claimed() == message(1)
+
+
+def test_an_unused_run_is_removed(restarted, monkeypatch):
+    folder = restarted()
+    folder.claim(message(1))
+    for run in (1, 2, 3):
+        folder.node_store(run).commit(RecordDict(), "a", b"reply")
+    later = time.time() + KEPT_SECONDS + 5
+    monkeypatch.setattr(time, "time", lambda: later)
+    folder = restarted()
+    assert folder.node_store(2).answered == ["a"]  # it is in use from now on
+    assert stored_runs(folder) == [2]
+    assert folder.claimed() == message(1)
+
+
+def test_another_node_or_an_older_format_gives_one_line(restarted, tmp_path, capsys):
+    folder = restarted()
+    with pytest.raises(FolderError, match=r"another node runs on --state .*: give each its own"):
+        NodeFolder(tmp_path)
+    folder.close()
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["--superlink", "127.0.0.1:1", "--insecure", "--state", str(tmp_path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert f"--state {tmp_path} cannot be used: it has format 1" in said
+    assert "remove runs and claim in it" in said
