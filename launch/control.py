@@ -24,7 +24,7 @@ from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from simulation.errors import EngineError, UsageError
+from simulation.errors import EngineError, UsageError, one_line
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
@@ -165,8 +165,3 @@ def cause_of(status: RunStatus, log: str) -> str:
         named = (match["line"] for match in raised if match["message"] == details)
         return next(named, details)
     return raised[0]["line"] if raised else _EMPTY_WORDS[details]
-
-
-def one_line(text: str) -> str:
-    """Return a text as one line."""
-    return " ".join(text.split())

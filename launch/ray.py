@@ -25,12 +25,12 @@ from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.federation_config_pb2 import SimulationConfig
 
-from simulation.errors import EngineError, UsageError
+from simulation.errors import EngineError, UsageError, one_line
 from simulation.job import Job
 from simulation.processes import orderly_exit
 from simulation.workers.node_host import log
 
-from .control import bundle, cause_of, follow, one_line
+from .control import bundle, cause_of, follow
 from .private_superlink import private_superlink
 
 RESULT = "result.json"

@@ -14,10 +14,8 @@ from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from simulation.errors import EngineError, UsageError
+from simulation.errors import EngineError, UsageError, one_line
 from simulation.proxies import by_proxy, expect_usable_proxies, keep_loopback_direct, unproxied
-
-from .control import one_line
 
 MOST_PORT = 65535
 _SECONDS = 10.0

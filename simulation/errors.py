@@ -13,7 +13,12 @@ class UsageError(EngineError):
     """A user's mistake in an engine's options."""
 
 
+def one_line(text: str) -> str:
+    """Return a text as one line."""
+    return " ".join(text.split())
+
+
 def described(error: BaseException) -> str:
     """Return an error's type and its text, if any, in one line."""
-    name, text = type(error).__name__, " ".join(str(error).split())
+    name, text = type(error).__name__, one_line(str(error))
     return f"{name}: {text}" if text else name

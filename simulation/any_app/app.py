@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
 from flwr.serverapp import ServerApp
 
-from ..errors import Ended, UsageError, described
+from ..errors import Ended, UsageError, described, one_line
 from ..workers.node_host import load_object
 from .modules import enter
 
@@ -123,8 +123,3 @@ def _parsed(overrides: list[str]) -> UserConfig:
         raise UsageError(f"--run-config: {reason}; text needs quotes: name='\"text\"'") from error
     except (ValueError, tomli.TOMLDecodeError) as error:
         raise UsageError(f"--run-config: {one_line(str(error))}") from error
-
-
-def one_line(text: str) -> str:
-    """Return a text without its line breaks."""
-    return " ".join(text.split())
