@@ -48,7 +48,9 @@ class Output:
         """Return whether the file has the expected content."""
         if isinstance(self.content, Picture):
             return self.content.is_in(self.file)
-        return (self.file.read_text() if self.file.is_file() else None) == self.content
+        if self.content is None:  # the file may be a picture, which is no text
+            return not self.file.exists()
+        return self.file.is_file() and self.file.read_text() == self.content
 
     def write(self) -> None:
         """Write the file, or remove it."""

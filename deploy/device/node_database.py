@@ -63,7 +63,7 @@ class NodeDatabase:
     """The database in a node's folder. Only one process at a time may use it.
 
     A damaged database is replaced by an empty one, and the log says so. Raises `OSError`, and
-    `OtherFormat` if another version of this project wrote the folder.
+    `OtherFormat` if another version of this project wrote the folder. `connection`: SQLite's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class NodeDatabase:
 
     def close(self) -> None:
         """Close the database."""
-        self._db.close()
+        self.connection.close()
 
     def read(self, name: str) -> bytes | None:
         """Return a record's content; None if there is no such record.
@@ -87,7 +87,7 @@ class NodeDatabase:
         """
         with self._errors():
             query = "SELECT content, hash FROM records WHERE name = ?"
-            found = self._db.execute(query, [name]).fetchone()
+            found = self.connection.execute(query, [name]).fetchone()
         return None if found is None else _checked(*found)
 
     def blob(self, name: str, digest: str) -> bytes:
@@ -98,14 +98,14 @@ class NodeDatabase:
         place = "record = ? AND hash = ?"
         with self._errors():
             query = f"SELECT content FROM blobs WHERE {place}"
-            found = self._db.execute(query, [name, digest]).fetchone()
+            found = self.connection.execute(query, [name, digest]).fetchone()
         if found is None:
             raise ValueError(f"blob {digest} is missing")
         try:
             content = self._path(name, digest).read_bytes() if found[0] is None else found[0]
             return _checked(content, digest)
         except (OSError, ValueError):
-            with self._errors(), self._db as db:  # or `write` would not write the blob again
+            with self._errors(), self.connection as db:  # or `write` would not write the blob again
                 db.execute(f"DELETE FROM blobs WHERE {place}", [name, digest])
             raise
 
@@ -123,7 +123,7 @@ class NodeDatabase:
         """
         blobs = blobs or {}
         with self._errors():
-            rows = self._db.execute("SELECT hash FROM blobs WHERE record = ?", [name])
+            rows = self.connection.execute("SELECT hash FROM blobs WHERE record = ?", [name])
             stored = {digest for (digest,) in rows}
             unneeded = stored - blobs.keys() - set(keep)
             new = {digest: blob for digest, blob in blobs.items() if digest not in stored}
@@ -136,7 +136,7 @@ class NodeDatabase:
                     for digest, blob in new.items()
                 ]
                 record = (name, content, hash_of(content), time.time())
-                with self._db as db:  # a transaction
+                with self.connection as db:  # a transaction
                     # Remove first, so that SQLite uses the same pages again.
                     db.executemany("DELETE FROM blobs WHERE record = ? AND hash = ?", removed)
                     db.executemany("INSERT INTO blobs VALUES (?, ?, ?)", added)
@@ -151,12 +151,12 @@ class NodeDatabase:
         """
         query = "SELECT name FROM records WHERE used > ? ORDER BY used DESC"
         with self._errors():
-            return [name for (name,) in self._db.execute(query, [since])]
+            return [name for (name,) in self.connection.execute(query, [since])]
 
     def remove(self, name: str) -> None:
         """Remove a record and its blobs."""
         with self._errors():
-            with self._db as db:
+            with self.connection as db:
                 db.execute("DELETE FROM records WHERE name = ?", [name])
                 db.execute("DELETE FROM blobs WHERE record = ?", [name])
             self._remove_files(name)
@@ -179,7 +179,7 @@ class NodeDatabase:
 
     def _remove_files(self, name: str) -> None:
         """Remove the files of a record that are no blobs of it (any more)."""
-        rows = self._db.execute("SELECT hash FROM blobs WHERE record = ?", [name])
+        rows = self.connection.execute("SELECT hash FROM blobs WHERE record = ?", [name])
         needed = {self._path(name, digest) for (digest,) in rows}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(Path.unlink, set(self._arrays.glob(f"{name}-*")) - needed))
@@ -201,17 +201,21 @@ class NodeDatabase:
         draft.replace(self._file)
 
     def _open(self) -> None:
-        self._db = sqlite3.connect(self._file)
-        self._db.text_factory = lambda text: text.decode(errors="replace")  # it may be damaged
-        self._db.executescript(_OPTIONS)
-        (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        (says,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()  # the order of keys, say
+        self.connection = sqlite3.connect(self._file)
+        self.connection.text_factory = lambda text: text.decode(
+            errors="replace"
+        )  # it may be damaged
+        self.connection.executescript(_OPTIONS)
+        (found,) = self.connection.execute("PRAGMA user_version").fetchone()
+        (says,) = self.connection.execute(
+            "PRAGMA integrity_check(1)"
+        ).fetchone()  # the order of keys, say
         if says != "ok" or found == 0:
             error = sqlite3.DatabaseError("it is empty" if found == 0 else " ".join(says.split()))
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise error
         if found != FORMAT:
-            self._db.close()
+            self.connection.close()
             raise OtherFormat(_advice(found, "node.db*", "arrays"))
         self._arrays.mkdir(exist_ok=True)
         sync_folder(self._file.parent)
@@ -236,7 +240,7 @@ class NodeDatabase:
             raise _os_error(error) from error
         log.warning("the state in %s is damaged (%s): it starts anew", self._file.parent, error)
         self._create()  # if this fails, the next call with the old file tries again
-        self._db.close()
+        self.connection.close()
         self._open()
 
 

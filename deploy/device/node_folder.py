@@ -44,7 +44,7 @@ class NodeFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _locked(folder / "lock")
-            self._database = NodeDatabase(folder)
+            self.database = NodeDatabase(folder)
         except OSError as error:
             raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
         except OtherFormat as error:
@@ -53,7 +53,7 @@ class NodeFolder:
 
     def close(self) -> None:
         """Close the database, and unlock the folder for another node."""
-        self._database.close()
+        self.database.close()
         self._lock.close()
 
     def key(self) -> ec.EllipticCurvePrivateKey:
@@ -82,7 +82,7 @@ class NodeFolder:
 
     def claim(self, response: PullMessagesResponse) -> None:
         """Write a pulled message to disk. It is durable when this method returns."""
-        self._database.write(_CLAIM, response.SerializeToString())
+        self.database.write(_CLAIM, response.SerializeToString())
 
     def claimed(self) -> PullMessagesResponse | None:
         """Return the message that `claim` wrote last; None if there is none, or if it is damaged.
@@ -90,7 +90,7 @@ class NodeFolder:
         This project's server sends the message again then.
         """
         try:
-            response = PullMessagesResponse.FromString(self._database.read(_CLAIM) or b"")
+            response = PullMessagesResponse.FromString(self.database.read(_CLAIM) or b"")
         except (OSError, ValueError, DecodeError):
             return None
         return response if len(response.messages_list) == 1 else None
@@ -102,17 +102,17 @@ class NodeFolder:
         if series not in self._node_stores:
             while len(self._node_stores) >= 2:
                 del self._node_stores[next(iter(self._node_stores))]
-            self._node_stores[series] = open_node_store(self._database, str(series))
+            self._node_stores[series] = open_node_store(self.database, str(series))
             self._forget()
         return self._node_stores[series]
 
     def _forget(self) -> None:
         """Remove stores unused for `KEPT_SECONDS`, and the oldest stores beyond `MOST_RUNS`."""
-        newest = self._database.names(since=time.time() - KEPT_SECONDS)
+        newest = self.database.names(since=time.time() - KEPT_SECONDS)
         kept = [name for name in newest if name != _CLAIM][:MOST_RUNS]
         used = {_CLAIM, *map(str, self._node_stores)}
-        for name in set(self._database.names()) - used.union(kept):
-            self._database.remove(name)
+        for name in set(self.database.names()) - used.union(kept):
+            self.database.remove(name)
 
 
 def own_key(file: Path) -> ec.EllipticCurvePrivateKey:

@@ -10,7 +10,7 @@ from conf.sweeper import split_case
 from report.measured import measured_file, read_measured
 from report.pages.definitions import BenchmarkTable, read_definitions
 from report.pages.tables import FilledBenchmarkTable
-from report.results import main
+from report.results import Output, main
 from report.run_archive import archive_file
 from report.runs import WITHOUT_EFFECT, in_order, read_archive
 from tests.report.made_pages import PAGE, define, written
@@ -132,6 +132,15 @@ def test_a_page_without_a_run_is_not_written_and_one_that_lost_them_is_removed(r
     assert not (ran / "docs" / "results" / "page.md").exists()
     assert "* A page: not run yet\n" in (ran / "docs" / "results.md").read_text()
     assert main(["--check"], ran) == 0
+
+
+def test_a_picture_without_runs_is_removed(tmp_path):
+    picture = Output(tmp_path / "page.png", None)
+    assert picture.is_there()
+    picture.file.write_bytes(b"\x89PNG")
+    assert not picture.is_there()
+    picture.write()
+    assert picture.is_there()
 
 
 def test_a_page_that_a_person_wrote_is_not_overwritten(ran, capsys):

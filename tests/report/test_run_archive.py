@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from report.run_archive import ROWS, archive_file, commit_of, main
+from report.run_archive import ROOT, ROWS, archive_file, commit_of, main
 from report.runs import read_archive
 from tests.report.sweeps import add_job
 
@@ -146,3 +146,9 @@ def test_a_commit_is_marked_if_code_was_changed(root, sweep):
 def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert commit_of(tmp_path) == ""
+
+
+def test_git_does_not_ignore_a_new_archive():
+    new = archive_file(ROOT, "f2i").with_name("new.json")
+    done = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", str(new)], check=False)
+    assert done.returncode in (1, 128)  # not ignored; 128: the tests run outside of a repository

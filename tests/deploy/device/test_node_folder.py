@@ -41,13 +41,13 @@ def test_the_last_message_is_kept(restarted):
 
 def test_a_damaged_message_is_none(restarted, tmp_path):
     restarted().claim(message(3000))
-    with restarted()._database._db as db:
+    with restarted().database.connection as db:
         db.execute("UPDATE records SET content = replace(content, 'mm', 'mn')")
     assert restarted().claimed() is None
 
 
 def stored_runs(folder):
-    return sorted(int(name) for name in folder._database.names() if name.isdecimal())
+    return sorted(int(name) for name in folder.database.names() if name.isdecimal())
 
 
 def test_only_the_last_runs_are_kept(restarted):

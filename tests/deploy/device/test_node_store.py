@@ -173,13 +173,13 @@ def full_disk(patch, node, kind):
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         return
     if kind == "database":
-        pages = node.database._db.execute("PRAGMA page_count").fetchone()[0]
-        node.database._db.execute(f"PRAGMA max_page_count = {pages}")
+        pages = node.database.connection.execute("PRAGMA page_count").fetchone()[0]
+        node.database.connection.execute(f"PRAGMA max_page_count = {pages}")
     with patch.context() as inside:
         if kind == "files":
             inside.setattr(os, "fsync", full)
         yield
-    node.database._db.execute("PRAGMA max_page_count = 1000000000")
+    node.database.connection.execute("PRAGMA max_page_count = 1000000000")
 
 
 @pytest.mark.parametrize("kind", FULL)
@@ -249,7 +249,7 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
     """After it, the state is as before, or absent with a warning; and it can be written."""
     state = state_of(np.random.default_rng(1))
     node.begin().commit(state, "a", b"reply")
-    hashes = [digest for (digest,) in node.database._db.execute("SELECT hash FROM blobs")]
+    hashes = [digest for (digest,) in node.database.connection.execute("SELECT hash FROM blobs")]
     node.end()
     file = node.folder / "node.db"
     data, damaged = file.read_bytes(), 0
@@ -285,7 +285,7 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
 
 def test_a_state_without_its_reply_is_not_used(node, caplog):
     node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
-    with node.database._db as db:
+    with node.database.connection as db:
         db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
     expect_new(node, caplog)
 
@@ -297,9 +297,9 @@ def test_damage_in_a_running_node_is_one_failure(node, caplog, monkeypatch):
     node_store = node.begin()
     with (node.folder / "node.db").open("r+b") as file:
         file.write(bytes(os.fstat(file.fileno()).st_size))
-    node.database._db.execute("PRAGMA cache_size = 0")
+    node.database.connection.execute("PRAGMA cache_size = 0")
     state["metrics"] = MetricRecord({"n": 7})
-    node.database._db.execute("PRAGMA shrink_memory")
+    node.database.connection.execute("PRAGMA shrink_memory")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
         with pytest.raises(OSError, match="No space"):  # then it is tried again
@@ -359,12 +359,12 @@ def test_files_are_durable_before_the_database_names_them(node, monkeypatch):
     new = {hash_of(wide), "arrays"}
     monkeypatch.setattr(os, "fsync", noted("fsync", os.fsync))
     monkeypatch.setattr(Path, "unlink", noted("unlink", Path.unlink))
-    node.database._db.set_trace_callback(lambda said: done.append((said, None)))
+    node.database.connection.set_trace_callback(lambda said: done.append((said, None)))
     node_store.commit(state, "b", b"next")
     ends = done.index(("COMMIT", None))
     assert [each for each in done[:ends] if each[1] is not None] == [("fsync", True)] * 2
     assert [each for each in done[ends:] if each[1] is not None] == [("unlink", False)]
-    (level,) = node.database._db.execute("PRAGMA synchronous").fetchone()
+    (level,) = node.database.connection.execute("PRAGMA synchronous").fetchone()
     assert level == 2  # FULL: SQLite calls fsync at each commit
 
 
@@ -392,7 +392,7 @@ def test_a_damaged_state_of_a_checkpoint_is_dropped(node, caplog):
 
 def test_a_folder_of_another_format_is_refused(node):
     node.begin()
-    node.database._db.execute("PRAGMA user_version = 3")
+    node.database.connection.execute("PRAGMA user_version = 3")
     with pytest.raises(OtherFormat, match=r"format 3, .* needs format 2: remove node\.db\* and "):
         node.begin()
     (node.folder / "runs" / "7").mkdir(parents=True)
