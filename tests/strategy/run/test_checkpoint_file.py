@@ -41,21 +41,22 @@ def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint_file.FILE]
 
 
+HEAD = checkpoint_file.MARK, checkpoint_file.FORMAT
+
+
 def test_another_version_of_the_format_is_named(tmp_path):
     write(tmp_path, PARTS)
     path = tmp_path / checkpoint_file.FILE
-    path.write_bytes(
-        path.read_bytes().replace(b'"edgewire-checkpoint": 2', b'"edgewire-checkpoint": 1')
-    )
+    mark = f'"{checkpoint_file.MARK}": '
+    newest, older = f"{mark}{checkpoint_file.FORMAT}".encode(), f"{mark}1".encode()
+    path.write_bytes(path.read_bytes().replace(newest, older))
     with pytest.raises(ConfigError, match="of another version"):
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "head", [b"[]", b"5", b"{}", b'{"edgewire-checkpoint":2,"parts":[["a",9e99,""]]}']
-)
+@pytest.mark.parametrize("head", ["[]", "5", "{}", '{"%s":%d,"parts":[["a",9e99,""]]}' % HEAD])
 def test_invalid_file_heads_are_refused(tmp_path, head):
-    (tmp_path / checkpoint_file.FILE).write_bytes(head + b"\n")
+    (tmp_path / checkpoint_file.FILE).write_text(f"{head}\n")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path)
 
