@@ -6,6 +6,7 @@ The plain loop ("bare") is federated averaging with the standard optimizer, one 
 and tensors in memory. For pfl see `peers_pfl.py`.
 """
 
+import argparse
 import importlib.util
 import json
 import socket
@@ -186,6 +187,7 @@ def _serve(work: Work) -> None:
 
 def main() -> None:
     """Compare the baselines and print JSON."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with ExitStack() as stack:
         candidates = {"bare": bare(), "pfl, 1 process": pfl(1), "pfl, 2 processes": pfl(2)}
         children = {k: stack.enter_context(v) for k, v in candidates.items() if v is not None}

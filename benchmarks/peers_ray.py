@@ -5,6 +5,7 @@ python -m benchmarks.peers_ray    # the echo alone, as JSON (about a minute, mos
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -33,4 +34,5 @@ def echo_ray(nodes: int = 10, size: int = 850_000, seconds: float = 5.0, actors:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(json.dumps({"round_trips_a_second": round(echo_ray(), 1)}))

@@ -240,6 +240,8 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS)
     parser.add_argument("--algorithm", choices=ALGORITHMS)
     options = parser.parse_args()
+    if options.cycles < 2:
+        parser.error("--cycles must be at least 2: the quartiles of one ratio are unknown")
     start = time.perf_counter()
     results: dict[str, dict[str, Any]] = {}
     for model in [options.model] if options.model else MODELS:

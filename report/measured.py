@@ -6,6 +6,7 @@ ARGUMENTS` and writes its JSON to docs/results/runs/benchmarks/NAME.json.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -66,10 +67,12 @@ def read_measured(file: Path) -> Measured:
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Run a benchmark and store what it prints; return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if len(given) < 2 or given[0].startswith("-"):
-        raise ResultsError("python -m report.measured NAME MODULE [ARGUMENTS...]")
-    name, module, *arguments = given
+    parser = argparse.ArgumentParser(prog="python -m report.measured", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="of the file: runs/benchmarks/NAME.json")
+    parser.add_argument("module", metavar="MODULE", help="of the folder benchmarks/")
+    parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    asked = parser.parse_args(arguments)
+    name, module, arguments = asked.name, asked.module, asked.arguments
     file = measured_file(root, name)
     if not (root / "benchmarks" / f"{module}.py").is_file():
         raise ResultsError(f"no benchmark {module}: benchmarks/{module}.py is not there")
