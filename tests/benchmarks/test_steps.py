@@ -14,6 +14,7 @@ from simulation.local import run_local
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
+from task.process import configure_process
 from tests.runs import composed, configured
 
 ROUNDS = 12  # more than two epochs
@@ -37,6 +38,7 @@ def trained(words: list[str]) -> np.ndarray:
 
 @pytest.mark.parametrize("algorithm", steps.ALGORITHMS)
 def test_both_make_the_same_model(algorithm: str) -> None:
+    configure_process()  # one torch thread, or the sums of the two programs may differ
     words = steps.settings("mlp", algorithm, rounds=ROUNDS)
     loop, losses = steps.Bare(configured(*words)), []
     for _ in range(ROUNDS):
