@@ -43,6 +43,7 @@ from .download import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follo
 from .superlink_client import Superlink, one_line_errors
 
 RESULT, CHECKPOINT = "result.json", "checkpoint"  # files that the app writes
+FINISHED, INTERRUPTED = "finished", "interrupted"  # values of `ended` in a result
 RESUME = "resume"  # the app's run-config key for a run that continues
 _MOST_RUNS = 100  # number of a SuperLink's newest runs that are searched for a run
 _LOOK_SECONDS = 1.0
@@ -111,8 +112,10 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         # the run continues, or the server has not noticed that the run's process is dead
         log.warning("the run is still under way at the SuperLink: it is followed")
         status = _followed(control, run_id, output, source, job.folder)
+        if source is not None and _ended(source, job.folder) == INTERRUPTED:
+            status = None  # a signal has stopped it; it continues from its checkpoint
     if resumed and source is not None and CHECKPOINT not in source.sizes():
-        if _has_finished(source, job.folder):  # it finished while no client followed it
+        if _ended(source, job.folder) == FINISHED:  # while no client followed it
             _forget(place)
             return
         log.warning("there is no checkpoint of the run yet: it starts from the beginning")
@@ -136,6 +139,11 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         )
     if RESULT not in found:
         raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
+    if _read_ended(job.folder) == INTERRUPTED:
+        raise EngineError(
+            f"a signal has stopped the run at the server (log: {output}); "
+            f"`python run.py resume={job.folder}` resumes the run"
+        )
     _forget(place)
 
 
@@ -181,15 +189,17 @@ def _under_way(control: ControlHttpClient, name: str) -> int:
     return 0
 
 
-def _has_finished(source: Source, folder: Path) -> bool:
-    """Copy the files of a run; return whether the run has finished."""
-    if RESULT not in fetch_all(source, folder):
-        return False
+def _ended(source: Source, folder: Path) -> str:
+    """Copy the files of a run; return how the run has ended, "" if it has no result."""
+    return _read_ended(folder) if RESULT in fetch_all(source, folder) else ""
+
+
+def _read_ended(folder: Path) -> str:
+    """Return how a run has ended, from its result in `folder`; "" if the result is damaged."""
     try:
-        ended: object = json.loads((folder / RESULT).read_text())["ended"]
+        return str(json.loads((folder / RESULT).read_text())["ended"])
     except (ValueError, KeyError, TypeError):  # truncated: the run continues from its checkpoint
-        return False
-    return ended == "finished"
+        return ""
 
 
 def _start(

@@ -3,6 +3,7 @@
 Runs with a real server are in `tests/deploy/test_engine.py`.
 """
 
+import json
 import threading
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,15 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from flwr.proto.control_pb2 import ListNodesResponse
+from flwr.common.serde import user_config_from_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListNodesResponse, ListRunsResponse, StartRunResponse
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.run_pb2 import Run, RunStatus
+from flwr.supercore.fab import Fab
 
 from launch import superlink
 from launch.download import LocalFiles, fetch_all, follow_history
 from launch.superlink import expect_there, refuse, wait_for_nodes
 from launch.superlink_client import Superlink
 from simulation.errors import EngineError, UsageError
-from simulation.job import Job
+from simulation.job import PLACE, Job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -161,3 +165,74 @@ def test_growing_files_are_copied_back(tmp_path):
         "history.jsonl": "one\ntwo\nthree\nfour\n",
         "result.json": "{}",
     }
+
+
+class Server:
+    """A fake SuperLink whose runs end, one after another, as `endings` says."""
+
+    def __init__(self, folder, endings, under_way):
+        self.folder, self.endings = folder, iter(endings)
+        self.address, self.bundles, self.started = "server:1", True, []
+        self.under_way = under_way
+
+    def control(self):
+        return self
+
+    def close(self):
+        pass
+
+    def ListRuns(self, request):
+        values = user_config_to_proto({"output": "run"})
+        run = Run(override_config=values, status=RunStatus(status="running"))
+        return ListRunsResponse(run_dict={1: run} if self.under_way else {})
+
+    def StartRun(self, request):
+        self.started.append(user_config_from_proto(request.override_config)["resume"])
+        return StartRunResponse(run_id=2)
+
+    def follow(self, control, run_id, log, look):
+        result = {"ended": next(self.endings)}
+        (self.folder / "result.json").write_text(json.dumps(result))
+        (self.folder / "checkpoint").write_text("state")
+        return RunStatus(status="finished", sub_status="completed")
+
+
+@pytest.fixture
+def resumed(tmp_path, monkeypatch):
+    """Return a function that resumes a run at a fake server; it returns the server's starts."""
+
+    def resume(*endings, under_way):
+        there, here = tmp_path / "there", tmp_path / "here"
+        for folder in (there, here):
+            folder.mkdir(exist_ok=True)
+        (here / PLACE).write_text('{"output": "run"}')
+        server = Server(there, endings, under_way)
+        monkeypatch.setattr(superlink, "Superlink", lambda *_: server)
+        monkeypatch.setattr(superlink, "source_of", lambda *_: LocalFiles(there))
+        monkeypatch.setattr(superlink, "follow", server.follow)
+        monkeypatch.setattr(superlink, "bundle", lambda *_: (Fab("", b"", {}), None))
+        monkeypatch.setattr(superlink, "wait_for_nodes", lambda *_, **__: None)
+        job = Job(Path(), {"resume": True}, 2, here)
+        superlink.run_on_superlink(job, address=server.address)
+        return server.started
+
+    return resume
+
+
+@pytest.mark.parametrize(
+    ("endings", "under_way", "starts"),
+    [
+        (["finished"], True, 0),
+        (["finished"], False, 1),
+        (["interrupted", "finished"], True, 1),  # the followed run was stopped at the server
+    ],
+)
+def test_a_resumed_run_is_followed_or_started_until_it_has_finished(
+    endings, under_way, starts, resumed
+):
+    assert len(resumed(*endings, under_way=under_way)) == starts
+
+
+def test_a_run_that_a_signal_stops_at_the_server_has_not_finished(resumed):
+    with pytest.raises(EngineError, match=r"stopped the run at the server .* resumes the run"):
+        resumed("interrupted", under_way=False)
