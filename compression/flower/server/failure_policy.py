@@ -134,7 +134,8 @@ class FailurePolicy:
 
     def _cause(self) -> str:
         """Return the most frequent reason of this round, and a hint."""
-        reason = Counter(self._reasons).most_common(1)[0][0]
+        usual = Counter(self._reasons or ["no reply held an update"]).most_common(1)
+        reason = usual[0][0]
         hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
         return f"{reason}{hint and '; ' + hint}"
 

@@ -65,6 +65,13 @@ def test_the_most_frequent_reason_ends_the_run(traffic):
     assert said == f"{UNUSABLE} in round 1: usual"
 
 
+def test_replies_without_an_update_end_the_run(traffic):
+    policy = FailurePolicy(traffic)
+    policy.begin_round(asked=MANY)
+    with pytest.raises(PayloadError, match=f"^{UNUSABLE} in round 1: no reply held an update"):
+        policy.end_round(1, used=0, replies=MANY)
+
+
 def test_a_resumed_policy_counts_on(traffic):
     state, limits = FailurePolicyState(), FailureLimits(patience=2)
     play(FailurePolicy(traffic, limits, state), [BAD])
