@@ -56,6 +56,17 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
         )
 
 
+def test_each_push_with_a_message_for_training_begins_a_round():
+    app = moving(to_targets, CompressionMod("int8"), lambda node, values, state: {})
+    compressed = CompressedGrid(grid_of(app))
+    arrays, rounds = initial(), []
+    train, evaluate = (ask(compressed, arrays, kind) for kind in ("train", "evaluate"))
+    for messages in ([], evaluate, [evaluate[0], train[1]], train, []):
+        compressed.push_messages(messages)
+        rounds.append(compressed.state.round)
+    assert rounds == [0, 0, 1, 2, 2]
+
+
 def test_a_message_to_a_node_that_is_gone_spoils_nothing():
     grid = GuestGrid(grid_of(moving(to_targets, CompressionMod("int8"))), Run.create_empty(1))
     compressed = CompressedGrid(grid, downlink="int8")

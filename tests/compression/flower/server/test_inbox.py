@@ -1,5 +1,7 @@
 """What `ModelInbox` gives to a strategy in place of nodes' replies."""
 
+import copy
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -8,13 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compression import Layout
-from compression.flower import CompressedGrid, CompressionMod, flat_record, to_vector
+from compression.flower import (
+    CompressedGrid,
+    CompressionMod,
+    ReplyRules,
+    flat_record,
+    to_vector,
+)
 from compression.flower.native_tensors import Initial, natives_of, with_natives
+from compression.flower.records import with_content
 from compression.flower.server.session import InitialModel
 from compression.flower.server.statistics_screen import StatisticsScreen
 from compression.screening import Screening
-from tests.compression.flower.apps import ask, grid_of
-from tests.compression.flower.federation import PLAIN
+from simulation.grid import LocalGrid
+from simulation.workers.node_host import NodeHostSpec
+from simulation.workers.pool import make_pool
+from tests.compression.flower.apps import ask, grid_of, moving, only_of, to_targets
+from tests.compression.flower.federation import PLAIN, initial
 
 NODES, COUNT = 5, "norm.num_batches_tracked"
 SHAPES = {"w": (3, 4), "norm.running_mean": (3,), "norm.running_var": (3,), "b": (3,)}
@@ -22,13 +34,15 @@ LAYOUT = Layout(tuple(SHAPES), tuple(SHAPES.values()), ("float32",) * 4)
 TRAINED, STATISTICS = np.r_[0:12, 18:21], np.r_[12:18]
 BN = LAYOUT.without([0, 3])
 START = np.ones(LAYOUT.size, np.float32)
+ALL_USED = {"refuse": None, "statistics": None}
 HONEST = np.repeat(np.float32([0.5, 2]), 3)
 
 
-def clipped(ends, clip, flat):
+def one_round(ends, flat, **options):
     """Return each node's model (n,) and counter, as the strategy gets them after one round.
 
-    `ends`: the nodes' models after training, each (n,).
+    `ends`: the nodes' models after training, each (n,). `options`: those of `Screening`. The result
+    is None for a reply that is refused.
     """
 
     def as_record(vector, counter):
@@ -39,8 +53,8 @@ def clipped(ends, clip, flat):
         named = {n: cut.reshape(SHAPES[n]) for n, cut in zip(SHAPES, cuts, strict=True)}
         return ArrayRecord({name: Array(value) for name, value in {**named, **natives}.items()})
 
-    initial = Initial({COUNT: np.array(0)})
-    mod = CompressionMod(PLAIN, **({"layout": LAYOUT, "initial": initial} if flat else {}))
+    natives = Initial({COUNT: np.array(0)})
+    mod = CompressionMod(PLAIN, **({"layout": LAYOUT, "initial": natives} if flat else {}))
     app = ClientApp(mods=[mod])
 
     @app.train()
@@ -52,11 +66,13 @@ def clipped(ends, clip, flat):
 
     compressed = CompressedGrid(
         grid_of(app, NODES),
-        screening=Screening(refuse=None, statistics=None, clip=clip),
-        model=InitialModel(LAYOUT, 100, initial) if flat else None,
+        screening=Screening(**options),
+        model=InitialModel(LAYOUT, 100, natives) if flat else None,
     )
     found = {}
     for reply in compressed.send_and_receive(ask(compressed, as_record(START, 0))):
+        if reply.has_error():
+            continue
         record = reply.content["arrays"]
         if flat:
             vector, counter = to_vector(record), natives_of(record)[COUNT]
@@ -64,8 +80,8 @@ def clipped(ends, clip, flat):
             vector = np.concatenate([record[name].numpy().reshape(-1) for name in SHAPES])
             counter = record[COUNT].numpy()
         found[reply.metadata.src_node_id - 1] = vector, int(counter)
-    assert compressed.traffic.failures == 0
-    return [found[node] for node in range(NODES)]
+    assert compressed.traffic.failures == NODES - len(found)
+    return [found.get(node) for node in range(NODES)]
 
 
 def ends_of(norms, statistics):
@@ -81,7 +97,7 @@ def ends_of(norms, statistics):
 def test_clipping_scales_an_update_of_large_norm_and_changes_nothing_else(flat, norms, clip):
     ends = ends_of(norms, HONEST)
     limit = clip * np.median(norms)
-    for node, (model, counter) in enumerate(clipped(ends, clip, flat)):
+    for node, (model, counter) in enumerate(one_round(ends, flat, **ALL_USED, clip=clip)):
         expected = ends_of(np.minimum(norms, limit), HONEST)[node]
         np.testing.assert_allclose(model, expected, rtol=1e-5)
         assert counter == node
@@ -95,7 +111,7 @@ def test_clipping_moves_unusual_statistics_and_changes_nothing_else(flat, liar, 
     screen = StatisticsScreen(Screening(statistics=None, clip=2))
     screen.observe(BN, [(each, START[STATISTICS]) for each in statistics])
     ends = ends_of([1.0] * NODES, statistics)
-    for node, (model, counter) in enumerate(clipped(ends, 2, flat)):
+    for node, (model, counter) in enumerate(one_round(ends, flat, **ALL_USED, clip=2)):
         sent = START[STATISTICS]
         np.testing.assert_array_equal(
             model[STATISTICS], screen.taken(node, BN, statistics[node], sent, None)
@@ -103,3 +119,47 @@ def test_clipping_moves_unusual_statistics_and_changes_nothing_else(flat, liar, 
         assert (model[STATISTICS] != statistics[node]).any() == (node == liar)
         np.testing.assert_array_equal(model[TRAINED], ends[node][TRAINED])
         assert counter == node
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@given(st.sets(st.integers(0, NODES - 1), max_size=2))
+def test_each_update_of_large_norm_is_refused(flat, liars):
+    norms = [9.0 if node in liars else 1.0 for node in range(NODES)]
+    found = one_round(ends_of(norms, HONEST), flat, refuse=2)
+    assert {node for node in range(NODES) if found[node] is None} == liars
+
+
+def test_a_reply_with_other_tensors_is_refused_if_all_nodes_have_one_codec():
+    def with_more(values):
+        return {**values, "more": np.zeros(3, np.float32)}
+
+    for codec, failures in ((PLAIN, 1), (None, 0)):
+        compressed = CompressedGrid(
+            grid_of(moving(only_of(0, with_more), CompressionMod(PLAIN))),
+            replies=ReplyRules(uplink=codec, uneven=True),
+        )
+        compressed.send_and_receive(ask(compressed, initial()))
+        assert compressed.traffic.failures == failures
+
+
+def test_a_repeated_reply_is_refused_and_its_bytes_are_counted():
+    class Repeating(LocalGrid):
+        times = 1
+
+        def send_and_receive(self, messages, *, timeout=None):
+            found = list(super().send_and_receive(messages))
+            again = [with_content(each, copy.deepcopy(each.content)) for each in found]
+            return found + again * (self.times - 1)
+
+    pool = make_pool(NodeHostSpec(moving(to_targets, CompressionMod("int8")), 1, 1, {}), 1)
+    counted = []
+    for Repeating.times in (1, 2):
+        compressed = CompressedGrid(Repeating(pool, 1))
+        first, *others = compressed.send_and_receive(ask(compressed, initial()))
+        assert not first.has_error()
+        assert all("answered before" in each.error.reason for each in others)
+        traffic = compressed.traffic
+        assert (traffic.client_updates, traffic.failures) == (1, Repeating.times - 1)
+        counted.append((traffic.uplink_bytes, traffic.uplink_header_bytes))
+        assert traffic.uplink_bytes_float32 == traffic.downlink_bytes_float32
+    assert np.array_equal(counted[1], 2 * np.array(counted[0]))

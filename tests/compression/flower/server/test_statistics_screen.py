@@ -79,6 +79,17 @@ def test_a_false_first_report_is_outvoted_by_later_ones():
         screen.taken(0, BN, lie(5, honest[0]), START, None)
 
 
+def test_the_centre_of_a_first_round_is_used_for_this_round_alone():
+    """Six reports of the first round are not used; the next round must not follow them."""
+    screen, used, unused = StatisticsScreen(), lie(1, START), lie(9, START)
+    screen.observe(BN, [(each, START) for each in [used] * 4 + [unused] * 6])
+    for node in range(4):
+        assert screen.taken(node, BN, used, START, None) is used
+    screen.observe(BN, [(unused, START)] * 6)
+    with pytest.raises(PayloadError, match="running statistics"):
+        screen.taken(4, BN, unused, START, None)
+
+
 def test_a_model_that_was_shifted_may_return():
     screen, found = StatisticsScreen(), reports(0, 10)
     take(screen, found)

@@ -7,10 +7,11 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import PayloadError
+from compression import Layout, PayloadError
 from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.server.norms import norm_of
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
+from compression.flower.server.norms import LEAST, norm_of
+from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState, norms_of
+from compression.flower.tensor_split import Model, form_of_updates
 from compression.screening import Screening
 from tests.compression.flower.apps import grid_of, moving, to_targets
 from tests.compression.flower.federation import initial
@@ -78,6 +79,43 @@ def test_a_node_that_sends_often_does_not_set_the_usual_norm():
 def test_clipping_limits_the_norm_to_a_multiple_of_the_usual_norm():
     found, _ = screened(Screening(clip=2), [1.0, 1.0, 1.0, 8.0])
     assert found == [1.0, 1.0, 1.0, 0.25]
+
+
+def test_a_usual_norm_is_known_from_the_updates_of_three_nodes():
+    for nodes in (LEAST - 1, LEAST):
+        norms = [*[1.0] * (nodes - 1), 4.0]
+        found, screen = screened(Screening(clip=2), norms)
+        assert found[-1] == (1.0 if nodes < LEAST else 0.5)
+        assert screen.knows == (nodes == LEAST)
+
+
+@pytest.mark.parametrize("nodes", [4, 12, 20])
+def test_the_usual_norm_is_computed_anew_after_a_quarter_as_many_updates_as_nodes(nodes):
+    norms = dict(enumerate([1.0, 3.0] * (nodes // 2)))
+    state = UpdateFilterState(norms=norms, usual=1.0)
+    for turn in (1, 2):
+        for used in range(1, nodes // 4 + 1):
+            UpdateFilter(None, state).clip_factor(0, 3.0 * turn, MODEL)  # 3 is the median now
+            assert state.usual == (3.0 if turn == 2 or used == nodes // 4 else 1.0)
+            assert state.since == used % (nodes // 4)
+
+
+def test_the_usual_norm_of_a_first_round_is_used_for_this_round_alone():
+    screen = UpdateFilter(Screening(refuse=None, clip=1))
+    screen.observe([9.0] * 4)
+    assert [screen.clip_factor(node, 2.0, MODEL) for node in range(3)] == [1.0] * 3
+    screen.observe([9.0] * 4)
+    assert screen.clip_factor(3, 4.0, MODEL) == 0.5
+
+
+def test_the_norm_of_a_reply_in_another_dtype_is_that_of_the_values_in_this_dtype():
+    narrow, wide = (
+        form_of_updates(Layout(("w",), ((2,),), (dtype,))) for dtype in ("float16", "float32")
+    )
+    start, theirs = Model(np.zeros(2, np.float32)), Model(np.array([1e-9, 3.0], np.float32))
+    assert norms_of(narrow, theirs, wide, start).vector == 3
+    other = form_of_updates(Layout(("v",), ((2,),), ("float32",)))
+    assert norms_of(other, theirs, wide, start) is None
 
 
 @pytest.mark.parametrize("node", [0, 3])
