@@ -56,15 +56,16 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
         )
 
 
-def test_each_push_with_a_message_for_training_begins_a_round():
+def test_rounds_and_updates_are_those_of_messages_for_training():
     app = moving(to_targets, CompressionMod("int8"), lambda node, values, state: {})
     compressed = CompressedGrid(grid_of(app))
-    arrays, rounds = initial(), []
-    train, evaluate = (ask(compressed, arrays, kind) for kind in ("train", "evaluate"))
+    train, evaluate = (ask(compressed, initial(), kind) for kind in ("train", "evaluate"))
+    counts = []
     for messages in ([], evaluate, [evaluate[0], train[1]], train, []):
-        compressed.push_messages(messages)
-        rounds.append(compressed.state.round)
-    assert rounds == [0, 0, 1, 2, 2]
+        for reply in compressed.pull_messages(compressed.push_messages(messages)):
+            assert not reply.has_error()
+        counts.append((compressed.state.round, compressed.traffic.client_updates))
+    assert counts == [(0, 0), (0, 0), (1, 1), (2, 1 + NODES), (2, 1 + NODES)]
 
 
 def test_a_message_to_a_node_that_is_gone_spoils_nothing():

@@ -163,3 +163,30 @@ def test_a_repeated_reply_is_refused_and_its_bytes_are_counted():
         counted.append((traffic.uplink_bytes, traffic.uplink_header_bytes))
         assert traffic.uplink_bytes_float32 == traffic.downlink_bytes_float32
     assert np.array_equal(counted[1], 2 * np.array(counted[0]))
+
+
+def test_each_type_of_message_has_its_own_usual_weight():
+    """Weights in training do not limit those in an evaluation; those in a query have no limit."""
+    weights, app = {}, ClientApp(mods=[CompressionMod(PLAIN)])
+
+    def reply(message, context):
+        metrics = MetricRecord({"num-examples": weights[context.node_config["partition-id"]]})
+        content = {"metrics": metrics}
+        if message.metadata.message_type == "train":
+            content["arrays"] = message.content["arrays"]
+        return Message(RecordDict(content), reply_to=message)
+
+    for register in (app.train, app.evaluate, app.query):
+        register()(reply)
+    compressed = CompressedGrid(grid_of(app, 9), screening=Screening(weight=10))
+
+    def found(kind, given):
+        weights.update(enumerate(given))
+        nodes = compressed.get_node_ids()[: len(given)]
+        replies = compressed.send_and_receive(ask(compressed, initial(), kind, nodes))
+        return [reply.content["metrics"]["num-examples"] for reply in replies]
+
+    assert found("train", [1000] * 9) == [1000] * 9
+    assert found("evaluate", [5, 1 << 62, 5]) == [5, 50, 5]
+    assert found("query", [5, 1 << 62, 5]) == [5, 1 << 62, 5]
+    assert found("train", [5, 1 << 62, 5]) == [5, 10_000, 5]

@@ -99,6 +99,14 @@ def test_a_model_that_was_shifted_may_return():
         screen.taken(2, BN, astray, back, None)
 
 
+def test_a_model_that_was_shifted_may_return_without_clipping():
+    screen, found = StatisticsScreen(Screening(statistics=None, clip=1)), reports(0, 10)
+    take(screen, found)
+    astray, back = lie(9, found[0]), lie(8, found[0])
+    assert screen.taken(1, BN, back, astray, None) is back
+    assert (screen.taken(2, BN, astray, back, None)[:8] < 8).all()
+
+
 def test_clipping_moves_statistics_to_the_limit():
     screen, found = StatisticsScreen(Screening(statistics=None, clip=2)), reports(0, 10)
     found[3] = lie(1e5, found[3])

@@ -1,5 +1,7 @@
 """The filter learns the usual norm from the used updates; one bad node cannot shift this norm."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
@@ -10,7 +12,13 @@ from hypothesis import strategies as st
 from compression import Layout, PayloadError
 from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.server.norms import LEAST, norm_of
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState, norms_of
+from compression.flower.server.update_filter import (
+    UpdateFilter,
+    UpdateFilters,
+    UpdateFilterState,
+    UpdateNorms,
+    norms_of,
+)
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.screening import Screening
 from tests.compression.flower.apps import grid_of, moving, to_targets
@@ -106,6 +114,19 @@ def test_the_usual_norm_of_a_first_round_is_used_for_this_round_alone():
     assert [screen.clip_factor(node, 2.0, MODEL) for node in range(3)] == [1.0] * 3
     screen.observe([9.0] * 4)
     assert screen.clip_factor(3, 4.0, MODEL) == 0.5
+
+
+@pytest.mark.parametrize("kind", ["vector", "natives"])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_first_update_is_compared_with_those_of_the_same_round(kind, place):
+    filters, statistics = UpdateFilters(Screening(refuse=10)), np.empty(0, np.float32)
+    layout = Layout((), (), ())
+    norms = [UpdateNorms(2.0, 2.0, statistics, statistics)] * 5
+    norms[place] = norms[place]._replace(**{kind: 21.0})
+    filters.observe({layout: norms})
+    for node, each in enumerate(norms):
+        with pytest.raises(PayloadError) if node == place else nullcontext():
+            filters.screen(node, layout, each, 10 * MODEL)
 
 
 def test_the_norm_of_a_reply_in_another_dtype_is_that_of_the_values_in_this_dtype():
