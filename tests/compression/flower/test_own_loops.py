@@ -68,6 +68,19 @@ def test_rounds_and_updates_are_those_of_messages_for_training():
     assert counts == [(0, 0), (0, 0), (1, 1), (2, 1 + NODES), (2, 1 + NODES)]
 
 
+def test_replies_that_are_pulled_need_not_be_alike():
+    names = (("conv.weight",), ("scale", "fc.weight"), ("conv.bias",))
+
+    def train(node, values, state):
+        moved = to_targets(node, values, state)["arrays"]
+        return {"arrays": {name: moved[name] for name in names[node]}}
+
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("dense"))))
+    replies = compressed.pull_messages(compressed.push_messages(ask(compressed, initial())))
+    assert [tuple(reply.content["arrays"]) for reply in replies] == list(names)
+    assert compressed.traffic.failures == 0
+
+
 def test_a_message_to_a_node_that_is_gone_spoils_nothing():
     grid = GuestGrid(grid_of(moving(to_targets, CompressionMod("int8"))), Run.create_empty(1))
     compressed = CompressedGrid(grid, downlink="int8")

@@ -72,6 +72,12 @@ def test_the_most_frequent_reason_ends_the_run(traffic):
     assert said == f"{UNUSABLE} in round 1: usual"
 
 
+def test_the_reasons_of_the_last_thousand_replies_are_stored(traffic):
+    reasons = ["first", *["second", "first"] * 500]
+    _, said = play(FailurePolicy(traffic), [(0, reasons)])
+    assert said.endswith(": second")  # 500 of each remain, of which "second" is the first
+
+
 def test_a_resumed_policy_counts_on(traffic):
     state, limits = FailurePolicyState(), FailureLimits(patience=2)
     play(FailurePolicy(traffic, limits, state), [BAD])

@@ -4,23 +4,29 @@ import copy
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compression import Layout
+from compression.batchnorm import scale_of
 from compression.flower import (
     CompressedGrid,
     CompressionMod,
     ReplyRules,
     flat_record,
+    payload_record,
     to_vector,
 )
-from compression.flower.native_tensors import Initial, natives_of, with_natives
+from compression.flower.headers import HEADER
+from compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
 from compression.flower.records import with_content
+from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
 from compression.flower.server.session import InitialModel
-from compression.flower.server.statistics_screen import StatisticsScreen
+from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
+from compression.flower.server.update_filter import UpdateFilters, UpdateNorms
+from compression.flower.timeouts import FOREVER
 from compression.screening import Screening
 from simulation.grid import LocalGrid
 from simulation.workers.node_host import NodeHostSpec
@@ -38,11 +44,11 @@ ALL_USED = {"refuse": None, "statistics": None}
 HONEST = np.repeat(np.float32([0.5, 2]), 3)
 
 
-def one_round(ends, flat, **options):
+def one_round(ends, flat, spoil=lambda reply, node: reply, **options):
     """Return each node's model (n,) and counter, as the strategy gets them after one round.
 
     `ends`: the nodes' models after training, each (n,). `options`: those of `Screening`. The result
-    is None for a reply that is refused.
+    is None for a reply that is refused. `spoil` changes a node's reply.
     """
 
     def as_record(vector, counter):
@@ -65,7 +71,7 @@ def one_round(ends, flat, **options):
         return Message(RecordDict(content), reply_to=message)
 
     compressed = CompressedGrid(
-        grid_of(app, NODES),
+        grid_of(lambda m, c: spoil(app(m, c), c.node_config["partition-id"]), NODES),
         screening=Screening(**options),
         model=InitialModel(LAYOUT, 100, natives) if flat else None,
     )
@@ -127,6 +133,86 @@ def test_each_update_of_large_norm_is_refused(flat, liars):
     norms = [9.0 if node in liars else 1.0 for node in range(NODES)]
     found = one_round(ends_of(norms, HONEST), flat, refuse=2)
     assert {node for node in range(NODES) if found[node] is None} == liars
+
+
+@given(st.floats(1, 100), st.floats(2, 1e4))
+def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
+    """Both limits are 2: the usual norm is 1, and the usual weight 10."""
+    split = StatisticsSplit(Layout(("w", *BN.names), ((4,), *BN.shapes), ("float32",) * 3))
+    filters = UpdateFilters(Screening(**ALL_USED, clip=2, weight=2))
+    inbox = UpdateInbox(None, split, filters, [], "num-examples")
+
+    def update(norm, statistics, weight):
+        values, sent = np.full(4, norm / 2, np.float32), START[STATISTICS]
+        norms = UpdateNorms(norm, None, statistics, sent)
+        return ReceivedUpdate(None, None, values, statistics, None, weight, {}, norms)
+
+    odd = HONEST.copy()
+    odd[0] = mean
+    found = {node: update(1.0, HONEST, 10) for node in range(4)} | {9: update(norm, odd, 1e9)}
+    inbox.observe(found)
+    model = np.ones(split.layout.size + 4, np.float32)
+    for node in range(4):
+        assert inbox.accept(node, found[node], model, 1.0) is found[node]
+    accepted = inbox.accept(9, found[9], model, 1.0)
+    assert np.linalg.norm(accepted.values) == pytest.approx(min(norm, 2))
+    assert accepted.share == pytest.approx(min(1, 2 / norm))
+    assert accepted.weight == 20
+    far, sent = scale_of(BN), START[STATISTICS]
+    limit = max(2 * far.distance(HONEST, sent, HONEST), far.distance(sent, HONEST, HONEST))
+    expected = min(far.distance(odd, HONEST, HONEST), limit)
+    assert far.distance(accepted.statistics, HONEST, HONEST) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_reply_holds_the_required_metrics_and_no_other_records(kind):
+    def spoiled(message, context):
+        reply = app(message, context)
+        node = context.node_config["partition-id"]
+        if node == 0:
+            del reply.content["metrics"]["loss"]
+        reply.content["metrics"]["more"] = 1.0
+        reply.content["notes"] = MetricRecord({"x": 1.0})
+        return reply
+
+    app = moving(to_targets, CompressionMod(PLAIN), lambda node, values, state: {})
+    rules = ReplyRules(metrics={kind: ["num-examples", "loss"]})
+    compressed = CompressedGrid(grid_of(spoiled), replies=rules)
+    first, *others = compressed.send_and_receive(ask(compressed, initial(), kind))
+    assert "'loss' must be a finite number, not None" in first.error.reason
+    for reply in others:
+        assert set(reply.content) == ({"arrays", "metrics"} if kind == "train" else {"metrics"})
+        assert set(reply.content["metrics"]) == {"num-examples", "loss"}
+
+
+def test_a_reply_that_names_its_tensors_is_refused_if_the_model_is_flat():
+    layout = Layout(("v",), ((3,),), ("float32",))
+    payload = PLAIN.encode(np.ones(3, np.float32), layout, names=True)
+
+    def spoil(reply, node):
+        if node == 0:
+            own = {HEADER: ConfigRecord({**reply.content[HEADER], "named": 1})}
+            natives = reply.content["arrays"][NATIVE]
+            own["arrays"] = ArrayRecord({**payload_record(payload), NATIVE: natives})
+            reply.content.update(own)
+        return reply
+
+    found = one_round(ends_of([1.0] * NODES, HONEST), True, spoil)
+    assert [each is None for each in found] == [True, *[False] * (NODES - 1)]
+
+
+def test_on_a_virtual_clock_the_grid_itself_waits_for_the_replies():
+    class Waiting(LocalGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            waited.append(timeout)
+            return super().send_and_receive(messages, timeout=timeout)
+
+    waited = []
+    app = moving(to_targets, CompressionMod("int8"))
+    compressed = CompressedGrid(Waiting(make_pool(NodeHostSpec(app, 2, 1, {}), 1), 2))
+    for timeout in (None, 5.0, FOREVER):
+        assert len(compressed.send_and_receive(ask(compressed, initial()), timeout=timeout)) == 2
+    assert waited == [None, 5.0, FOREVER]
 
 
 def test_a_reply_with_other_tensors_is_refused_if_all_nodes_have_one_codec():

@@ -89,6 +89,15 @@ def test_clipping_limits_the_norm_to_a_multiple_of_the_usual_norm():
     assert found == [1.0, 1.0, 1.0, 0.25]
 
 
+@given(st.lists(st.floats(0.1, 50), min_size=LEAST, max_size=9), st.floats(1, 4))
+def test_a_clipped_update_is_stored_with_the_norm_that_is_used(norms, clip):
+    state = UpdateFilterState()
+    use(UpdateFilter(Screening(refuse=None, clip=clip), state), norms)
+    usual = np.sort(norms)[(len(norms) - 1) // 2]
+    stored = [state.norms[node] for node in range(len(norms))]
+    assert stored == pytest.approx(np.minimum(norms, clip * usual))
+
+
 def test_a_usual_norm_is_known_from_the_updates_of_three_nodes():
     for nodes in (LEAST - 1, LEAST):
         norms = [*[1.0] * (nodes - 1), 4.0]
