@@ -25,7 +25,7 @@ from compression.flower.records import with_content
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
 from compression.flower.server.session import InitialModel
 from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
-from compression.flower.server.update_filter import UpdateFilters, UpdateNorms
+from compression.flower.server.update_filter import UpdateFilter, UpdateFilters, UpdateNorms
 from compression.flower.timeouts import FOREVER
 from compression.screening import Screening
 from simulation.grid import LocalGrid
@@ -101,10 +101,12 @@ def ends_of(norms, statistics):
 @pytest.mark.parametrize("flat", [True, False])
 @given(st.lists(st.floats(0.1, 50), min_size=NODES, max_size=NODES), st.floats(1, 4))
 def test_clipping_scales_an_update_of_large_norm_and_changes_nothing_else(flat, norms, clip):
+    screen = UpdateFilter(Screening(**ALL_USED, clip=clip))
+    screen.observe(norms)
     ends = ends_of(norms, HONEST)
-    limit = clip * np.median(norms)
     for node, (model, counter) in enumerate(one_round(ends, flat, **ALL_USED, clip=clip)):
-        expected = ends_of(np.minimum(norms, limit), HONEST)[node]
+        factor = screen.clip_factor(node, norms[node], START)
+        expected = ends_of(np.multiply(norms, factor), HONEST)[node]
         np.testing.assert_allclose(model, expected, rtol=1e-5)
         assert counter == node
 
@@ -150,10 +152,14 @@ def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
     odd = HONEST.copy()
     odd[0] = mean
     found = {node: update(1.0, HONEST, 10) for node in range(4)} | {9: update(norm, odd, 1e9)}
+    found |= {7: update(norm, HONEST, 10), 8: update(1.0, HONEST, 1e9)}
     inbox.observe(found)
     model = np.ones(split.layout.size + 4, np.float32)
     for node in range(4):
         assert inbox.accept(node, found[node], model, 1.0) is found[node]
+    assert inbox.accept(8, found[8], model, 1.0).weight == 20
+    clipped = inbox.accept(7, found[7], model, 1.0)
+    assert np.linalg.norm(clipped.values) == pytest.approx(min(norm, 2))
     accepted = inbox.accept(9, found[9], model, 1.0)
     assert np.linalg.norm(accepted.values) == pytest.approx(min(norm, 2))
     assert accepted.share == pytest.approx(min(1, 2 / norm))
@@ -213,6 +219,16 @@ def test_on_a_virtual_clock_the_grid_itself_waits_for_the_replies():
     for timeout in (None, 5.0, FOREVER):
         assert len(compressed.send_and_receive(ask(compressed, initial()), timeout=timeout)) == 2
     assert waited == [None, 5.0, FOREVER]
+
+
+def test_models_that_no_node_has_are_not_stored():
+    compressed = CompressedGrid(
+        grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8"
+    )
+    for number in range(6):
+        arrays = ArrayRecord({"w": Array(np.full(9, number, np.float32))})
+        compressed.send_and_receive(ask(compressed, arrays))
+        assert len(compressed.state.deltas.versions) <= 2  # the newest, and the one before
 
 
 def test_a_reply_with_other_tensors_is_refused_if_all_nodes_have_one_codec():

@@ -4,11 +4,18 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from compression import PayloadError
 from compression.flower.headers import ACCURACY, LOSS
-from compression.flower.server.reply_checks import SentMessage, expect_weight, rebuilt, weight_of
+from compression.flower.server.reply_checks import (
+    SentMessage,
+    expect_weight,
+    rebuilt,
+    unlike,
+    weight_of,
+)
 
 EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
 TRAINED = EVALUATED._replace(kind="train", train=True)
@@ -17,6 +24,11 @@ TRAINED = EVALUATED._replace(kind="train", train=True)
 def content_of(metrics, **models):
     made = {name: ArrayRecord({"w": Array(np.ones(value))}) for name, value in models.items()}
     return RecordDict({**made, "metrics": MetricRecord(metrics)})
+
+
+@pytest.fixture(autouse=True)
+def server():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
 
 LARGEST = math.nextafter(2.0**63, 0)
@@ -61,6 +73,24 @@ def test_metrics_within_their_limits_are_all_that_remains(metrics):
 def test_metrics_beyond_their_limits_are_refused(metrics):
     with pytest.raises(PayloadError, match=f"its {next(iter(metrics))} must be"):
         rebuilt(content_of(metrics), EVALUATED, list(metrics))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"": [1.0]}, {"x": 1.0}, {"m": [1.0]}, {"m": [1.0, 2.0, 3.0]}, {"m": 1.0},
+        {"m": [1.0, 2.0], "x": 1.0},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("most", [{}, {"m": [1.0, 2.0]}])
+def test_a_reply_whose_records_differ_from_most_others_is_found(most, others):
+    replies = []
+    for metrics in (most, others, most):
+        message = Message(RecordDict(), 1, "evaluate")
+        replies.append(Message(content_of(metrics), reply_to=message))
+    found = unlike(replies, EVALUATED, "n")
+    assert list(found) == [id(replies[1])]
+    assert unlike(replies[::2], EVALUATED, "n") == {}
 
 
 @pytest.mark.parametrize("models", [{}, {"a": 1, "b": 2}])

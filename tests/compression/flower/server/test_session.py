@@ -10,7 +10,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
 from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, read, written
-from compression.flower.native_tensors import NATIVE, with_payload
+from compression.flower.native_tensors import (
+    INITIAL,
+    NATIVE,
+    Initial,
+    sent_natives,
+    with_payload,
+)
 from compression.flower.records import STYPE, payload_records
 from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
 
@@ -293,6 +299,20 @@ def test_data_of_absent_nodes_is_deleted_above_the_limit(here, monkeypatch):
     asked(talk, 99)
     assert talk.gone(living) == {*range(here, 2 * here + 3), 99}
     assert talk.gone(living) == set()
+
+
+def test_native_tensors_are_sent_when_they_differ_from_the_initial_ones():
+    initial = Initial({"count": np.array(3), "table": np.arange(4)})
+    talk = ServerSession(Newest(), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES, initial))
+    header = DownlinkHeader(NUMBER)
+    for count, parts in ((3, {INITIAL}), (3, set()), (5, {NATIVE})):
+        ((message, _),) = talk.messages([7], "train", {}, header, {"count": np.array(count)})
+        sent = message.content["arrays"]
+        assert set(sent) == {"payload", *parts}
+        assert initial.all(sent_natives(sent))["count"] == count
+        if INITIAL in parts:
+            assert sent[INITIAL].data == initial.whole
+        assert read(message.content, DownlinkHeader).initial == initial.checksum
 
 
 def test_a_second_payload_is_refused_in_a_model_without_native_tensors():

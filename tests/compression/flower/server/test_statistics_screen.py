@@ -164,6 +164,13 @@ def test_a_screen_of_statistics_continues_from_its_state():
     assert len(state.reports) <= 15
 
 
+def test_first_statistics_are_compared_with_the_first_model():
+    screen = StatisticsScreen()
+    screen.taken(1, BN, START, START, MODEL)
+    with pytest.raises(PayloadError, match="many times the model's"):
+        screen.taken(2, BN, lie(50, START), START, 100 * MODEL)
+
+
 def test_first_statistics_of_far_larger_norm_than_the_model_are_refused():
     with pytest.raises(PayloadError, match="many times the model's"):
         StatisticsScreen().taken(1, BN, lie(1e4, START), START, MODEL)

@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
@@ -69,6 +70,13 @@ def test_a_first_update_of_far_larger_norm_than_the_model_is_refused():
     assert UpdateFilter().clip_factor(1, 990.0, MODEL, rate=0.1) == 1
 
 
+def test_first_updates_are_compared_with_the_first_model():
+    screen = UpdateFilter()
+    assert screen.clip_factor(1, 99.0, MODEL) == 1
+    with pytest.raises(PayloadError, match="as long as the model"):
+        screen.clip_factor(2, 101.0, 100 * MODEL)
+
+
 def test_an_update_as_large_as_the_first_ones_is_used_late_in_a_run():
     _, screen = screened(Screening(refuse=3), [1.0] * 5)
     for _ in range(20):
@@ -92,10 +100,11 @@ def test_clipping_limits_the_norm_to_a_multiple_of_the_usual_norm():
 @given(st.lists(st.floats(0.1, 50), min_size=LEAST, max_size=9), st.floats(1, 4))
 def test_a_clipped_update_is_stored_with_the_norm_that_is_used(norms, clip):
     state = UpdateFilterState()
-    use(UpdateFilter(Screening(refuse=None, clip=clip), state), norms)
+    factors = use(UpdateFilter(Screening(refuse=None, clip=clip), state), norms)
+    for node, (norm, factor) in enumerate(zip(norms, factors, strict=True)):
+        assert state.norms[node] == pytest.approx(norm * factor)
     usual = np.sort(norms)[(len(norms) - 1) // 2]
-    stored = [state.norms[node] for node in range(len(norms))]
-    assert stored == pytest.approx(np.minimum(norms, clip * usual))
+    assert norms[0] * factors[0] == pytest.approx(min(norms[0], clip * usual))
 
 
 def test_a_usual_norm_is_known_from_the_updates_of_three_nodes():
@@ -123,6 +132,27 @@ def test_the_usual_norm_of_a_first_round_is_used_for_this_round_alone():
     assert [screen.clip_factor(node, 2.0, MODEL) for node in range(3)] == [1.0] * 3
     screen.observe([9.0] * 4)
     assert screen.clip_factor(3, 4.0, MODEL) == 0.5
+
+
+def test_the_norms_are_of_trained_entries_of_native_tensors_and_of_no_statistics():
+    layout = Layout(
+        ("w", "n.running_mean", "m.running_mean", "i"), ((2,),) * 4,
+        ("float32", "float32", "float64", "int64"),
+    )  # fmt: skip
+    form = form_of_updates(layout)
+
+    def model(*values):
+        arrays = {
+            name: Array(np.full(2, value, dtype))
+            for name, value, dtype in zip(layout.names, values, layout.dtypes, strict=True)
+        }
+        return form.model(ArrayRecord(arrays))
+
+    found = norms_of(form, model(3, 20, 30, 5), form, model(2, 0, 10, 1))
+    assert found.vector == pytest.approx(np.sqrt(2))
+    assert found.natives == pytest.approx(4 * np.sqrt(2))
+    np.testing.assert_array_equal(found.statistics, [20, 20, 30, 30])
+    np.testing.assert_array_equal(found.sent, [0, 0, 10, 10])
 
 
 @pytest.mark.parametrize("kind", ["vector", "natives"])
