@@ -56,6 +56,31 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
         )
 
 
+def test_rounds_and_updates_are_those_of_messages_for_training():
+    app = moving(to_targets, CompressionMod("int8"), lambda node, values, state: {})
+    compressed = CompressedGrid(grid_of(app))
+    train, evaluate = (ask(compressed, initial(), kind) for kind in ("train", "evaluate"))
+    counts = []
+    for messages in ([], evaluate, [evaluate[0], train[1]], train, []):
+        for reply in compressed.pull_messages(compressed.push_messages(messages)):
+            assert not reply.has_error()
+        counts.append((compressed.state.round, compressed.traffic.client_updates))
+    assert counts == [(0, 0), (0, 0), (1, 1), (2, 1 + NODES), (2, 1 + NODES)]
+
+
+def test_replies_that_are_pulled_need_not_be_alike():
+    names = (("conv.weight",), ("scale", "fc.weight"), ("conv.bias",))
+
+    def train(node, values, state):
+        moved = to_targets(node, values, state)["arrays"]
+        return {"arrays": {name: moved[name] for name in names[node]}}
+
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod("dense"))))
+    replies = compressed.pull_messages(compressed.push_messages(ask(compressed, initial())))
+    assert [tuple(reply.content["arrays"]) for reply in replies] == list(names)
+    assert compressed.traffic.failures == 0
+
+
 def test_a_message_to_a_node_that_is_gone_spoils_nothing():
     grid = GuestGrid(grid_of(moving(to_targets, CompressionMod("int8"))), Run.create_empty(1))
     compressed = CompressedGrid(grid, downlink="int8")

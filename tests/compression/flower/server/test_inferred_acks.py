@@ -98,6 +98,17 @@ def two_under_way(compressed, model, number):
     return moves(model, found)
 
 
+def twice_one_after_the_other(compressed, model, number):
+    """Push the same model again after each reply; a loop that pushes applies every update."""
+    found = []
+    for _ in range(2):
+        ids, came = compressed.push_messages(asking(model, compressed.get_node_ids())), []
+        while len(came) < len(ids):
+            came += compressed.pull_messages(ids)
+        found += moves(model, came)
+    return found
+
+
 def two_in_a_call(compressed, model, number):
     nodes = compressed.get_node_ids()
     return moves(model, compressed.send_and_receive(asking(model, nodes) + asking(model, nodes)))
@@ -105,6 +116,7 @@ def two_in_a_call(compressed, model, number):
 
 WAYS = [
     all_at_once, one_by_one, one_by_one_in_rounds, twice_in_a_round, two_under_way, two_in_a_call,
+    twice_one_after_the_other,
 ]  # fmt: skip
 
 

@@ -10,6 +10,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
 from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, read, written
+from compression.flower.native_tensors import (
+    INITIAL,
+    NATIVE,
+    Initial,
+    sent_natives,
+    with_payload,
+)
 from compression.flower.records import STYPE, payload_records
 from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
 
@@ -272,6 +279,49 @@ def test_any_number_of_samples_that_can_be_counted_will_do(samples):
     (message,) = asked(talk, 7)
     metrics = {"num-examples": samples}
     assert talk.read(answer(message, metrics=metrics), 7, NUMBER).metrics["num-examples"] == samples
+
+
+@pytest.mark.parametrize("here", [0, 1, 4])
+def test_data_of_absent_nodes_is_deleted_above_the_limit(here, monkeypatch):
+    """Absent nodes may outnumber the present ones by SPARE."""
+    monkeypatch.setattr("compression.flower.server.session.SPARE", 3)
+    talk, calls = session(), []
+
+    def living():
+        calls.append(None)
+        return range(here)
+
+    asked(talk, *range(3))
+    assert talk.gone(living) == set()
+    assert not calls  # the data is of few nodes
+    asked(talk, *range(2 * here + 3))
+    assert talk.gone(living) == set()
+    asked(talk, 99)
+    assert talk.gone(living) == {*range(here, 2 * here + 3), 99}
+    assert talk.gone(living) == set()
+
+
+def test_native_tensors_are_sent_when_they_differ_from_the_initial_ones():
+    initial = Initial({"count": np.array(3), "table": np.arange(4)})
+    talk = ServerSession(Newest(), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES, initial))
+    header = DownlinkHeader(NUMBER)
+    for count, parts in ((3, {INITIAL}), (3, set()), (5, {NATIVE})):
+        ((message, _),) = talk.messages([7], "train", {}, header, {"count": np.array(count)})
+        sent = message.content["arrays"]
+        assert set(sent) == {"payload", *parts}
+        assert initial.all(sent_natives(sent))["count"] == count
+        if INITIAL in parts:
+            assert sent[INITIAL].data == initial.whole
+        assert read(message.content, DownlinkHeader).initial == initial.checksum
+
+
+def test_a_second_payload_is_refused_in_a_model_without_native_tensors():
+    talk = session()
+    (message,) = asked(talk, 7)
+    reply = answer(message)
+    reply.content["arrays"] = with_payload(reply.content["arrays"], NATIVE, b"x")
+    with pytest.raises(PayloadError, match="holds 2 payloads, one is asked for"):
+        talk.read(reply, 7, NUMBER)
 
 
 def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):

@@ -79,6 +79,45 @@ def test_a_false_first_report_is_outvoted_by_later_ones():
         screen.taken(0, BN, lie(5, honest[0]), START, None)
 
 
+@given(st.floats(0.3, 3), st.floats(1, 4), st.floats(0.1, 30))
+def test_clipped_statistics_are_within_a_multiple_of_the_usual_change(usual, clip, far):
+    nodes, scale = range(5), scale_of(BN)
+    state = StatisticsState(
+        list(BN.names), dict.fromkeys(nodes, START), dict.fromkeys(nodes, usual), usual, START
+    )
+    report = lie(far, START)
+    taken = StatisticsScreen(Screening(statistics=None, clip=clip), state).taken(
+        0, BN, report, START, None
+    )
+    expected = min(scale.distance(report, START, START), clip * usual)
+    assert scale.distance(taken, START, START) == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_report_of_a_first_round_is_compared_with_the_centre_of_this_round():
+    screen, few, most = StatisticsScreen(), lie(1, START), lie(9, START)
+    found = [few, few, most, most, most]
+    assert all(one is other for one, other in zip(take(screen, found), found, strict=True))
+
+
+def test_statistics_of_another_model_begin_anew():
+    screen, names, wide = StatisticsScreen(), BN.names, np.repeat(START, 2)
+    take(screen, reports(0, 10))
+    other = Layout(names, ((16,), (16,)), ("float32",) * 2)
+    assert screen.taken(1, other, wide, wide, None) is wide
+    assert not screen.knows
+
+
+def test_the_centre_of_a_first_round_is_used_for_this_round_alone():
+    """Six reports of the first round are not used; the next round must not follow them."""
+    screen, used, unused = StatisticsScreen(), lie(1, START), lie(9, START)
+    screen.observe(BN, [(each, START) for each in [used] * 4 + [unused] * 6])
+    for node in range(4):
+        assert screen.taken(node, BN, used, START, None) is used
+    screen.observe(BN, [(unused, START)] * 6)
+    with pytest.raises(PayloadError, match="running statistics"):
+        screen.taken(4, BN, unused, START, None)
+
+
 def test_a_model_that_was_shifted_may_return():
     screen, found = StatisticsScreen(), reports(0, 10)
     take(screen, found)
@@ -86,6 +125,14 @@ def test_a_model_that_was_shifted_may_return():
     assert screen.taken(1, BN, back, astray, None) is back
     with pytest.raises(PayloadError, match="running statistics"):
         screen.taken(2, BN, astray, back, None)
+
+
+def test_a_model_that_was_shifted_may_return_without_clipping():
+    screen, found = StatisticsScreen(Screening(statistics=None, clip=1)), reports(0, 10)
+    take(screen, found)
+    astray, back = lie(9, found[0]), lie(8, found[0])
+    assert screen.taken(1, BN, back, astray, None) is back
+    assert (screen.taken(2, BN, astray, back, None)[:8] < 8).all()
 
 
 def test_clipping_moves_statistics_to_the_limit():
@@ -115,6 +162,13 @@ def test_a_screen_of_statistics_continues_from_its_state():
     with pytest.raises(PayloadError, match="running statistics"):
         other.taken(10, BN, found[-1], START, None)
     assert len(state.reports) <= 15
+
+
+def test_first_statistics_are_compared_with_the_first_model():
+    screen = StatisticsScreen()
+    screen.taken(1, BN, START, START, MODEL)
+    with pytest.raises(PayloadError, match="many times the model's"):
+        screen.taken(2, BN, lie(50, START), START, 100 * MODEL)
 
 
 def test_first_statistics_of_far_larger_norm_than_the_model_are_refused():

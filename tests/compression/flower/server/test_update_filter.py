@@ -1,16 +1,26 @@
 """The filter learns the usual norm from the used updates; one bad node cannot shift this norm."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import PayloadError
+from compression import Layout, PayloadError
 from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.server.norms import norm_of
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilterState
+from compression.flower.server.norms import LEAST, norm_of
+from compression.flower.server.update_filter import (
+    UpdateFilter,
+    UpdateFilters,
+    UpdateFilterState,
+    UpdateNorms,
+    norms_of,
+)
+from compression.flower.tensor_split import Model, form_of_updates
 from compression.screening import Screening
 from tests.compression.flower.apps import grid_of, moving, to_targets
 from tests.compression.flower.federation import initial
@@ -60,6 +70,13 @@ def test_a_first_update_of_far_larger_norm_than_the_model_is_refused():
     assert UpdateFilter().clip_factor(1, 990.0, MODEL, rate=0.1) == 1
 
 
+def test_first_updates_are_compared_with_the_first_model():
+    screen = UpdateFilter()
+    assert screen.clip_factor(1, 99.0, MODEL) == 1
+    with pytest.raises(PayloadError, match="as long as the model"):
+        screen.clip_factor(2, 101.0, 100 * MODEL)
+
+
 def test_an_update_as_large_as_the_first_ones_is_used_late_in_a_run():
     _, screen = screened(Screening(refuse=3), [1.0] * 5)
     for _ in range(20):
@@ -78,6 +95,87 @@ def test_a_node_that_sends_often_does_not_set_the_usual_norm():
 def test_clipping_limits_the_norm_to_a_multiple_of_the_usual_norm():
     found, _ = screened(Screening(clip=2), [1.0, 1.0, 1.0, 8.0])
     assert found == [1.0, 1.0, 1.0, 0.25]
+
+
+@given(st.lists(st.floats(0.1, 50), min_size=LEAST, max_size=9), st.floats(1, 4))
+def test_a_clipped_update_is_stored_with_the_norm_that_is_used(norms, clip):
+    state = UpdateFilterState()
+    factors = use(UpdateFilter(Screening(refuse=None, clip=clip), state), norms)
+    for node, (norm, factor) in enumerate(zip(norms, factors, strict=True)):
+        assert state.norms[node] == pytest.approx(norm * factor)
+    usual = np.sort(norms)[(len(norms) - 1) // 2]
+    assert norms[0] * factors[0] == pytest.approx(min(norms[0], clip * usual))
+
+
+def test_a_usual_norm_is_known_from_the_updates_of_three_nodes():
+    for nodes in (LEAST - 1, LEAST):
+        norms = [*[1.0] * (nodes - 1), 4.0]
+        found, screen = screened(Screening(clip=2), norms)
+        assert found[-1] == (1.0 if nodes < LEAST else 0.5)
+        assert screen.knows == (nodes == LEAST)
+
+
+@pytest.mark.parametrize("nodes", [4, 12, 20])
+def test_the_usual_norm_is_computed_anew_after_a_quarter_as_many_updates_as_nodes(nodes):
+    norms = dict(enumerate([1.0, 3.0] * (nodes // 2)))
+    state = UpdateFilterState(norms=norms, usual=1.0)
+    for turn in (1, 2):
+        for used in range(1, nodes // 4 + 1):
+            UpdateFilter(None, state).clip_factor(0, 3.0 * turn, MODEL)  # 3 is the median now
+            assert state.usual == (3.0 if turn == 2 or used == nodes // 4 else 1.0)
+            assert state.since == used % (nodes // 4)
+
+
+def test_the_usual_norm_of_a_first_round_is_used_for_this_round_alone():
+    screen = UpdateFilter(Screening(refuse=None, clip=1))
+    screen.observe([9.0] * 4)
+    assert [screen.clip_factor(node, 2.0, MODEL) for node in range(3)] == [1.0] * 3
+    screen.observe([9.0] * 4)
+    assert screen.clip_factor(3, 4.0, MODEL) == 0.5
+
+
+def test_the_norms_are_of_trained_entries_of_native_tensors_and_of_no_statistics():
+    layout = Layout(
+        ("w", "n.running_mean", "m.running_mean", "i"), ((2,),) * 4,
+        ("float32", "float32", "float64", "int64"),
+    )  # fmt: skip
+    form = form_of_updates(layout)
+
+    def model(*values):
+        arrays = {
+            name: Array(np.full(2, value, dtype))
+            for name, value, dtype in zip(layout.names, values, layout.dtypes, strict=True)
+        }
+        return form.model(ArrayRecord(arrays))
+
+    found = norms_of(form, model(3, 20, 30, 5), form, model(2, 0, 10, 1))
+    assert found.vector == pytest.approx(np.sqrt(2))
+    assert found.natives == pytest.approx(4 * np.sqrt(2))
+    np.testing.assert_array_equal(found.statistics, [20, 20, 30, 30])
+    np.testing.assert_array_equal(found.sent, [0, 0, 10, 10])
+
+
+@pytest.mark.parametrize("kind", ["vector", "natives"])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_a_first_update_is_compared_with_those_of_the_same_round(kind, place):
+    filters, statistics = UpdateFilters(Screening(refuse=10)), np.empty(0, np.float32)
+    layout = Layout((), (), ())
+    norms = [UpdateNorms(2.0, 2.0, statistics, statistics)] * 5
+    norms[place] = norms[place]._replace(**{kind: 21.0})
+    filters.observe({layout: norms})
+    for node, each in enumerate(norms):
+        with pytest.raises(PayloadError) if node == place else nullcontext():
+            filters.screen(node, layout, each, 10 * MODEL)
+
+
+def test_the_norm_of_a_reply_in_another_dtype_is_that_of_the_values_in_this_dtype():
+    narrow, wide = (
+        form_of_updates(Layout(("w",), ((2,),), (dtype,))) for dtype in ("float16", "float32")
+    )
+    start, theirs = Model(np.zeros(2, np.float32)), Model(np.array([1e-9, 3.0], np.float32))
+    assert norms_of(narrow, theirs, wide, start).vector == 3
+    other = form_of_updates(Layout(("v",), ((2,),), ("float32",)))
+    assert norms_of(other, theirs, wide, start) is None
 
 
 @pytest.mark.parametrize("node", [0, 3])

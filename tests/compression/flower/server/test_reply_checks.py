@@ -1,0 +1,102 @@
+"""Which metrics and weights in a reply the server uses, up to the limits themselves."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from compression import PayloadError
+from compression.flower.headers import ACCURACY, LOSS
+from compression.flower.server.reply_checks import (
+    SentMessage,
+    expect_weight,
+    rebuilt,
+    unlike,
+    weight_of,
+)
+
+EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
+TRAINED = EVALUATED._replace(kind="train", train=True)
+
+
+def content_of(metrics, **models):
+    made = {name: ArrayRecord({"w": Array(np.ones(value))}) for name, value in models.items()}
+    return RecordDict({**made, "metrics": MetricRecord(metrics)})
+
+
+@pytest.fixture(autouse=True)
+def server():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+LARGEST = math.nextafter(2.0**63, 0)
+
+
+@pytest.mark.parametrize("weight", [1, 1e-300, (1 << 63) - 1, LARGEST])
+def test_a_weight_within_the_limits_is_used(weight):
+    content = content_of({"n": weight})
+    expect_weight(content, "n")
+    assert weight_of(content, "n") == float(weight)
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, -1e-300, 2.0**63, math.inf, math.nan, [1.0]])
+def test_a_weight_beyond_the_limits_is_refused(weight):
+    content = content_of({"n": weight})
+    for check in (expect_weight, weight_of):
+        with pytest.raises(PayloadError, match="n must be a number above 0, below 2"):
+            check(content, "n")
+
+
+def test_a_weight_is_required_only_where_the_mean_needs_it():
+    expect_weight(content_of({"m": 1}), "n")
+    with pytest.raises(PayloadError, match="n must be a number"):
+        weight_of(content_of({"m": 1}), "n")
+    for content in (RecordDict(), RecordDict({"a": MetricRecord(), "b": MetricRecord()})):
+        with pytest.raises(PayloadError, match="one MetricRecord"):
+            weight_of(content, "n")
+
+
+@pytest.mark.parametrize(
+    "metrics", [{}, {LOSS: 0.0}, {LOSS: 9e9}, {ACCURACY: 0}, {ACCURACY: 1}, {"x": -1.5}]
+)
+def test_metrics_within_their_limits_are_all_that_remains(metrics):
+    found = rebuilt(content_of({"more": 1.0, **metrics}), EVALUATED, list(metrics))
+    assert list(found) == ["metrics"]
+    assert dict(found["metrics"]) == metrics
+
+
+@pytest.mark.parametrize(
+    "metrics", [{LOSS: -1e-300}, {ACCURACY: -1e-300}, {ACCURACY: math.nextafter(1, 2)}]
+)
+def test_metrics_beyond_their_limits_are_refused(metrics):
+    with pytest.raises(PayloadError, match=f"its {next(iter(metrics))} must be"):
+        rebuilt(content_of(metrics), EVALUATED, list(metrics))
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"": [1.0]}, {"x": 1.0}, {"m": [1.0]}, {"m": [1.0, 2.0, 3.0]}, {"m": 1.0},
+        {"m": [1.0, 2.0], "x": 1.0},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("most", [{}, {"m": [1.0, 2.0]}])
+def test_a_reply_whose_records_differ_from_most_others_is_found(most, others):
+    replies = []
+    for metrics in (most, others, most):
+        message = Message(RecordDict(), 1, "evaluate")
+        replies.append(Message(content_of(metrics), reply_to=message))
+    found = unlike(replies, EVALUATED, "n")
+    assert list(found) == [id(replies[1])]
+    assert unlike(replies[::2], EVALUATED, "n") == {}
+
+
+@pytest.mark.parametrize("models", [{}, {"a": 1, "b": 2}])
+def test_a_reply_to_training_holds_one_model(models):
+    with pytest.raises(PayloadError, match=f"must hold one ArrayRecord, not {len(models)}"):
+        rebuilt(content_of({}, **models), TRAINED, [])
+    found = rebuilt(content_of({"x": 1}, theirs=3), TRAINED, ["x"])
+    assert list(found) == ["arrays", "metrics"]
+    assert found["arrays"]["w"].shape == (3,)
