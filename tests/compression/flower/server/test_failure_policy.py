@@ -8,7 +8,6 @@ from compression import PayloadError
 from compression.flower import FailureLimits, Traffic
 from compression.flower.headers import HEALS
 from compression.flower.server.failure_policy import (
-    MANY,
     MAX_CONSECUTIVE_FAILURES,
     ONE_ROUND,
     UNUSABLE,
@@ -37,8 +36,8 @@ def play(policy, rounds):
     return len(rounds), ""
 
 
-BAD, GOOD, NONE, HEALED = (0, ["x"] * MANY), (1, []), (0, []), (0, [f"lost: {HEALS}"] * MANY)
-FEW = (0, ["x"])
+BAD, GOOD, NONE, HEALED = (0, ["x"] * 3), (1, []), (0, []), (0, [f"lost: {HEALS}"] * 3)
+FEW = (0, ["x"] * 2)  # replies of fewer than three nodes
 CASES = {
     "one": (ONE_ROUND, [GOOD, BAD, GOOD], 2),
     "two of three": (FailureLimits(patience=2), [BAD, GOOD, BAD, BAD, GOOD], 4),
