@@ -8,7 +8,6 @@ from compression import PayloadError
 from compression.flower import FailureLimits, Traffic
 from compression.flower.headers import HEALS
 from compression.flower.server.failure_policy import (
-    MAX_CONSECUTIVE_FAILURES,
     ONE_ROUND,
     UNUSABLE,
     FailurePolicy,
@@ -86,14 +85,14 @@ def test_a_resumed_policy_counts_on(traffic):
 def test_a_run_ends_when_every_node_has_failed_repeatedly(traffic):
     policy = FailurePolicy(traffic)
 
-    def fails(node, times=MAX_CONSECUTIVE_FAILURES):
+    def fails(node, times=20):
         for _ in range(times):
             policy.failed(node, EVERY, "of every node", "too long")
 
     fails(1), fails(2)
     policy.succeeded(2)
     fails(3)
-    fails(2, MAX_CONSECUTIVE_FAILURES - 1)
+    fails(2, 19)
     with pytest.raises(PayloadError, match=f"^{UNUSABLE}: .* of every node: too long"):
         fails(2, 1)
 

@@ -280,6 +280,7 @@ def test_a_repeated_reply_is_refused_and_its_bytes_are_counted():
         first, *others = compressed.send_and_receive(ask(compressed, initial()))
         assert not first.has_error()
         assert all("answered before" in each.error.reason for each in others)
+        assert all(each.error.code == 1 for each in others)
         traffic = compressed.traffic
         assert (traffic.client_updates, traffic.failures) == (1, Repeating.times - 1)
         counted.append((traffic.uplink_bytes, traffic.uplink_header_bytes))
