@@ -42,6 +42,10 @@ def test_the_indices_of_the_newest_updates_are_stored_up_to_the_limit(calls):
                 tracker = AckTracker(state)  # a server resumes
 
 
+def test_a_gibibyte_of_indices_is_stored():
+    assert acks.INDEX_BUDGET == 1 << 30
+
+
 def test_an_update_above_the_limit_is_stored_alone(monkeypatch):
     monkeypatch.setattr(acks, "INDEX_BUDGET", BUDGET)
     state = AckTrackerState()

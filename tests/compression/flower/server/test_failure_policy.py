@@ -8,8 +8,6 @@ from compression import PayloadError
 from compression.flower import FailureLimits, Traffic
 from compression.flower.headers import HEALS
 from compression.flower.server.failure_policy import (
-    MANY,
-    MAX_CONSECUTIVE_FAILURES,
     ONE_ROUND,
     UNUSABLE,
     FailurePolicy,
@@ -37,8 +35,8 @@ def play(policy, rounds):
     return len(rounds), ""
 
 
-BAD, GOOD, NONE, HEALED = (0, ["x"] * MANY), (1, []), (0, []), (0, [f"lost: {HEALS}"] * MANY)
-FEW = (0, ["x"])
+BAD, GOOD, NONE, HEALED = (0, ["x"] * 3), (1, []), (0, []), (0, [f"lost: {HEALS}"] * 3)
+FEW = (0, ["x"] * 2)  # replies of fewer than three nodes
 CASES = {
     "one": (ONE_ROUND, [GOOD, BAD, GOOD], 2),
     "two of three": (FailureLimits(patience=2), [BAD, GOOD, BAD, BAD, GOOD], 4),
@@ -94,14 +92,14 @@ def test_a_resumed_policy_counts_on(traffic):
 def test_a_run_ends_when_every_node_has_failed_repeatedly(traffic):
     policy = FailurePolicy(traffic)
 
-    def fails(node, times=MAX_CONSECUTIVE_FAILURES):
+    def fails(node, times=20):
         for _ in range(times):
             policy.failed(node, EVERY, "of every node", "too long")
 
     fails(1), fails(2)
     policy.succeeded(2)
     fails(3)
-    fails(2, MAX_CONSECUTIVE_FAILURES - 1)
+    fails(2, 19)
     with pytest.raises(PayloadError, match=f"^{UNUSABLE}: .* of every node: too long"):
         fails(2, 1)
 

@@ -7,15 +7,18 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from compression import PayloadError
+from compression import Layout, PayloadError
 from compression.flower.headers import ACCURACY, LOSS
 from compression.flower.server.reply_checks import (
     SentMessage,
     expect_weight,
+    expected,
     rebuilt,
     unlike,
     weight_of,
 )
+from compression.flower.tensor_split import form_of_updates
+from tests.compression.flower.federation import PLAIN
 
 EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
 TRAINED = EVALUATED._replace(kind="train", train=True)
@@ -91,6 +94,30 @@ def test_a_reply_whose_records_differ_from_most_others_is_found(most, others):
     found = unlike(replies, EVALUATED, "n")
     assert list(found) == [id(replies[1])]
     assert unlike(replies[::2], EVALUATED, "n") == {}
+
+
+def layout_of(tensors, entries):
+    return Layout(tuple(map(str, range(tensors))), ((entries,),) * tensors, ("float32",) * tensors)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "entries", "most_tensors", "most_entries"),
+    [(1, 4, 256, 1 << 16), (100, 2, 400, 1 << 16), (1, 1 << 16, 256, 1 << 18)],
+)
+def test_a_reply_may_have_four_times_the_tensors_and_the_bytes(
+    tensors, entries, most_tensors, most_entries
+):
+    sent = form_of_updates(layout_of(tensors, entries))
+
+    def split(layout):
+        payload = PLAIN.encode(np.ones(layout.size, np.float32), layout, names=True)
+        return expected(payload, sent, whole=False, named=True)
+
+    for allowed in (layout_of(most_tensors, 1), layout_of(1, most_entries)):
+        assert split(allowed).whole == allowed
+    for refused in (layout_of(most_tensors + 1, 1), layout_of(1, most_entries + 1)):
+        with pytest.raises(PayloadError):
+            split(refused)
 
 
 @pytest.mark.parametrize("models", [{}, {"a": 1, "b": 2}])
