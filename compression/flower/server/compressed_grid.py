@@ -33,7 +33,6 @@ from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionSta
 from .update_filter import UpdateFilters, UpdateFiltersState
 
 ANY_REPLY = ReplyRules()
-UNUSABLE = 1  # code of the error that replaces an unusable reply
 
 
 @dataclass

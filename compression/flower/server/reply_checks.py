@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from ...base import PayloadError, is_finite
+from ...base import PayloadError, Vector, is_finite
 from ...batchnorm import below_zero, expect_counts
 from ...codec import Codec
 from ...decoder import Update, declared
@@ -130,8 +130,9 @@ def answered(
 
     `form`: the payload's `TensorSplit`, from `expected`. `sent`, `start`: the `TensorSplit` and the
     values of the message's model. `whole`: True if the payload holds the model, not its change.
-    Raises `PayloadError` for values beyond float32, and for a negative running variance or counter
-    of BatchNorm. Also raises it for infinity in a native tensor that was finite before.
+    Raises `PayloadError` for values beyond float32 or beyond a tensor's own dtype, and for a
+    negative running variance or counter of BatchNorm. Also raises it for infinity in a native
+    tensor that was finite before.
     """
     if not whole and form is not sent:
         start = moved(start, sent, form)
@@ -139,11 +140,23 @@ def answered(
         vector = update.dense() if whole else update.model_from(start.vector)
     if not is_finite(vector):
         raise PayloadError("the update leads to values beyond float32")
+    _expect_in_range(form.layout, vector)
     _expect_as_finite(update.own, start.own)
     if below_zero(form.layout, vector):
         raise PayloadError("its update holds a running variance below 0")
     expect_counts(update.own)
     return Model(vector, update.own)
+
+
+def _expect_in_range(layout: Layout, vector: Vector) -> None:
+    """Raise `PayloadError` for a value that a float16 tensor of the model cannot hold."""
+    for place, dtype in enumerate(layout.dtypes):
+        if dtype == "float16":
+            values = vector[layout.offsets[place] : layout.offsets[place + 1]]
+            with np.errstate(over="ignore"):
+                if not np.isfinite(values.astype(np.float16)).all():
+                    name = layout.names[place]
+                    raise PayloadError(f"the update leads to values beyond float16 in {name}")
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:
@@ -289,5 +302,5 @@ def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:
                 length = tuple(cast(Array, value).shape)
             found.add((name, type_, key, length if type_ is not ConfigRecord else -1))
         if not record:
-            found.add((name, type_, "", -1))
+            found.add((name, type_, None, -1))  # no key of a record is None
     return frozenset(found)

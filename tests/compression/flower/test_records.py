@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, Message, MetricRecord, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from compression.flower import FlatArray, layout_of, to_arrays, to_vector
 from compression.flower.records import payload_record, reply_to
@@ -29,6 +30,13 @@ def test_a_flat_array_is_an_array():
     assert vector[0] == 0
 
 
+@pytest.fixture
+def identity():
+    """Set the identity of this process, without which Flower makes no messages."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+@pytest.mark.usefixtures("identity")
 @pytest.mark.parametrize("ttl", [10.0, 3600.0])
 def test_a_reply_has_the_metadata_that_flower_gives_it(ttl):
     asked = Message(RecordDict(), 7, "train.step", ttl=ttl, group_id="3")

@@ -6,18 +6,21 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from compression import Layout, PayloadError
+from compression import Layout, PayloadError, decode_update
 from compression.flower.headers import ACCURACY, LOSS
 from compression.flower.server.reply_checks import (
     SentMessage,
+    answered,
     expect_weight,
     expected,
     rebuilt,
     unlike,
     weight_of,
 )
-from compression.flower.tensor_split import form_of_updates
+from compression.flower.tensor_split import Model, form_of_updates
 from tests.compression.flower.federation import PLAIN
 
 EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
@@ -127,3 +130,24 @@ def test_a_reply_to_training_holds_one_model(models):
     found = rebuilt(content_of({"x": 1}, theirs=3), TRAINED, ["x"])
     assert list(found) == ["arrays", "metrics"]
     assert found["arrays"]["w"].shape == (3,)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.floats(-70_000, 70_000, width=32))
+def test_a_value_beyond_a_float16_tensor_is_refused(value):
+    layout = Layout(("w", "b"), ((1,), (2,)), ("float16", "float32"))
+    form, start = form_of_updates(layout), Model(np.zeros(3, np.float32))
+    update = decode_update(PLAIN.encode(np.array([value, 1e5, 0], np.float32), layout), layout)
+    if abs(value) < 65_520:  # larger values round to infinity
+        assert answered(update, form, form, start, whole=False).vector[0] == np.float32(value)
+    else:
+        with pytest.raises(PayloadError, match="beyond float16 in w"):
+            answered(update, form, form, start, whole=False)
+
+
+def test_an_empty_record_is_unlike_one_with_an_empty_key():
+    replies = [
+        Message(RecordDict({"m": MetricRecord(values)}), 1, "evaluate")
+        for values in ({}, {}, {"": 1.0})
+    ]
+    assert list(unlike(replies, EVALUATED, "n")) == [id(replies[2])]
