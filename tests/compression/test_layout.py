@@ -1,3 +1,5 @@
+"""A layout holds the names, shapes and dtypes of a model's tensors."""
+
 import pickle
 
 import numpy as np

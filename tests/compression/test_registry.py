@@ -1,3 +1,5 @@
+"""Methods register themselves, and their options are known by name."""
+
 from dataclasses import dataclass, fields
 from typing import ClassVar
 

@@ -1,3 +1,5 @@
+"""A bundle holds a message's parts, and malformed bundles are refused."""
+
 from contextlib import suppress
 
 import pytest

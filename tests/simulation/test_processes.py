@@ -1,3 +1,5 @@
+"""Processes are found, ended and waited for as a tree."""
+
 import signal
 import subprocess
 import sys

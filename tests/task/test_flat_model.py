@@ -1,3 +1,5 @@
+"""A model's tensors as one flat vector, and its native tensors beside it."""
+
 import copy
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""A folder of photos as a data set: classes, sizes, and files that are no photos."""
+
 import os
 import socket
 

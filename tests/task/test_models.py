@@ -1,3 +1,5 @@
+"""Every registered model has the stated size, and its seed decides its weights."""
+
 from pathlib import Path
 
 import pytest

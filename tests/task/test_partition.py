@@ -1,3 +1,5 @@
+"""Partitions of a training split among the nodes."""
+
 import random
 import subprocess
 import sys

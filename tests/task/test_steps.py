@@ -1,3 +1,5 @@
+"""Batches and evaluation of a model on a split."""
+
 import math
 
 import pytest

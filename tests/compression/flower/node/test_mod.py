@@ -1,3 +1,5 @@
+"""`CompressionMod` decodes the model for a ClientApp and encodes its reply."""
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
