@@ -49,7 +49,7 @@ from .session import ServerSession
 from .statistics_screen import StatisticsSplit
 from .update_filter import UpdateFilter, UpdateFilters, UpdateNorms, norms_of
 
-UNUSABLE = 1  # code of the error that replaces an unusable reply
+ERROR_CODE = 1  # of the error that replaces an unusable reply
 log = getLogger("edgewire")
 
 
@@ -297,7 +297,7 @@ class ModelInbox:
 
     def _refused(self, reply: Message, node: int, number: int, reason: str) -> Message:
         self._failures.leave_out(node, reason, f"round {number}: ")
-        return reply if reply.has_error() else with_content(reply, None, Error(UNUSABLE, reason))
+        return reply if reply.has_error() else with_content(reply, None, Error(ERROR_CODE, reason))
 
     def _unpack(self, reply: Message, header: UplinkHeader, sent: SentMessage) -> None:
         """Put the decoded model in place of a reply's payload.
