@@ -20,7 +20,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any, NamedTuple
 
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..errors import EngineError
 from .node_host import log
@@ -31,17 +31,63 @@ MEMORY = "/dev/shm"
 SPARE = 4  # 1/SPARE of /dev/shm stays free for other programs, such as torch's DataLoader
 
 
+KINDS = (ArrayRecord, ConfigRecord, MetricRecord)
+_EMPTY = [dict(kind().__dict__) for kind in (*KINDS, RecordDict)]  # Flower's checks of new values
+
+
 class _Pickler(pickle.Pickler):
-    """Pickles the bytes of large Arrays out of band, as numpy does for its arrays."""
+    """Pickles a message's content as tuples, and the bytes of its large Arrays out of band.
+
+    A message has ten objects of Flower's classes. To pickle each of them takes 20 µs; the tuples
+    take 5 µs. Objects of other classes inside a content are pickled as usual.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Array and len(obj.data) >= LARGE:
-            return _array, (obj.dtype, obj.shape, obj.stype, pickle.PickleBuffer(obj.data))
-        return NotImplemented
+        kind = type(obj)
+        if kind is RecordDict:
+            records = obj.__dict__["_data"]
+            return _content, ([_parts(name, record) for name, record in records.items()],)
+        return (_array, _array_parts(obj)) if kind is Array else NotImplemented
+
+
+def _parts(name: str, record: Any) -> tuple[str, Any, Any]:
+    """Return a record's name, the position of its class in `KINDS`, and its values.
+
+    A record of another class has the position None, and is itself in place of its values.
+    """
+    if type(record) not in KINDS:
+        return name, None, record
+    values = record.__dict__["_data"]
+    if type(record) is ArrayRecord:
+        values = {k: _array_parts(a) if type(a) is Array else a for k, a in values.items()}
+    return name, KINDS.index(type(record)), values
+
+
+def _array_parts(array: Array) -> tuple[str, tuple[int, ...], str, Any]:
+    data = array.data
+    large = type(data) is bytes and len(data) >= LARGE
+    return array.dtype, array.shape, array.stype, pickle.PickleBuffer(data) if large else data
+
+
+def _content(parts: list[tuple[str, Any, Any]]) -> RecordDict:
+    """Return the content with these records, without Flower's check of each value."""
+    records = {}
+    for name, kind, values in parts:
+        if kind is not None:
+            record = KINDS[kind].__new__(KINDS[kind])
+            if KINDS[kind] is ArrayRecord:
+                values = {k: _array(*a) if type(a) is tuple else a for k, a in values.items()}
+            record.__dict__.update(_EMPTY[kind], _data=values)
+        records[name] = values if kind is None else record
+    content = RecordDict.__new__(RecordDict)
+    content.__dict__.update(_EMPTY[-1], _data=records)
+    return content
 
 
 def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:
-    return Array(dtype, shape, stype, bytes(data))  # bytes(bytes) does not copy
+    array = Array.__new__(Array)  # Flower's constructor takes 23 calls
+    array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
+    return array
 
 
 class Placed(NamedTuple):

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
@@ -140,11 +141,15 @@ class Processes:
         self._replies: deque[Message] = deque()  # for the next `get`
 
     def put(self, message: Message, *, anew: bool = False, due: float = 0.0) -> None:
-        """Queue the message, and send work to idle workers."""
+        """Queue the message; send queued messages once there are enough for all workers.
+
+        Until then they wait for `tend` or `get`, so that a worker gets its messages together.
+        """
         self._queue.put(message, due)
         if anew:
             self._anew.add(message.metadata.message_id)
-        self._feed_all()
+        if len(self._queue) >= WINDOW * len(self._workers):
+            self._feed_all()
 
     def get(self, in_bulk: bool = False) -> Iterator[Message]:
         """Wait for replies, send new messages to their workers, yield the replies.
@@ -155,6 +160,7 @@ class Processes:
         """
         if not self._replies and not self._queue.under_way:
             raise RuntimeError("there is nothing to wait for")
+        self._feed_all()
         wanted = min(BULK, len(self._queue) // 2) if in_bulk else 1
         while len(self._replies) < max(wanted, 1) and self._queue.under_way:
             self._receive(wait=True)
@@ -171,7 +177,7 @@ class Processes:
         found: dict[int, RecordDict] = {}
         for index, worker in enumerate(self._workers):
             try:
-                worker.messages.send((None, None, False))
+                worker.messages.send(None)
                 told, states, _ = worker.replies.receive()
             except (EOFError, OSError):  # the worker died, and its nodes' states are lost
                 self._revive(index)
@@ -192,8 +198,9 @@ class Processes:
             self._workers[index] = self._start(index, own)
 
     def tend(self) -> None:
-        """Take the replies that are ready; send new messages to their workers."""
+        """Take the replies that are ready; send queued messages to workers with room for them."""
         self._receive(wait=False)
+        self._feed_all()
 
     def _receive(self, wait: bool) -> None:
         """Take the replies that are ready, or wait for one; send new messages to their workers."""
@@ -209,7 +216,7 @@ class Processes:
             self._folders.tell_of(self._workers[index].replies)
             message = self._workers[index].inflight.pop(message_id)
             self._queue.answered(message.metadata.dst_node_id, has_state)
-            self._feed(index, WINDOW)
+            self._feed(index)
             self._replies.append(Message(content, reply_to=message))
 
     def close(self) -> None:
@@ -246,30 +253,42 @@ class Processes:
 
     def _feed_all(self) -> None:
         """Fill the workers in rotation, so that none gets two messages while another has none."""
+        if not len(self._queue):
+            return
+        taken: list[list[Message]] = [[] for _ in self._workers]
         for depth in range(1, WINDOW + 1):
-            for index in range(len(self._workers)):
-                self._feed(index, depth)
+            for index, worker in enumerate(self._workers):
+                self._take(index, depth - len(worker.inflight), taken[index])
+        for worker, messages in zip(self._workers, taken, strict=True):
+            self._send(worker, messages)
 
-    def _feed(self, index: int, depth: int) -> None:
-        """Send messages to a worker until it has `depth` of them."""
-        worker = self._workers[index]
-        while len(worker.inflight) < depth and (message := self._queue.take(index)) is not None:
-            try:
-                self._send(worker, message)
-            except OSError:  # the worker died; `get` will notice this
-                worker.inflight[message.metadata.message_id] = message
-                return
-            worker.inflight[message.metadata.message_id] = message
+    def _feed(self, index: int) -> None:
+        """Send messages to a worker until it has `WINDOW` of them."""
+        taken: list[Message] = []
+        self._take(index, WINDOW - len(self._workers[index].inflight), taken)
+        self._send(self._workers[index], taken)
 
-    def _send(self, worker: _Worker, message: Message) -> None:
-        """Send a message; omit its content if the worker's last message had the same content."""
-        content, metadata = message.content, message.metadata
-        fresh = worker.content is not content
-        worker.content = content
-        anew = metadata.message_id in self._anew
-        self._anew.discard(metadata.message_id)
-        worker.messages.send((content if fresh else None, metadata, anew))
-        self._folders.tell_of(worker.messages)
+    def _take(self, index: int, count: int, taken: list[Message]) -> None:
+        """Append messages for a worker to `taken`, until it has `count` of them."""
+        while len(taken) < count and (message := self._queue.take(index)) is not None:
+            taken.append(message)
+
+    def _send(self, worker: _Worker, messages: list[Message]) -> None:
+        """Send messages together; omit a content that is the same as the message's before it."""
+        together = []
+        for message in messages:
+            content, metadata = message.content, message.metadata
+            fresh = worker.content is not content
+            worker.content = content
+            anew = metadata.message_id in self._anew
+            self._anew.discard(metadata.message_id)
+            together.append((content if fresh else None, metadata, anew))
+            worker.inflight[metadata.message_id] = message
+        if not together:
+            return
+        with suppress(OSError):  # the worker died; `get` will notice this
+            worker.messages.send(together)
+            self._folders.tell_of(worker.messages)
 
     def _revive(self, index: int) -> None:
         """Replace a dead worker; answer its messages with errors."""

@@ -65,17 +65,16 @@ def work(
     messages, replies = (Channel(connection, folders, name, WINDOW) for name in names)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            fresh, metadata, anew = messages.receive()
-            if metadata is None:
+            if (together := messages.receive()) is None:
                 _tell(replies, host)
                 continue
-            content = content if fresh is None else fresh
-            if anew:
-                host.forget(metadata.dst_node_id)
-            message = message_of(RecordDict(dict(content)), metadata)
-            reply, has_state = host.answer(message)
-            answer = reply.error if reply.has_error() else reply.content
-            _reply(replies, metadata.message_id, answer, has_state)
+            for fresh, metadata, anew in together:
+                content = content if fresh is None else fresh
+                if anew:
+                    host.forget(metadata.dst_node_id)
+                reply, has_state = host.answer(message_of(content.copy(), metadata))
+                answer = reply.error if reply.has_error() else reply.content
+                _reply(replies, metadata.message_id, answer, has_state)
     os._exit(0)  # a forked child must not run the parent's atexit handlers
 
 
