@@ -163,10 +163,10 @@ class CompressionMod:
             assert isinstance(record, ArrayRecord)
             change = self._change(record, header, form, start)
             payload, says = self._encoded(change, followed.ties, header, clip, said, context)
-            natives = natives_of(record) if base.arrays else {}
-            values_of(said)[key] = payload_record(payload)
-            if beside := base.payload({**base.arrays, **natives}):
-                values_of(said)[key] = with_payload(payload_record(payload), NATIVE, beside)
+            answer = payload_record(payload)
+            if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
+                answer = with_payload(answer, NATIVE, beside)
+            values_of(said)[key] = answer
         answered = values_of(said)
         if HEADER in answered:
             raise PayloadError(
@@ -232,7 +232,7 @@ class CompressionMod:
             values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
         state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
         ties = () if named else ties  # a reply that names its tensors sends all of them
-        left = () if clipped else self._left_out(ties, form, values, state)
+        left = self._left_out(ties, form, values, state) if ties and not clipped else ()
         says = UplinkHeader(
             header.number,
             None,
@@ -241,9 +241,10 @@ class CompressionMod:
             int(named) or None,
             [copy for copy, _ in ties if copy not in dict(left)] or None,
         )
-        small, (vector, own) = without(form, left), narrowed_model(values, form, left)
+        sent = without(form, left).layout if left else layout
+        vector, own = narrowed_model(values, form, left) if left else values
         if state is None:
-            return self.codec.encode(vector, small.layout, seed=seed, names=named, own=own), says
+            return self.codec.encode(vector, sent, seed=seed, names=named, own=own), says
         payload = state.encoded(
             self.codec,
             vector,
@@ -254,7 +255,7 @@ class CompressionMod:
             workers=header.workers or 0,
             named=named,
             own=own,
-            tied=names_of(left, form),
+            tied=names_of(left, form) if left else {},
         )
         return payload, says._replace(sequence=state.sequence)
 
