@@ -21,6 +21,7 @@ from shutil import disk_usage
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
 
 from ..errors import EngineError
 from .node_host import log
@@ -47,6 +48,8 @@ class _Pickler(pickle.Pickler):
         if kind is RecordDict:
             records = obj.__dict__["_data"]
             return _content, ([_parts(name, record) for name, record in records.items()],)
+        if kind is Metadata:
+            return _metadata, (obj.__dict__,)
         return (_array, _array_parts(obj)) if kind is Array else NotImplemented
 
 
@@ -82,6 +85,12 @@ def _content(parts: list[tuple[str, Any, Any]]) -> RecordDict:
     content = RecordDict.__new__(RecordDict)
     content.__dict__.update(_EMPTY[-1], _data=records)
     return content
+
+
+def _metadata(values: dict[str, Any]) -> Metadata:
+    metadata = Metadata.__new__(Metadata)
+    metadata.__dict__.update(values)
+    return metadata
 
 
 def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:

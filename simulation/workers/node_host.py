@@ -57,6 +57,8 @@ class NodeHost:
         context = self.contexts.get(node) or self._new_context(node)
         try:
             reply = self._app(message, context)
+            if reply.metadata.reply_to_message_id != message.metadata.message_id:
+                raise ValueError("the ClientApp must return a reply to its message")
         except Ended:
             raise
         except (Exception, SystemExit) as error:

@@ -207,17 +207,17 @@ class Processes:
         for key, _ in self._ready.select(None if wait else 0):
             index: int = key.data
             try:
-                message_id, content, has_state = self._workers[index].replies.receive()
+                metadata, content, has_state = self._workers[index].replies.receive()
             except (EOFError, OSError):
                 self._revive(index)
                 continue
-            if message_id is None:
+            if metadata is None:
                 raise EngineError(content)
             self._folders.tell_of(self._workers[index].replies)
-            message = self._workers[index].inflight.pop(message_id)
+            message = self._workers[index].inflight.pop(metadata.reply_to_message_id)
             self._queue.answered(message.metadata.dst_node_id, has_state)
             self._feed(index)
-            self._replies.append(Message(content, reply_to=message))
+            self._replies.append(message_of(content, metadata))
 
     def close(self) -> None:
         """End all workers."""

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.app.metadata import Metadata
 
 from ..errors import EngineError
@@ -27,14 +27,17 @@ PARENT_LOOK_SECONDS = 0.5  # between two checks whether the parent has ended
 WINDOW = 2  # messages that a worker has at a time: the current one and the next one
 
 
-def message_of(content: RecordDict, metadata: Metadata) -> Message:
+def message_of(content: RecordDict | Error, metadata: Metadata) -> Message:
     """Return a message with exactly this metadata, as Flower's transports make it.
 
     This skips the checks of Flower's constructor, which take sixty calls.
     """
     metadata.delivered_at = ""  # Flower's constructor sets it too
     message = Message.__new__(Message)
-    message.__dict__.update(_metadata=metadata, _content=content, _error=None)
+    error = type(content) is Error
+    message.__dict__.update(
+        _metadata=metadata, _content=None if error else content, _error=content if error else None
+    )
     return message
 
 
@@ -74,7 +77,7 @@ def work(
                     host.forget(metadata.dst_node_id)
                 reply, has_state = host.answer(message_of(content.copy(), metadata))
                 answer = reply.error if reply.has_error() else reply.content
-                _reply(replies, metadata.message_id, answer, has_state)
+                _reply(replies, reply.metadata, answer, has_state)
     os._exit(0)  # a forked child must not run the parent's atexit handlers
 
 
@@ -141,10 +144,13 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> None:
-    """Send a reply to the parent. If the reply has no room, send an error message instead."""
+def _reply(replies: Channel, told: Metadata | bool, content: Any, has_state: bool) -> None:
+    """Send a reply or, with `told` True, the nodes' states to the parent.
+
+    If they have no room, send None and the text of an error instead.
+    """
     try:
-        replies.send((message_id, content, has_state))
+        replies.send((told, content, has_state))
     except EngineError as error:
         replies.send((None, str(error), False))
 
@@ -152,6 +158,6 @@ def _reply(replies: Channel, message_id: str, content: Any, has_state: bool) -> 
 def _tell(replies: Channel, host: NodeHost) -> None:
     """Send the nodes' states to the parent, or an error message if memory for a copy is missing."""
     try:
-        _reply(replies, "", host.states, True)
+        _reply(replies, True, host.states, True)
     except MemoryError:
         replies.send((None, "no memory is left for a copy of what nodes keep", False))

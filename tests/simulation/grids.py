@@ -31,6 +31,11 @@ def counting(message, context):
         fork(str(message.content["config"]["note"]))
     if message.content["config"].get("die-at") == partition:
         os.kill(os.getpid(), signal.SIGKILL)
+    match message.content["config"].get("returns"):
+        case "nothing":
+            return None
+        case "its message":
+            return message
     metrics = {"partition": partition, "calls": int(config["calls"]), "num-steps": partition + 1}
     content = {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)}
     return Message(RecordDict(content), reply_to=message)

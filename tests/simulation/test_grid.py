@@ -57,6 +57,14 @@ def test_a_node_that_raises_is_an_error_reply(grid, workers):
     assert not any(r.has_error() for r in g.send_and_receive(messages(g)))
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("returned", ["nothing", "its message"])
+def test_what_is_no_reply_becomes_an_error_reply(grid, workers, returned):
+    g = grid(workers)
+    replies = g.send_and_receive(messages(g, returns=returned))
+    assert [r.metadata.src_node_id for r in replies if r.has_error()] == list(g.get_node_ids())
+
+
 def test_a_signal_to_the_process_does_not_fail_the_working_node(grid):
     g = grid(1)
     with pytest.raises(Ended) as caught, orderly_exit():

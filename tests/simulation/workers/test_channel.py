@@ -5,10 +5,13 @@ from multiprocessing import Pipe
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
 
 from compression.flower import FlatArray, flat_record
 from simulation.workers.channel import Channel, Folders
+
+METADATA = Metadata(7, "1-2", 0, 1, "", "3", 4.5, 6.0, "train.step")
 
 
 @pytest.fixture
@@ -29,13 +32,33 @@ def test_records_arrive_whole(pair):
                 "metrics": MetricRecord({"loss": 0.5}),
             }
         )
-        sender.send((size, content))
-        got_size, got = receiver.receive()
-        assert got_size == size
-        assert got["arrays"]["payload"].data == data
-        assert got["metrics"]["loss"] == 0.5
+        sender.send((content, METADATA))
+        got, metadata = receiver.receive()
+        assert type(metadata) is Metadata
+        assert vars(metadata) == vars(METADATA)
+        assert (got["arrays"], got["metrics"]) == (content["arrays"], content["metrics"])
+        assert type(got["arrays"]["payload"].data) is bytes
         assert isinstance(got["flat"]["flat"], FlatArray)
         np.testing.assert_array_equal(got["flat"]["flat"].vector, np.arange(size // 4))
+
+
+class OwnConfig(ConfigRecord):
+    """A record of an app's own class."""
+
+
+def test_received_records_have_their_class_and_flowers_checks(pair):
+    sender, receiver = pair
+    sent = RecordDict({"a": ConfigRecord({"x": [1, 2]}), "b": MetricRecord({"y": 0.5})})
+    sent["own"], sent["none"] = OwnConfig({"z": b"3"}), ArrayRecord()
+    sender.send(sent)
+    got = receiver.receive()
+    assert got == sent
+    assert {name: type(record) for name, record in got.items()} == {
+        name: type(record) for name, record in sent.items()
+    }
+    for record, value in ((got, 1), (got["a"], {}), (got["b"], "text"), (got["none"], b"")):
+        with pytest.raises(TypeError):
+            record["new"] = value
 
 
 def test_two_objects_may_be_under_way(pair):
