@@ -35,7 +35,15 @@ from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds
 from conf import OptionGroup
 from conf.schema import FOREVER
-from strategy.aggregation import MeanState, MixState, SparseMean, StatisticsMix
+from strategy.aggregation import (
+    MeanState,
+    MixState,
+    NativeMix,
+    NativeState,
+    SparseMean,
+    StatisticsMix,
+    mean_of,
+)
 from strategy.base import (
     FLOWER,
     NO_CODECS,
@@ -47,7 +55,6 @@ from strategy.base import (
     expect_positive,
 )
 from strategy.collector import Stragglers, StragglersState
-from strategy.native_aggregation import NativeMix, NativeState, mean_of
 from strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from strategy.ordered_grid import OrderedGrid
 from strategy.staleness import Counted, Ignored, Seen, Staleness

@@ -36,7 +36,7 @@ from compression.flower.server.session import InitialModel, ServerSession, Serve
 from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.validation import expect_kinds
 from conf import Config, OptionGroup
-from strategy.aggregation import SparseMean, StatisticsMix
+from strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
     NO_CODECS,
@@ -48,7 +48,6 @@ from strategy.base import (
 )
 from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.flower_checks import expect_trained
-from strategy.native_aggregation import NativeMix, NativeState
 from strategy.ordered_grid import OrderedGrid
 from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from task.optimizers import SGD, ServerOptimizer

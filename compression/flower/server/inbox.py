@@ -35,7 +35,6 @@ from ..tensor_split import Model, TensorSplit, form_of_updates, statistics_of, w
 from ..tied_weights import left_tied, widened_model, without
 from ..uncompressed import Uncompressed
 from .failure_policy import FailurePolicy
-from .norms import norm_of
 from .reply_checks import (
     ReplyRules,
     SentMessage,
@@ -46,7 +45,7 @@ from .reply_checks import (
     rebuilt,
 )
 from .session import ServerSession
-from .statistics_screen import StatisticsSplit
+from .statistics_screen import StatisticsSplit, norm_of
 from .update_filter import UpdateFilter, UpdateFilters, UpdateNorms, norms_of
 
 ERROR_CODE = 1  # of the error that replaces an unusable reply

@@ -15,10 +15,23 @@ from ...decoder import Update
 from ...layout import Layout
 from ...screening import Screening
 from ..records import Vector
-from .norms import LEAST, REACH, median_of, norm_of
 
+LEAST = 3  # the fewest nodes from which a usual norm, change or weight is computed
+REACH = 10.0  # while the usual norm is unknown: the largest norm, in units of the model's norm
 FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard deviations
 RECENT = 15  # the most nodes whose statistics are stored, for their median
+
+
+def norm_of(*parts: Vector) -> float:
+    """Return the L2 norm of the concatenated vectors; infinity if its square exceeds float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
+
+
+def median_of(values: Iterable[float]) -> float:
+    """Return the median of numbers; of two middle values the lower; 0 without numbers."""
+    found = sorted(values)
+    return found[(len(found) - 1) // 2] if found else 0.0
 
 
 @dataclass

@@ -26,8 +26,7 @@ from ..tensor_split import (
     is_moving,
     statistics_of,
 )
-from .norms import LEAST, REACH, median_of, norm_of
-from .statistics_screen import StatisticsScreen, StatisticsState
+from .statistics_screen import LEAST, REACH, StatisticsScreen, StatisticsState, median_of, norm_of
 
 log = getLogger("edgewire")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError
 from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.server.norms import LEAST, norm_of
+from compression.flower.server.statistics_screen import LEAST, norm_of
 from compression.flower.server.update_filter import (
     UpdateFilter,
     UpdateFilters,
