@@ -4,7 +4,6 @@
 """
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +12,10 @@ from torch import nn
 
 import client.app
 from client.training import Trainer
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
 from task.models.parts import MODELS
-from tests.runs import composed, result_of
+from tests.runs import result_of, run_here
 from tests.zoo import ZOO, makers
 
-ROOT = Path(__file__).parents[1]
 SMALL = ["dataset=digits", "batch_size=16", "lr=0.02", "nodes=3"]
 FEW = ["rounds=3", "local_steps=2"]
 REAL = {"seconds", "seconds_by_segment", "segments"}
@@ -40,10 +35,8 @@ KINDS = {
 }
 
 
-def run(folder, words, workers=1, *, resume=False):
-    config = composed(*words)
-    values = {**run_config(config, str(folder)), "resume": resume}
-    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
+def run(folder, words, workers=1, **options):
+    run_here(folder, words, workers, **options)
     return left(folder)
 
 
