@@ -16,7 +16,7 @@ from launch.control import bundle, deflated
 from simulation.errors import UsageError
 from tests.deploy.entering import Kitchen
 from tests.deploy.served import Server
-from tests.deploy.servers import ROOT
+from tests.runs import ROOT
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from conf.load import compose_config, run_config
-from tests.deploy.servers import ROOT
+from tests.runs import ROOT
 
 HEAVY = {
     "ray", "flwr_datasets", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib",
