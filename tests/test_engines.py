@@ -1,15 +1,12 @@
 """The same configuration and seed give the same model on every engine."""
 
 import signal
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.runs import result_of, told_to_end
-
-ROOT = Path(__file__).parents[1]
+from tests.runs import ROOT, result_of, told_to_end
 
 
 @pytest.fixture
@@ -51,22 +48,6 @@ def test_local_and_ray_give_the_same_weights(run):
     assert here["downlink_bytes"] == pytest.approx(there["downlink_bytes"], rel=0.02)
     assert here["virtual_seconds"] > 0
     assert there["virtual_seconds"] is None
-
-
-def test_steps_are_equal_for_any_number_of_workers(run):
-    """Runs are equal whether or not nodes' replicas and residuals move between processes.
-
-    `tests/test_hostile.py` tests this on Ray.
-    """
-    engines = ["engine.workers=1", "engine.workers=2"]
-    overrides = ["algorithm=esgd", "strategy/optimizer=momentum", "lr=0.01", "nodes=3", "rounds=9"]
-    overrides += ["strategy.fraction_train=0.67", "strategy.verify_every=4"]
-    (first, expected), *others = (run(*overrides, engine) for engine in engines)
-    for model, result in others:
-        for name, tensor in first.items():
-            assert torch.equal(model[name], tensor)
-        for key in ("client_updates", "uplink_bytes", "downlink_bytes"):
-            assert result[key] == expected[key]
 
 
 @pytest.mark.system

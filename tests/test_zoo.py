@@ -21,7 +21,7 @@ FEW = ["rounds=3", "local_steps=2"]
 REAL = {"seconds", "seconds_by_segment", "segments"}
 # The cases differ in what nodes send, what they receive, and how the server uses it.
 KINDS = {
-    "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1"],
+    "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1", "network=mixed"],
     "a memory": [*FEW, "algorithm=fedavg_topk", "downlink=f2i"],
     "an optimizer of Flower's": [*FEW, "strategy=fedadam"],
     "a robust one": [*FEW, "strategy=fedmedian"],

@@ -128,6 +128,8 @@ LATER = [
     (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
 ]
 CASES = [*BAD, *LATER]
+GROUPS = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()}
+GROUPS -= {"__pycache__", "hydra"}
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +172,5 @@ def test_help_is_printed_before_torch_is_loaded(called):
         assert nodes in found["out"]
         assert "fedavg_f2i_both, " in found["out"]
         assert "conf/network/" not in found["err"]
+        named = {line.split()[0] for line in found["out"].splitlines() if line.strip()}
+        assert named >= GROUPS
