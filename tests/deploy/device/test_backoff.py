@@ -18,7 +18,6 @@ from deploy.device.client import FleetClient, ServerRefusal
 from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.node import main
-from tests.deploy.fake_superlink import FakeSuperLink
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -49,13 +48,6 @@ def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY)
     secret = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     (folder / f"{name}.key").write_bytes(secret)
     return Issued(str(folder / f"{name}.pem"), str(folder / f"{name}.key"), folder / f"{name}.pem")
-
-
-@pytest.fixture
-def superlink():
-    superlink = FakeSuperLink(b"")
-    yield superlink
-    superlink.stop()
 
 
 def enter(superlink, node_folder, *, registers=True, certificates=None):
