@@ -17,22 +17,10 @@ from launch.control import cause_of
 from launch.ray import run_ray
 from simulation.errors import EngineError, UsageError
 from tests.proxied import dead_proxies
-from tests.simulation.any_app.apps import APPS, ROOT, start
+from tests.runs import ROOT
+from tests.simulation.any_app.apps import APPS, start, write
 
-PYPROJECT = """
-[project]
-name = "toy"
-version = "0.1.0"
-
-[tool.flwr.app]
-publisher = "edgewire"
-fab-include = ["sklearnexample/*.py", "toy_*/**/*.py", "toy_conf/**/*.yaml"]
-
-[tool.flwr.app.components]
-serverapp = "toy_server.app:app"
-clientapp = "toy_client.app:app"
-
-[tool.flwr.app.config]
+CONFIG = """
 config = ""
 mode = ""
 told = ""
@@ -43,6 +31,7 @@ output = ""
 penalty = "l2"
 local-epochs = 1
 """
+INCLUDED = 'fab-include = ["sklearnexample/*.py", "toy_*/**/*.py", "toy_conf/**/*.yaml"]'
 
 CLIENT = """
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -95,7 +84,6 @@ def main(grid, context):
 LEARNS = APPS / "sklearn_float64"
 FILES = {
     **{str(path.relative_to(LEARNS)): path.read_text() for path in LEARNS.glob("*/*.py")},
-    "pyproject.toml": PYPROJECT,
     "toy_client/__init__.py": "",
     "toy_client/app.py": CLIENT,
     "toy_server/__init__.py": "",
@@ -108,12 +96,9 @@ FILES = {
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / "app" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "app"
+    apps = "toy_server.app:app", "toy_client.app:app"
+    return write(tmp_path / "app", FILES, *apps, CONFIG, INCLUDED)
 
 
 def expect_same_model(here: Path, there: Path) -> None:
@@ -158,7 +143,9 @@ def test_a_run_learns_as_locally_and_then_fails(
     assert result["partitions"] == [0, 1, 2, 3, 4]
     assert result["config"] == config
     assert result["folder"] == str(tmp_path)
-    travels = {name for name in FILES if not name.startswith((".venv", "outputs"))}
+    travels = {
+        name for name in [*FILES, "pyproject.toml"] if not name.startswith((".venv", "outputs"))
+    }
     folders = {"sklearnexample", "toy_client", "toy_conf", "toy_server"}
     assert set(result["files"]) == travels | folders
     log = Path(str(caught.value).rpartition("log: ")[2].rstrip(")"))
