@@ -1,6 +1,6 @@
-"""Real runs with `engine=ray`: one learns and then fails, one is interrupted. They take 20 s.
+"""Real runs with `engine=ray`: one learns and then fails, two are interrupted. They take 30 s.
 
-Runs that end normally are in `tests/test_engines.py`.
+`tests/test_hostile.py` compares a run that ends normally with a run on the local engine.
 """
 
 import json
@@ -8,16 +8,18 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.proto.run_pb2 import RunStatus
+from safetensors.torch import load_file
 
 from launch.control import cause_of
 from launch.ray import run_ray
 from simulation.errors import EngineError, UsageError
 from tests.proxied import dead_proxies
-from tests.runs import ROOT
+from tests.runs import ROOT, result_of, told_to_end
 from tests.simulation.any_app.apps import APPS, start, write
 
 CONFIG = """
@@ -178,6 +180,31 @@ def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], l
             on_poll=interrupt,
         )
     assert caught.value.code == 128 + signal.SIGTERM
+    assert left_over() == []
+
+
+@pytest.mark.system
+def test_a_stopped_asynchronous_run_can_be_resumed(
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    left_over: Callable[[], list[str]],
+    tmp_path: Path,
+) -> None:
+    """On Ray the ServerApp is a thread that gets no signals; a new run resumes its checkpoint."""
+    monkeypatch.chdir(ROOT)
+    words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=100000"]
+    with told_to_end(tmp_path, rows=3):
+        code, printed, folder = command(*words, "eval_every=8", "engine=ray", "engine.actors=1")
+    assert code == 128 + signal.SIGTERM
+    assert "ends after the round in hand" in printed.out
+    result = result_of(folder)
+    assert (result["ended"], result["failures"]) == ("interrupted", 0)
+    assert result["client_updates"] >= 16
+    assert result["virtual_seconds"] is None
+    assert (folder / "ray.log").exists()
+    assert all(w.isfinite().all() for w in load_file(folder / "model.safetensors").values())
+    assert (folder / "checkpoint").exists()
+    assert not (folder / "stop").exists()
     assert left_over() == []
 
 
