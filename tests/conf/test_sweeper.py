@@ -134,7 +134,6 @@ def test_no_cases_are_one_empty_case(sweep):
 
 
 def test_an_experiment_without_cases_is_a_preset(sweep, tmp_path):
-    """An experiment without cases can be run alone, and as the base of a sweep."""
     (tmp_path / "groups" / "experiment" / "plain.yaml").write_text(PLAIN)
     code, error, folder = sweep("experiment=plain", multirun=False)
     assert (code, error) == (0, "")
