@@ -215,23 +215,30 @@ def expect_new(node, caplog):
     assert same(state, found.state)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 99, 100, 4095, 4096, 9000, -4097])
-def test_a_cut_database_counts_as_damaged(size, node, caplog):
-    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
-    node.end()
-    file = node.folder / "node.db"
-    file.write_bytes(file.read_bytes()[:size])
-    expect_new(node, caplog)
+def cut(pattern, size):
+    """Return a function that cuts the file of a node's folder, or removes it (`size`: None)."""
+
+    def damage(node):
+        node.end()
+        (file,) = node.folder.glob(pattern)
+        file.unlink() if size is None else file.write_bytes(file.read_bytes()[:size])
+
+    return damage
 
 
-@pytest.mark.parametrize("size", [0, 1, LARGE, None])
-def test_a_cut_or_missing_file_counts_as_damaged(size, node, caplog):
+def forget_reply(node):
+    with node.database.connection as db:
+        db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*(cut("node.db", size) for size in (0, 1, 15, 99, 100, 4095, 4096, 9000, -4097)),
+     *(cut("arrays/*", size) for size in (0, 1, LARGE, None)), forget_reply],
+)  # fmt: skip
+def test_a_damaged_folder_counts_as_empty(damage, node, caplog):
     node.begin().commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
-    (file,) = (node.folder / "arrays").iterdir()
-    data = file.read_bytes()
-    file.unlink()
-    if size is not None:
-        file.write_bytes(data[:size])
+    damage(node)
     expect_new(node, caplog)
 
 
@@ -271,13 +278,6 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
         assert node.begin().answered[-1] == "b"
         node.end()
     assert damaged > len(data) / 199 / 3
-
-
-def test_a_state_without_its_reply_is_not_used(node, caplog):
-    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
-    with node.database.connection as db:
-        db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
-    expect_new(node, caplog)
 
 
 def test_damage_in_a_running_node_is_one_failure(node, caplog, monkeypatch):
