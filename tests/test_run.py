@@ -117,6 +117,12 @@ def test_a_submitted_run_looks_for_photos_in_the_servers_folder(command, tmp_pat
     assert "no SuperLink answers" in printed.err
 
 
+def test_a_folder_of_photos_trains(command, tmp_path):
+    write_photos(tmp_path / "photos")
+    words = ["dataset=imagefolder", f"dataset.root={tmp_path / 'photos'}", "dataset.size=8"]
+    assert command(*QUICK, *words, "nodes=3")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

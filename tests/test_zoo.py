@@ -25,7 +25,12 @@ KINDS = {
     "a memory": [*FEW, "algorithm=fedavg_topk", "downlink=f2i"],
     "an optimizer of Flower's": [*FEW, "strategy=fedadam"],
     "a robust one": [*FEW, "strategy=fedmedian"],
-    "steps, followed": ["rounds=4", "algorithm=esgd"],
+    "steps, followed": [
+        "rounds=4",
+        "algorithm=esgd",
+        "strategy.fraction_train=0.67",
+        "strategy.verify_every=2",
+    ],
     "steps, not followed": ["rounds=4", "algorithm=dgc", "downlink=full"],
     "steps, robust": ["rounds=4", "algorithm=esgd", "strategy.mean=median"],
     "low rank": ["rounds=4", "algorithm=powersgd"],

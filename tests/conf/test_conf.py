@@ -49,7 +49,12 @@ def test_every_choice_composes_and_has_a_description(group, choice):
     if group == "strategy":
         assert scheme_of(made).summary() is None
     elif group == "partition":
-        assert len(partition_of(made, data_of(config())).indices(0)) > 0
+        data = data_of(config())
+        parts = [partition_of(made, data).indices(node) for node in range(made.nodes)]
+        assert all(len(part) > 0 for part in parts)
+        used = {index for part in parts for index in part.tolist()}
+        left_out = 2 * made.nodes  # fewer samples than this do not fill a shard
+        assert choice == "sampled" or len(used) > len(data.train.labels) - left_out
     elif group == "compression":
         assert codec_of(made)
     elif group == "downlink":

@@ -93,6 +93,7 @@ def test_a_key_gives_no_information_about_another(place):
     ("words", "what", "says"),
     [
         (["--superlink", "127.0.0.1:1"], "server", "is not reached"),
+        (["--node-config", "a=b=c"], "data", "--node-config: "),
         (["--node-config", "a=1"], "data", "none: give --node-config"),
         (["--node-config", 'data="/nowhere"'], "data", "/nowhere cannot be read: No such file"),
         (["--state", "/proc/x"], "disk", "--state /proc/x cannot be written"),

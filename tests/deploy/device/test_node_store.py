@@ -182,11 +182,11 @@ def full_disk(patch, node, kind):
     node.database.connection.execute("PRAGMA max_page_count = 1000000000")
 
 
-@pytest.mark.parametrize("kind", FULL)
-def test_a_failed_write_leaves_the_state_unchanged(kind, node, monkeypatch, caplog):
-    node_store, before = node.begin(), state_of(np.random.default_rng(1), 70_000)
+@pytest.mark.parametrize(("kind", "size"), [*((each, 70_000) for each in FULL), (0, 3000)])
+def test_a_failed_write_leaves_the_state_unchanged(kind, size, node, monkeypatch, caplog):
+    node_store, before = node.begin(), state_of(np.random.default_rng(1), size)
     node_store.commit(before, "a", b"first")
-    there, after = files(node.folder), state_of(np.random.default_rng(2), 70_000)
+    there, after = files(node.folder), state_of(np.random.default_rng(2), size)
     store_arrays(after, "more", {"y": np.arange(20_000)})
     before = copy.deepcopy(before)
     for _ in range(2):  # it can be tried again
