@@ -18,14 +18,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
-from tests.runs import composed
+from tests.runs import ROOT, composed, run_here
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "conf"
 REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # differ in any two runs
 WORKERS = (1, 2)
@@ -84,12 +79,9 @@ def digest(folder: Path) -> str:
 
 def digest_of(words: list[str], workers: int) -> str:
     """Run on the local engine; return the run's `digest`, or the error's type and text."""
-    config = composed(*SMALL, *words, *length(words))
     with tempfile.TemporaryDirectory() as folder:
-        values: dict[str, Any] = dict(run_config(config, folder))
-        job = Job(ROOT, values, config.nodes, Path(folder), config.seed, config.network)
         try:
-            run_local(job, workers=workers)
+            run_here(Path(folder), [*SMALL, *words, *length(words)], workers)
         except RuntimeError as error:  # a run may end with an error, which must then stay the same
             return f"{type(error).__name__}: {error}"
         return digest(Path(folder))

@@ -262,8 +262,8 @@ def program(streams, words, cwd, env, before):
     except BaseException:
         traceback.print_exc()
     finally:
-        threading._shutdown()  # wait for threads
-        atexit._run_exitfuncs()
+        threading._shutdown()  # noqa: SLF001  # wait for threads
+        atexit._run_exitfuncs()  # noqa: SLF001
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

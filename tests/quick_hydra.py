@@ -17,7 +17,7 @@ from omegaconf import OmegaConf, base
 from conf.targets import HERE
 
 UNCHANGED = str(HERE), "hydra.conf"  # the files there do not change
-_map = defaults_list._create_interpolation_map
+_map = defaults_list._create_interpolation_map  # noqa: SLF001
 _load = config_repository.ConfigRepository.load_config
 _read = {}
 
@@ -50,7 +50,7 @@ def begin(self, delegate):
 
 QUICK = [
     (yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader)),
-    (version, "_get_version", functools.cache(version._get_version)),
+    (version, "_get_version", functools.cache(version._get_version)),  # noqa: SLF001
     (defaults_list, "_create_interpolation_map", choices),
     (config_repository.ConfigRepository, "load_config", load),
     (config_repository.CachingConfigRepository, "__init__", begin),

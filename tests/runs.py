@@ -7,15 +7,27 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from PIL import Image
 
-from conf.load import HERE, compose_config, to_config
+from conf.load import HERE, compose_config, run_config, to_config
+from simulation.job import Job
+from simulation.local import run_local
 
+ROOT = Path(__file__).parents[1]
 QUICK = ["rounds=3", "engine.workers=1"]
+
+
+def run_here(folder, words, workers=1, *, resume=False, **options):
+    """Run the overrides on the local engine in this process; `options`: other fields of the job."""
+    config = composed(*words)
+    values = {**run_config(config, str(folder)), "resume": resume}
+    options = {"seed": config.seed, "network": config.network, **options}
+    run_local(Job(ROOT, values, config.nodes, folder, **options), workers=workers)
 
 
 def result_of(folder):

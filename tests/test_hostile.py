@@ -5,7 +5,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ from compression.batchnorm import COUNT, own_name
 from conf.load import run_config
 from launch.ray import run_on_ray
 from simulation.job import Job
-from simulation.local import run_local
 from task.models.parts import MODELS
 from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_header
-from tests.runs import composed, result_of
+from tests.runs import ROOT, composed, result_of, run_here
 from tests.zoo import makers
 
-ROOT = Path(__file__).parents[1]
 IN_TURN = {
     "fedavg": ["compression=f2i", "downlink=f2i", "local_steps=4"],
     "fedadam": ["strategy=fedadam", "compression=topk", "local_steps=4"],
@@ -39,11 +36,8 @@ ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
 def trained(folder, *words, **options):
     """Make a run; return its result and its weights."""
     folder.mkdir(exist_ok=True)
-    values = run_config(composed("nodes=10", "dataset=digits", *words), str(folder))
-    nodes = json.loads(values["config"])["nodes"]
-    run_local(Job(ROOT, values, nodes, folder, **options), workers=1)
-    result = json.loads((folder / "result.json").read_text())
-    return result, load_file(folder / "model.safetensors")
+    run_here(folder, ["nodes=10", "dataset=digits", "network=ideal", *words], **options)
+    return result_of(folder), load_file(folder / "model.safetensors")
 
 
 FEW = [*IN_TURN["fedavg"], "rounds=4"]
@@ -170,7 +164,7 @@ def test_a_node_that_falsely_accuses_its_neighbour_loses_its_segment(tmp_path, c
 
 @pytest.mark.parametrize("algorithm", ["adacomp", "fedasync"])
 def test_a_node_that_replies_at_once_does_not_dominate_the_model(algorithm, tmp_path):
-    words = [f"algorithm={algorithm}", *PUSHES, "lr=0.3", "network=ideal", "strategy.most=3"]
+    words = [f"algorithm={algorithm}", *PUSHES, "lr=0.3", "strategy.most=3"]
     result, weights = trained(tmp_path, *words, client_app=app_with(at_once))
     expect_unspoiled(tmp_path, result, weights)
 

@@ -5,6 +5,7 @@ they are not part of this check.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -112,3 +113,12 @@ def test_no_folder_has_too_many_modules():
         folder = file.parent.relative_to(ROOT)
         if folder.parts[0] in KNOWS and str(folder) not in methods:
             assert len(list(file.parent.glob("*.py"))) - 1 <= CROWDED, folder
+
+
+def test_tests_use_no_private_name_by_an_import_or_as_text():
+    """Ruff finds private attributes (SLF001 in pyproject.toml)."""
+    private = r"^from .* import (?:\([^)]*|.*)\b_[a-z]|attr\([^)]*[\"'.]_[a-z]\w*[\"']"
+    for source in ("from a import (b,\n  _c)", "from a import _c", "patch.setattr('a.b._c', 3)"):
+        assert re.search(private, source, re.MULTILINE)
+    for file in sorted({*(ROOT / "tests").rglob("*.py")} - {Path(__file__)}):
+        assert not re.search(private, file.read_text(), re.MULTILINE), file

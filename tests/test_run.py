@@ -1,25 +1,16 @@
 """The command as a user runs it: its output and its files."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
 from task.flat_model import FlatModel
 from task.steps import evaluate, prepare
-from tests.runs import QUICK, result_of
+from tests.runs import QUICK, ROOT, result_of, write_photos
 
-ROOT = Path(__file__).parents[1]
 # The time for a training step on a device.
 STEP = "network.seconds_per_step=0.01"
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
@@ -77,25 +68,6 @@ def test_the_default_run_learns_and_compresses(command):
     assert there["link_seconds_float32"] == result["link_seconds_float32"]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "overrides",
-    [["rounds=3"], ["rounds=6", "compression=esgd", "strategy.fraction_train=0.5"]],
-    ids=["all nodes", "with memories and replicas of who was drawn"],
-)
-def test_any_number_of_workers_gives_bit_identical_weights(command, overrides):
-    weights, virtual = [], []
-    for workers in (1, 3):  # ten nodes do not spread evenly over three workers
-        code, _, folder = command("network=mixed", f"engine.workers={workers}", *overrides)
-        assert code == 0
-        weights.append(load_file(folder / "model.safetensors"))
-        virtual.append(result_of(folder)["virtual_seconds"])
-        assert result_of(folder)["failures"] == 0
-    for other in weights[1:]:
-        assert all(torch.equal(other[name], weights[0][name]) for name in weights[0])
-    assert virtual[0] == virtual[1] > 0
-
-
 @pytest.mark.few(6)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_learns(command, strategy):
@@ -132,27 +104,23 @@ def test_a_node_that_fails_in_evaluation_is_counted_and_named(command):
     assert "no samples" in printed.out
 
 
-@pytest.fixture
-def photos(tmp_path):
-    rng = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(10):
-            pixels = rng.integers(0, 255, (9, 7, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
-    return tmp_path / "photos"
-
-
-def test_a_submitted_run_looks_for_photos_in_the_servers_folder(command, photos, monkeypatch):
-    monkeypatch.setenv("EDGEWIRE_DATA", str(photos.parent))
+def test_a_submitted_run_looks_for_photos_in_the_servers_folder(command, tmp_path, monkeypatch):
+    write_photos(tmp_path / "photos")
+    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
     words = ["engine=superlink", "engine.address=127.0.0.1:9", "dataset=imagefolder"]
-    for root in (str(photos), "../photos"):
+    for root in (str(tmp_path / "photos"), "../photos"):
         code, printed, _ = command(*words, f"dataset.root={root}")
         assert code == 2
         assert "a folder below this machine's own for that" in printed.err
     code, printed, _ = command(*words, "dataset.root=photos", "dataset.size=8", "nodes=2")
     assert code == 2
     assert "no SuperLink answers" in printed.err
+
+
+def test_a_folder_of_photos_trains(command, tmp_path):
+    write_photos(tmp_path / "photos")
+    words = ["dataset=imagefolder", f"dataset.root={tmp_path / 'photos'}", "dataset.size=8"]
+    assert command(*QUICK, *words, "nodes=3")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -176,67 +144,6 @@ def test_photos_may_be_on_devices_only(words, said, command, tmp_path, monkeypat
     assert code == 2
     assert said in printed.err
     assert printed.err.count("\n") == 1
-
-
-def test_a_folder_of_photos_trains(command, photos):
-    args = ["dataset=imagefolder", f"dataset.root={photos}", "dataset.size=8", "nodes=3"]
-    assert command(*QUICK, *args)[0] == 0
-
-
-def test_an_empty_or_broken_folder_is_named(command, photos, tmp_path):
-    (tmp_path / "empty").mkdir()
-    code, printed, _ = command("dataset=imagefolder", f"dataset.root={tmp_path / 'empty'}")
-    assert code == 2
-    assert "empty" in printed.err
-    assert len(printed.err.strip().splitlines()) == 1
-    (photos / "cat" / "3.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
-    code, printed, _ = command("dataset=imagefolder", f"dataset.root={photos}")
-    assert code == 2
-    assert "3.png" in printed.err
-    assert len(printed.err.strip().splitlines()) == 1
-
-
-def test_help_explains_every_group(cli):
-    code, printed = cli("--help")
-    assert code == 0
-    groups = [p.name for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name[0] != "_"]
-    for group in set(groups) - {"hydra"}:
-        assert any(line.split()[:1] == [group] for line in printed.out.splitlines()), group
-
-
-@pytest.mark.system
-@pytest.mark.usefixtures("listening")
-def test_a_stopped_run_leaves_no_process(tmp_path):
-    """SIGINT leaves no process; other signals are in `tests/command/test_stops.py`."""
-    command = [sys.executable, "run.py", "rounds=100000", "engine.workers=2"]
-    folder = tmp_path / "run"
-    started = subprocess.Popen(
-        [*command, f"hydra.run.dir={folder}"], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 240  # a busy machine takes long to import torch
-    while time.monotonic() < deadline and not (
-        (folder / "history.jsonl").exists()
-        and len((folder / "history.jsonl").read_text().splitlines()) > 2
-    ):
-        time.sleep(0.1)
-    children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
-    shared = list(Path("/dev/shm").glob(f"edgewire-{started.pid}-*"))
-    started.send_signal(signal.SIGINT)
-    try:
-        _, printed = started.communicate(timeout=60)
-    finally:
-        started.kill()
-    assert started.returncode == 130
-    assert "Traceback" not in printed
-    assert f"stopped: `python run.py resume={folder}` resumes it" in printed
-    assert len(children) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
-    assert len(shared) == 1
-    assert not shared[0].exists()
-    result = result_of(folder)
-    assert result["ended"] == "interrupted"
-    assert result["round"] >= 2
-    assert all(torch.isfinite(w).all() for w in load_file(folder / "model.safetensors").values())
 
 
 def test_a_run_that_ends_early_saves_its_model(command):

@@ -4,7 +4,6 @@
 """
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,24 +12,25 @@ from torch import nn
 
 import client.app
 from client.training import Trainer
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
 from task.models.parts import MODELS
-from tests.runs import composed, result_of
+from tests.runs import result_of, run_here
 from tests.zoo import ZOO, makers
 
-ROOT = Path(__file__).parents[1]
 SMALL = ["dataset=digits", "batch_size=16", "lr=0.02", "nodes=3"]
 FEW = ["rounds=3", "local_steps=2"]
 REAL = {"seconds", "seconds_by_segment", "segments"}
 # The cases differ in what nodes send, what they receive, and how the server uses it.
 KINDS = {
-    "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1"],
+    "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1", "network=mixed"],
     "a memory": [*FEW, "algorithm=fedavg_topk", "downlink=f2i"],
     "an optimizer of Flower's": [*FEW, "strategy=fedadam"],
     "a robust one": [*FEW, "strategy=fedmedian"],
-    "steps, followed": ["rounds=4", "algorithm=esgd"],
+    "steps, followed": [
+        "rounds=4",
+        "algorithm=esgd",
+        "strategy.fraction_train=0.67",
+        "strategy.verify_every=2",
+    ],
     "steps, not followed": ["rounds=4", "algorithm=dgc", "downlink=full"],
     "steps, robust": ["rounds=4", "algorithm=esgd", "strategy.mean=median"],
     "low rank": ["rounds=4", "algorithm=powersgd"],
@@ -40,10 +40,8 @@ KINDS = {
 }
 
 
-def run(folder, words, workers=1, *, resume=False):
-    config = composed(*words)
-    values = {**run_config(config, str(folder)), "resume": resume}
-    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
+def run(folder, words, workers=1, **options):
+    run_here(folder, words, workers, **options)
     return left(folder)
 
 

@@ -25,7 +25,8 @@ from typing import Any
 from benchmarks.devices.cases import printed
 from deploy.device.throttled_log import SERVER_INFORMED
 from simulation.errors import UsageError
-from tests.system.fault_field import Field, TheRun, eventually
+from tests.deploy.processes import eventually
+from tests.system.fault_field import Field, TheRun
 from tests.system.fault_kinds import copy_digits
 
 PROGRAM = ("-m", "benchmarks.devices.timed_node")
@@ -55,16 +56,16 @@ def started(field: Field, python: str, fresh: bool) -> dict[str, float]:
     times.unlink(missing_ok=True)
     if fresh:
         shutil.rmtree(field.state(0) / "apps")
-    before, began = field.said(0).count("online at"), time.monotonic()
+    before, began = field.told(0).count("online at"), time.monotonic()
     field.begin_node(0, PROGRAM, python, EDGEWIRE_TIMED=str(times), EDGEWIRE_DATA=data_of(field))
-    eventually(lambda: field.said(0).count("online at") > before)
+    eventually(lambda: field.told(0).count("online at") > before)
     online = time.monotonic() - began
     # The first reply may be one that the killed process had computed but not sent.
     eventually(lambda: times.exists() and times.read_text().count("\n") > 1)
     reply = time.monotonic() - began
-    eventually(lambda: times.read_text().count("\n") > REPLIES or SERVER_INFORMED in field.said(0))
-    if SERVER_INFORMED in field.said(0):
-        raise UsageError(field.said(0).splitlines()[-1])
+    eventually(lambda: times.read_text().count("\n") > REPLIES or SERVER_INFORMED in field.told(0))
+    if SERVER_INFORMED in field.told(0):
+        raise UsageError(field.told(0).splitlines()[-1])
     status = Path(f"/proc/{field.nodes[0].pid}/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1000
     return {"onlink_seconds": online, "reply_seconds": reply, "peak_megabytes": peak}

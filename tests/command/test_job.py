@@ -39,7 +39,6 @@ def test_a_diverged_run_names_a_remedy(command, words):
 
 
 def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatch, tmp_path):
-    """If a run fails, its folder does not keep the result of an earlier run."""
     again = f"hydra.run.dir={tmp_path / 'again'}"
     assert command(*QUICK, "lr=1e4", again)[0] == 1
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra.errors import HydraException
 
 from conf import ConfigError, load_config, run_config
 from conf.build import data_of, optimizer_of, partition_of
@@ -50,7 +49,12 @@ def test_every_choice_composes_and_has_a_description(group, choice):
     if group == "strategy":
         assert scheme_of(made).summary() is None
     elif group == "partition":
-        assert len(partition_of(made, data_of(config())).indices(0)) > 0
+        data = data_of(config())
+        parts = [partition_of(made, data).indices(node) for node in range(made.nodes)]
+        assert all(len(part) > 0 for part in parts)
+        used = {index for part in parts for index in part.tolist()}
+        left_out = 2 * made.nodes  # fewer samples than this do not fill a shard
+        assert choice == "sampled" or len(used) > len(data.train.labels) - left_out
     elif group == "compression":
         assert codec_of(made)
     elif group == "downlink":
@@ -79,23 +83,10 @@ def test_every_model_and_data_set_has_a_choice():
         (["lr=nan"], "lr must be"),
         (["lr=inf"], "lr must be"),
         (["dataset.holdout=1"], "dataset.holdout must be below 1"),
-        (["network.up_mbps=0"], "network.up_mbps must be"),
-        (
-            ["network.loss=1", "timeout=9"],
-            "network.loss must be a number of at least 0, below 1",
-        ),
-        (["network.loss=nan", "timeout=9"], "network.loss must be a number of at least 0"),
         (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
         (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
-        (["network=mixed", "network.classes.slow.speed=0"], "network.classes.slow.speed"),
-        (["network.waiting=long"], "network.waiting must be one of none, uniform, exponential"),
-        (["strategy.fraction_train=x"], "strategy.fraction_train must be float"),
         (["+strategy.bata=1"], "strategy.bata is not an option"),
         (["optimizer.momentum=x"], "optimizer.momentum must be float"),
-        (
-            ["network.waiting_seconds=inf"],
-            "waiting_seconds must be a number of at least 0, not inf",
-        ),
         (["seed=99999999999999999999"], "seed must be below"),
         (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
     ],
@@ -113,22 +104,6 @@ def test_int8_is_another_name_for_f2i():
 
 def test_losses_are_accepted_with_a_time_out():
     assert config("network=lte", "network.loss=0.1", "timeout=60").network.loss == 0.1
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "node=3",
-        "compression.densety=1",
-        "dataset.rot=x",
-        "engine.wrkers=1",
-        "algorithm=x",
-        "nodes=x",
-    ],
-)
-def test_keys_and_types_are_refused_by_hydra(override):
-    with pytest.raises(HydraException):
-        compose_config([override])
 
 
 GROUPS_OF_VALUES = [*FREE, "strategy", "engine", "screen", "downlink", "gradients"]
@@ -152,21 +127,10 @@ def test_an_undeclared_key_is_refused_wherever_it_is_added(word, way):
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_within_a_group_of_free_names_is_refused():
-    words = ("network=mixed", "+network.classes.fast.nonsense=1")
-    with pytest.raises(ConfigError, match=r"no key network\.classes\.fast\.nonsense"):
-        to_config(compose_config(list(words)))
-
-
 @pytest.mark.parametrize("word", ["~lr", "~nodes", "~device", "~timeout"])
 def test_a_removed_key_is_named(word):
     with pytest.raises(ConfigError, match=f"^{word}: every run has that key"):
         to_config(compose_config([word]))
-
-
-def test_the_engines_options_are_checked_at_its_start():
-    with pytest.raises(ConfigError, match=r"engine.workers must be int, not 'x'"):
-        check_target("engine", config("engine.workers=x").engine)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +147,7 @@ def test_the_tests_fast_composition_equals_hydras(words):
     assert run_config(composed(*words)) == run_config(compose_config(words))
 
 
-def test_unknown_methods_and_options_of_compression_are_named():
-    with pytest.raises(ConfigError, match="int9"):
-        codec_of(config("compression.quantizer=int9"))
-    with pytest.raises(ConfigError, match="level"):
-        codec_of(config("compression=none", "compression.level=3"))
+def test_unknown_options_of_a_downlink_are_named():
     with pytest.raises(ConfigError, match="downlink: option density"):
         downlink_of(config("downlink=f2i", "downlink.density=0.1"))
     with pytest.raises(ConfigError, match="choose another downlink"):

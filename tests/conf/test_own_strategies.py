@@ -26,12 +26,50 @@ class Alone(FedAvg):
 """
 
 
+ANNOTATED = """
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+from flwr.serverapp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from somewhere import Thing
+
+Number = Optional[float]
+
+class Plain(Strategy):
+    def __init__(
+        self,
+        rate: float | None = None,
+        alias: Number = None,
+        kind: Literal["a", "b"] | None = None,
+        any: Any | None = None,
+        call: Callable[[int], str] | None = None,
+        whole: int = 0,
+    ) -> None: ...
+
+class Unknown(Strategy):
+    def __init__(self, thing: Thing | None = None, rate: float = 0.1) -> None: ...
+
+class Silent(Strategy):
+    __signature__ = "it does not say"
+"""
+
+
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Return a function that makes the group `strategy` for a class of a user's package."""
     (tmp_path / "own_strategies.py").write_text(OWN)
+    (tmp_path / "own_annotated.py").write_text(ANNOTATED)
     monkeypatch.syspath_prepend(tmp_path)
-    return lambda name, **options: {"_target_": f"own_strategies.{name}", **options}
+
+    def node(name, **options):
+        module = "own_strategies" if f"class {name}(" in OWN else "own_annotated"
+        return {"_target_": f"{module}.{name}", **options}
+
+    return node
 
 
 @pytest.mark.parametrize("name", ["Own", "Further"])
@@ -66,45 +104,6 @@ def test_an_unknown_option_is_named(own):
         build("strategy", own("Own", bata=1))
 
 
-ANNOTATED = """
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Optional
-
-from flwr.serverapp.strategy import Strategy
-
-if TYPE_CHECKING:
-    from somewhere import Thing
-
-Number = Optional[float]
-
-class Plain(Strategy):
-    def __init__(
-        self,
-        rate: float | None = None,
-        alias: Number = None,
-        kind: Literal["a", "b"] | None = None,
-        any: Any | None = None,
-        call: Callable[[int], str] | None = None,
-        whole: int = 0,
-    ) -> None: ...
-
-class Unknown(Strategy):
-    def __init__(self, thing: Thing | None = None, rate: float = 0.1) -> None: ...
-
-class Silent(Strategy):
-    __signature__ = "it does not say"
-"""
-
-
-@pytest.fixture
-def annotated(tmp_path, monkeypatch):
-    (tmp_path / "own_annotated.py").write_text(ANNOTATED)
-    monkeypatch.syspath_prepend(tmp_path)
-    return lambda name, **options: {"_target_": f"own_annotated.{name}", **options}
-
-
 @pytest.mark.parametrize(
     ("option", "line"),
     [
@@ -118,20 +117,20 @@ def annotated(tmp_path, monkeypatch):
         ({"whole": 0.5}, "strategy.whole must be int, not 0.5"),
     ],
 )
-def test_annotations_written_as_text_are_read_in_their_module(annotated, option, line):
+def test_annotations_written_as_text_are_read_in_their_module(own, option, line):
     if line is None:
-        check_target("strategy", annotated("Plain", **option))
+        check_target("strategy", own("Plain", **option))
     else:
         with pytest.raises(ConfigError) as caught:
-            check_target("strategy", annotated("Plain", **option))
+            check_target("strategy", own("Plain", **option))
         assert str(caught.value) == line
 
 
-def test_unknown_types_are_not_checked_but_option_names_are(annotated):
-    check_target("strategy", annotated("Unknown", thing=3, rate="x"))
+def test_unknown_types_are_not_checked_but_option_names_are(own):
+    check_target("strategy", own("Unknown", thing=3, rate="x"))
     with pytest.raises(ConfigError, match=r"strategy\.thin is not an option .* strategy\.thing\?"):
-        check_target("strategy", annotated("Unknown", thin=3))
+        check_target("strategy", own("Unknown", thin=3))
 
 
-def test_a_target_without_a_signature_accepts_any_option(annotated):
-    check_target("strategy", annotated("Silent", rate="x"))
+def test_a_target_without_a_signature_accepts_any_option(own):
+    check_target("strategy", own("Silent", rate="x"))

@@ -241,7 +241,6 @@ def test_local_overrides_may_read_the_environment(secret):
 
 
 def test_a_saved_run_is_not_trusted_elsewhere(tmp_path):
-    """A saved local run is not trusted when another machine submits it."""
     values = run_config(composed("dataset=imagefolder", f"dataset.root={tmp_path}", "seed=9"))
     copy = {**values, "output": "runs"}
     assert "dataset.root" in told_by(copy)

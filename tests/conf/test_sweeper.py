@@ -133,15 +133,7 @@ def test_no_cases_are_one_empty_case(sweep):
     assert ran(folder) == ["seed=0", "seed=1"]
 
 
-def test_without_m_an_experiment_is_refused(sweep):
-    code, error, folder = sweep(multirun=False)
-    assert code == 2
-    assert error.endswith("is a sweep: add -m\n")
-    assert not (folder / "result.json").exists()
-
-
 def test_an_experiment_without_cases_is_a_preset(sweep, tmp_path):
-    """An experiment without cases can be run alone, and as the base of a sweep."""
     (tmp_path / "groups" / "experiment" / "plain.yaml").write_text(PLAIN)
     code, error, folder = sweep("experiment=plain", multirun=False)
     assert (code, error) == (0, "")

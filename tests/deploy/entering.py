@@ -8,12 +8,12 @@ from deploy.node import key_of
 class Kitchen:
     """A node with the key `kitchen` that is online until `leave` is called."""
 
-    def __init__(self, server, folder):
+    def __init__(self, server, folder, node_folder=None):
         self._fleet = FleetClient(
             server.address, key_of(folder / "nodes" / "kitchen.key"),
             root_certificates=folder / "ca.crt",
         )  # fmt: skip
-        self._member = Membership(self._fleet, Nowhere(), registers=False)
+        self._member = Membership(self._fleet, node_folder or Nowhere(), registers=False)
         self._member.enter()
 
     def leave(self):

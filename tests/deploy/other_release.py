@@ -11,40 +11,29 @@ import json
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
-
-from tests.deploy.servers import ROOT, eventually, field, free_port
+from tests.deploy.processes import ROOT
+from tests.deploy.servers import Field
 
 WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "rounds=3", "eval_every=3"]
 
 
 def main(server, node):
-    with tempfile.TemporaryDirectory() as name, field(Path(name)) as f:
+    with tempfile.TemporaryDirectory() as name, Field(Path(name)) as f:
         print(f"server {release(server)}, nodes {release(node)}: ", end="", flush=True)
-        f.port = free_port()
-        process = f.start(
-            [server, "-m", "deploy.server", "--insecure", "--host", "127.0.0.1", "--port",
-             str(f.port), "--state", f"{name}/server"], "server.log", cwd=ROOT,
-        )  # fmt: skip
-        address = f"127.0.0.1:{f.port}"
-
-        def up():
-            with suppress(httpx.HTTPError):
-                return httpx.get(f"http://{address}/health").is_success
-            return process.poll() is not None
-
-        eventually(up, 90)
-        if process.poll() is not None:
-            print(f.said("server.log").splitlines()[-1])
+        where = ["--insecure", "--host", "127.0.0.1", "--state", f"{name}/server"]
+        try:
+            f.serve(where, [server, "-m", "deploy.server"])
+        except RuntimeError as error:
+            print(str(error).splitlines()[-1])
             return
+        address = f"127.0.0.1:{f.port}"
         for index in range(2):
             f.start(
                 [node, "-m", "deploy.node", "--insecure", "--superlink", address, "--state",
                  f"{name}/{index}", "--node-config", f"partition-id={index} num-partitions=2"],
-                f"{index}.log", cwd=ROOT,
+                f"{index}.log",
             )  # fmt: skip
         done = subprocess.run(
             [server, "run.py", *WORDS, f"engine.address={address}", f"hydra.run.dir={name}/run"],

@@ -4,7 +4,6 @@ import datetime
 import socket
 import threading
 import time
-from base64 import b64encode
 from contextlib import contextmanager, suppress
 
 import httpx
@@ -35,7 +34,7 @@ from deploy.server.access import LocalOnly
 from deploy.server.api import BundleApi
 from deploy.server.node_registry import Registry
 from deploy.server.server import bounds
-from deploy.signed_header import sign_header
+from deploy.signed_header import headers, sign_header
 from protocol.bundle import frames, parts_of
 from simulation.workers.node_host import load_object
 
@@ -113,12 +112,8 @@ class FakeNode:
 
     def headers(self):
         stamp = datetime.datetime.now(datetime.UTC).isoformat()
-        return {
-            "content-type": "application/protobuf",
-            "flwr-public-key": b64encode(self.public).decode(),
-            "flwr-timestamp": stamp,
-            "flwr-signature": b64encode(sign_message(self._key, stamp.encode())).decode(),
-        }
+        signed = headers(self.public, stamp, sign_message(self._key, stamp.encode()))
+        return {"content-type": "application/protobuf", **signed}
 
     def call(self, request, path):
         """Send one of Flower's own requests as this node; raise an error if it is refused."""

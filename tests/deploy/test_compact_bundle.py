@@ -89,7 +89,6 @@ def test_large_parts_are_not_compressed_again():
 
 
 def test_the_output_limit_holds():
-    """The output limit holds for few bytes that expand to many, by deflate or by repeated names."""
     many = [
         (name_of(b"x"), b"x"),
         *((f"part {i}", name_of(b"x").encode() * 250) for i in range(99)),

@@ -25,6 +25,7 @@ from deploy.device.heartbeats import Membership
 from deploy.device.throttled_log import ThrottledLog
 from deploy.signed_header import sign_header
 from protocol.choose_grid import bundled
+from tests.deploy.entering import Nowhere
 from tests.deploy.served import FakeNode, Server, later, question
 
 
@@ -147,19 +148,9 @@ class Counted:
         return kind(node_id=5) if kind is ActivateNodeResponse else kind(success=True)
 
 
-class Journal:
-    """A node folder that stores nothing."""
-
-    def node_id(self, server, key):
-        return None
-
-    def remember(self, *said):
-        pass
-
-
 def test_a_node_that_pulls_sends_no_heartbeats():
     fleet = Counted(0.3)
-    member = Membership(fleet, Journal(), registers=False, beats=0.02)
+    member = Membership(fleet, Nowhere(), registers=False, beats=0.02)
     member.enter()
     time.sleep(0.6)
     member.stop()

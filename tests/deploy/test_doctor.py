@@ -14,6 +14,7 @@ from deploy.findings import OK, WARNING, WRONG
 from deploy.node import key_of
 from protocol import flower_releases
 from task.datasets import digits
+from tests.deploy.entering import Kitchen
 
 MB = 1 << 20
 
@@ -53,22 +54,18 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
 def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
     server, folder = place
     words = words_for(place, tmp_path, photos)
-    key = key_of(folder / "nodes" / "kitchen.key")
-    fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
     node_folder = NodeFolder(tmp_path / "elsewhere")
-    member = Membership(fleet, node_folder, registers=False)
-    member.enter()
+    node = Kitchen(server, folder, node_folder)
     code, found = look(*words)
     assert code == 0
     assert found["online"][0][0] == WARNING
     assert "another machine uses the key" in found["online"][0][1]
     words[words.index("--state") + 1] = tmp_path / "elsewhere"
     assert look(*words)[1]["online"] == [(OK, "the node that runs here")]
-    member.leave()
+    node.leave()
     assert "its log says why" in look(*words)[1]["online"][0][1]
     node_folder.close()
     assert look(*words)[1]["online"] == [(OK, "no, none runs here")]
-    fleet.close()
 
 
 def test_an_unregistered_key(place, look, tmp_path, photos):
@@ -95,14 +92,12 @@ def test_a_key_gives_no_information_about_another(place):
 @pytest.mark.parametrize(
     ("words", "what", "says"),
     [
-        (["--superlink", "nothing"], "server", "--superlink must be host:port"),
         (["--superlink", "127.0.0.1:1"], "server", "is not reached"),
         (["--node-config", "a=b=c"], "data", "--node-config: "),
         (["--node-config", "a=1"], "data", "none: give --node-config"),
         (["--node-config", 'data="/nowhere"'], "data", "/nowhere cannot be read: No such file"),
         (["--state", "/proc/x"], "disk", "--state /proc/x cannot be written"),
         (["--auth-supernode-private-key", __file__], "key", "is no private key"),
-        (["--auth-supernode-private-key", "/nowhere"], "key", "No such file"),
         (["--root-certificates", __file__], "certificate", "is none"),
         (["--insecure"], "server", "exclude each other"),
     ],

@@ -2,15 +2,11 @@
 
 import json
 import signal
-import socket
-import sys
-import time
 
-import httpx
 import pytest
 
-from tests import fork_server
 from tests.deploy.served import Fleet
+from tests.deploy.servers import Field
 from tests.runs import result_of, told_to_end, write_photos
 
 WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "eval_every=3", "lr=0.1"]
@@ -20,27 +16,9 @@ WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "eval_every=3", "lr=0.
 def server(tmp_path_factory):
     """Start `python -m deploy.server`; return its address."""
     folder = tmp_path_factory.mktemp("server")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["--insecure", "--host", "127.0.0.1", "--port", str(port), "--state", str(folder / "s")]
-    with (folder / "log").open("wb") as output:
-        process = fork_server.Popen(
-            [sys.executable, "-m", "deploy.server", *words], stdout=output, stderr=output
-        )
-    try:
-        address, until = f"127.0.0.1:{port}", time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                httpx.get(f"http://{address}/health")
-                break
-            except httpx.TransportError:
-                assert process.poll() is None, (folder / "log").read_text()
-                time.sleep(0.05)
-        yield address
-    finally:
-        process.terminate()
-        process.wait()
+    with Field(folder) as field:
+        field.serve(["--insecure", "--host", "127.0.0.1", "--state", str(folder / "s")])
+        yield f"127.0.0.1:{field.port}"
 
 
 def test_a_run_ends_as_on_the_local_engine(server, command):

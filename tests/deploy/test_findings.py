@@ -61,7 +61,7 @@ def test_a_disk_that_is_nearly_full(free, level, monkeypatch, tmp_path):
 )  # fmt: skip
 def test_dates(start, end, level, says, tmp_path):
     made = issued(tmp_path, "a", start=NOW + start * DAY, end=NOW + end * DAY)
-    shown = x509.load_pem_x509_certificate(made.path.read_bytes())
+    shown = x509.load_pem_x509_certificate(made.read_bytes())
     found = lasting("certificate", "it", shown, "renew it")
     assert (found.level, says in found.text) == (level, True)
 

@@ -1,16 +1,15 @@
 """A node killed with SIGKILL at any point of its work does not change the run's result."""
 
 import signal
-import sys
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.cli.build import build_fab_from_disk
 
-from tests import fork_server
 from tests.deploy.fake_superlink import FakeSuperLink
-from tests.deploy.servers import COUNTING, ROOT, eventually, field
+from tests.deploy.processes import ROOT, eventually
+from tests.deploy.servers import COUNTING, Field
 
 KILLED = str(ROOT / "tests" / "deploy" / "killed.py")
 POINTS = [
@@ -43,7 +42,7 @@ def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
     superlink = FakeSuperLink(fab, bundled=bundled, redelivers=True)
     points = POINTS if bundled else POINTS + PLAIN
     names, trigger = [], tmp_path / "trigger"
-    with field(tmp_path) as f:
+    with Field(tmp_path) as f:
         f.port = superlink.server_port
         for number, point in enumerate([*points, None]):
             program = ("-m", "deploy.node") if point is None else (KILLED, point, trigger, "--")
@@ -65,15 +64,3 @@ def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
     assert [(m["number"], m["total"]) for m in said] == list(expected(len(points) + 1))
     assert len({m["process"] for m in said}) > len(points) / 2
     assert not superlink.online
-
-
-def test_two_nodes_do_not_share_a_folder(tmp_path):
-    words = [sys.executable, "-m", "deploy.node", "--superlink", "127.0.0.1:1", "--insecure"]
-    with field(tmp_path) as f:
-        f.port = 1
-        f.node("node")
-        eventually(lambda: (tmp_path / "node" / "lock").exists())
-        eventually(lambda: "waiting: 127.0.0.1:1 is not reached" in f.said("node.log"))
-        done = fork_server.run([*words, "--state", str(tmp_path / "node")], cwd=ROOT, text=True)
-    assert done.returncode == 2
-    assert "another node runs on --state" in done.stderr

@@ -4,21 +4,16 @@ Here a client counts as outside if it connects to an address of this machine oth
 `python -m benchmarks.devices.namespaces --outside` sends the requests from a network namespace.
 """
 
-import hashlib
 import json
 import socket
 import ssl
 import sys
 from base64 import b64decode
-from contextlib import suppress
 from types import SimpleNamespace
 
-import httpx
 import numpy as np
 import pytest
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     ActivateNodeResponse,
@@ -27,15 +22,14 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.fab import Fab
 
 from deploy import keys
 from deploy.device.client import FleetClient
 from deploy.device.transport import ids_of
 from deploy.node import key_of
-from launch.superlink_client import Superlink
 from tests import fork_server
-from tests.deploy.servers import COUNTING, ROOT, eventually, field, free_port
+from tests.deploy.processes import ROOT, eventually
+from tests.deploy.servers import COUNTING, Field
 
 REFUSED = {400, 401, 403, 404, 405, 412}  # 412: a node with an unknown key is not activated
 MODEL = np.full(5000, 0.1).tobytes()  # in the counting app's first message
@@ -56,47 +50,31 @@ def world(tmp_path_factory):
     """Start a server with TLS and keys, a run, and a node for which a message waits."""
     if (address := own_address()) is None:
         pytest.skip("this machine has no address but loopback ones: nobody is outside")
-    folder, port = tmp_path_factory.mktemp("outside"), free_port()
-    made, inside, ca = folder / "keys", f"127.0.0.1:{port}", str(folder / "keys" / "ca.crt")
+    folder = tmp_path_factory.mktemp("outside")
+    made, ca = folder / "keys", str(folder / "keys" / "ca.crt")
 
-    def key(*words):
-        assert keys.main(["--keys", str(made), "--superlink", inside, *words]) == 0
+    with Field(folder) as f:
+        inside = f"127.0.0.1:{f.port}"
 
-    with field(folder) as f:
+        def key(*words):
+            assert keys.main(["--keys", str(made), "--superlink", inside, *words]) == 0
+
         key("server", address)
         key("node", "kitchen")
         f.environment["SSL_CERT_FILE"] = ca
-        process = f.start(
-            [sys.executable, "-m", "deploy.server", "--port", str(port), "--keys", str(made),
-             "--state", str(folder / "state")], "server.log",
-        )  # fmt: skip
-
-        def up():
-            assert process.poll() is None, f.said("server.log")
-            with suppress(httpx.TransportError):
-                return httpx.get(f"https://{inside}/health", verify=ca).is_success
-
-        eventually(up, 60)
+        f.serve(["--keys", str(made), "--state", str(folder / "state")])
         key("register", "kitchen")
         secret = key_of(made / "nodes" / "kitchen.key")
-        node = FleetClient(f"{address}:{port}", secret, root_certificates=made / "ca.crt")
+        node = FleetClient(f"{address}:{f.port}", secret, root_certificates=made / "ca.crt")
         activate = ActivateNodeRequest(public_key=node.public_key, heartbeat_interval=300)
         number = node.call(activate, ActivateNodeResponse).node_id
-        superlink = Superlink(inside, ca)
-        control = superlink.control()
-        content = build_fab_from_disk(COUNTING)
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        config = {"nodes": 1, "rounds": 1, "out": str(folder / "out.json")}
-        run = control.StartRun(
-            StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(config))
-        ).run_id
+        f.connect(ca)
+        run, app = f.submit(COUNTING, nodes=1, rounds=1, out=str(folder / "out.json"))
         pulled = eventually(lambda: message(node, number), 60)
         yield SimpleNamespace(
-            address=f"{address}:{port}", ca=ca, control=control, node=node, number=number, run=run,
-            app=fab.hash_str, objects=ids_of(pulled.message_object_trees[0]),
+            address=node.address, ca=ca, control=f.control, node=node, number=number, run=run,
+            app=app, objects=ids_of(pulled.message_object_trees[0]),
         )  # fmt: skip
-        control.close()
-        superlink.close()
         node.close()
 
 

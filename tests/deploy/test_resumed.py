@@ -7,8 +7,9 @@ import threading
 import pytest
 
 from tests import fork_server
+from tests.deploy.processes import eventually
 from tests.proxied import EXCEPTIONS, dead_proxies
-from tests.system.fault_field import Field, TheRun, eventually
+from tests.system.fault_field import Field, TheRun
 
 WORDS = ["algorithm=esgd", "rounds=60", "eval_every=60", "checkpoint_every=5", "batch_size=16"]
 
@@ -18,8 +19,9 @@ class Proxied(Field):
 
     popen = staticmethod(fork_server.Popen)
 
-    def start(self, *given, **env):
-        return super().start(*given, **env, **dict.fromkeys(EXCEPTIONS, ""))
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.environment |= dict.fromkeys(EXCEPTIONS, "")
 
 
 class Words(TheRun):
@@ -77,7 +79,7 @@ def test_a_run_whose_server_was_killed_ends_as_on_the_local_engine(
         run.resume(*where, f"engine.certificate={field.folder / 'other.crt'}")
         code, printed = ended(run)
         assert code == 0, printed
-        said = field.said(0)
+        said = field.told(0)
         field.server.terminate()
         assert field.server.wait(20) == -signal.SIGTERM
         assert "Traceback" not in (field.folder / "server.log").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from deploy import node
 from deploy.server import server
-from tests.deploy.servers import ROOT
+from tests.runs import ROOT
 
 FOLDER = ROOT / "deploy" / "systemd"
 UNITS = {"node": node, "server": server}

@@ -5,12 +5,10 @@ import subprocess
 import sys
 import tomllib
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from conf.load import compose_config, run_config
-from tests.deploy.servers import ROOT
+from tests.runs import ROOT, write_photos
 
 HEAVY = {
     "ray", "flwr_datasets", "datasets", "sklearn", "scipy", "pandas", "pyarrow", "matplotlib",
@@ -58,12 +56,7 @@ print(json.dumps([early, sorted(sys.modules), sizes]))
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos")
-    draw = np.random.default_rng(0)
-    for label in ("cat", "dog"):
-        (folder / label).mkdir()
-        for number in range(6):
-            pixels = draw.integers(0, 255, (32, 32, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    write_photos(folder)
     return folder
 
 

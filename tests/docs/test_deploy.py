@@ -4,11 +4,11 @@ import re
 import shlex
 import sys
 
-import httpx
 import pytest
 
 from deploy import keys
-from tests.deploy.servers import ROOT, eventually, field, free_port
+from tests.deploy.processes import ROOT
+from tests.deploy.servers import Field
 from tests.runs import result_of, write_photos
 
 PAGE = (ROOT / "docs" / "deploy.md").read_text()
@@ -34,17 +34,14 @@ def place(tmp_path, monkeypatch):
 def test_photos_on_devices_train_a_model(place, command):
     make_server, make_nodes, serve, register = commands("The server")
     node, run = commands("Photos")
-    port = free_port()
-    with field(place) as f:
+    with Field(place) as f:
         assert keys.main(make_server[3:]) == keys.main(make_nodes[3:]) == 0
-        f.start([sys.executable, *serve[1:], "--port", str(port)], "server.log", cwd=place)
-        answers = f"https://localhost:{port}/health"
-        eventually(lambda: is_up(answers), 120)
-        assert keys.main(["--superlink", f"localhost:{port}", *register[3:]]) == 0
+        f.serve([], [sys.executable, *serve[1:]], cwd=place)
+        assert keys.main(["--superlink", f"localhost:{f.port}", *register[3:]]) == 0
         for name in ("kitchen", "garden"):
             here = {
                 "python": sys.executable,
-                "my.server.org:8000": f"localhost:{port}",
+                "my.server.org:8000": f"localhost:{f.port}",
                 "state": f"state-{name}",
                 "ca.crt": "keys/ca.crt",
                 "kitchen.key": f"keys/nodes/{name}.key",
@@ -53,7 +50,7 @@ def test_photos_on_devices_train_a_model(place, command):
             assert set(here) <= set(node)
             f.start([here.get(word, word) for word in node], f"{name}.log", cwd=place)
         assert run[:2] == ["python", "run.py"]
-        words = [word.replace(":8000", f":{port}") for word in run[2:]]
+        words = [word.replace(":8000", f":{f.port}") for word in run[2:]]
         code, printed, folder = command(*words, "rounds=2", "local_epochs=5")
         assert code == 0, (printed, f.said("server.log"), f.said("kitchen.log"))
     result = result_of(folder)
@@ -61,10 +58,3 @@ def test_photos_on_devices_train_a_model(place, command):
     assert said.count("no photos at the server to test on: accuracy is of what the nodes hold") == 1
     assert result["accuracy"] == result["node_accuracy"] == 1.0
     assert (result["failures"], result["client_updates"]) == (0, 4)
-
-
-def is_up(address):
-    try:
-        return httpx.get(address, verify=False, trust_env=False).is_success
-    except httpx.TransportError:
-        return False

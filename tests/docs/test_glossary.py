@@ -60,7 +60,6 @@ def test_keys_of_messages_are_spelled_in_one_place():
     re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|$", GLOSSARY, re.MULTILINE),
 )
 def test_names_in_the_glossary_exist_in_the_code(word, where):
-    """Each name in the glossary's last table is defined in the module given there."""
     tree = ast.parse((ROOT / where).read_text())
     names = {node.name for node in ast.walk(tree) if hasattr(node, "name")}
     assert word in names

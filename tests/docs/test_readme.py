@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.deploy.servers import ROOT
+from tests.runs import ROOT
 
 README = (ROOT / "README.md").read_text()
 LINES = ("sent up", "sent down", "on a link", "updates")

@@ -1,6 +1,6 @@
-"""Real runs with `engine=ray`: one learns and then fails, one is interrupted. They take 20 s.
+"""Real runs with `engine=ray`: one learns and then fails, two are interrupted. They take 30 s.
 
-Runs that end normally are in `tests/test_engines.py`.
+`tests/test_hostile.py` compares a run that ends normally with a run on the local engine.
 """
 
 import json
@@ -8,31 +8,21 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.proto.run_pb2 import RunStatus
+from safetensors.torch import load_file
 
 from launch.control import cause_of
 from launch.ray import run_ray
 from simulation.errors import EngineError, UsageError
 from tests.proxied import dead_proxies
-from tests.simulation.any_app.apps import APPS, ROOT, start
+from tests.runs import ROOT, result_of, told_to_end
+from tests.simulation.any_app.apps import APPS, start, write
 
-PYPROJECT = """
-[project]
-name = "toy"
-version = "0.1.0"
-
-[tool.flwr.app]
-publisher = "edgewire"
-fab-include = ["sklearnexample/*.py", "toy_*/**/*.py", "toy_conf/**/*.yaml"]
-
-[tool.flwr.app.components]
-serverapp = "toy_server.app:app"
-clientapp = "toy_client.app:app"
-
-[tool.flwr.app.config]
+CONFIG = """
 config = ""
 mode = ""
 told = ""
@@ -43,6 +33,7 @@ output = ""
 penalty = "l2"
 local-epochs = 1
 """
+INCLUDED = 'fab-include = ["sklearnexample/*.py", "toy_*/**/*.py", "toy_conf/**/*.yaml"]'
 
 CLIENT = """
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -95,7 +86,6 @@ def main(grid, context):
 LEARNS = APPS / "sklearn_float64"
 FILES = {
     **{str(path.relative_to(LEARNS)): path.read_text() for path in LEARNS.glob("*/*.py")},
-    "pyproject.toml": PYPROJECT,
     "toy_client/__init__.py": "",
     "toy_client/app.py": CLIENT,
     "toy_server/__init__.py": "",
@@ -108,12 +98,9 @@ FILES = {
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, text in FILES.items():
-        path = tmp_path / "app" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "app"
+    apps = "toy_server.app:app", "toy_client.app:app"
+    return write(tmp_path / "app", FILES, *apps, CONFIG, INCLUDED)
 
 
 def expect_same_model(here: Path, there: Path) -> None:
@@ -158,7 +145,9 @@ def test_a_run_learns_as_locally_and_then_fails(
     assert result["partitions"] == [0, 1, 2, 3, 4]
     assert result["config"] == config
     assert result["folder"] == str(tmp_path)
-    travels = {name for name in FILES if not name.startswith((".venv", "outputs"))}
+    travels = {
+        name for name in [*FILES, "pyproject.toml"] if not name.startswith((".venv", "outputs"))
+    }
     folders = {"sklearnexample", "toy_client", "toy_conf", "toy_server"}
     assert set(result["files"]) == travels | folders
     log = Path(str(caught.value).rpartition("log: ")[2].rstrip(")"))
@@ -191,6 +180,31 @@ def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], l
             on_poll=interrupt,
         )
     assert caught.value.code == 128 + signal.SIGTERM
+    assert left_over() == []
+
+
+@pytest.mark.system
+def test_a_stopped_asynchronous_run_can_be_resumed(
+    command: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    left_over: Callable[[], list[str]],
+    tmp_path: Path,
+) -> None:
+    """On Ray the ServerApp is a thread that gets no signals; a new run resumes its checkpoint."""
+    monkeypatch.chdir(ROOT)
+    words = ["algorithm=adacomp", "network=ideal", "nodes=4", "strategy.pushes=100000"]
+    with told_to_end(tmp_path, rows=3):
+        code, printed, folder = command(*words, "eval_every=8", "engine=ray", "engine.actors=1")
+    assert code == 128 + signal.SIGTERM
+    assert "ends after the round in hand" in printed.out
+    result = result_of(folder)
+    assert (result["ended"], result["failures"]) == ("interrupted", 0)
+    assert result["client_updates"] >= 16
+    assert result["virtual_seconds"] is None
+    assert (folder / "ray.log").exists()
+    assert all(w.isfinite().all() for w in load_file(folder / "model.safetensors").values())
+    assert (folder / "checkpoint").exists()
+    assert not (folder / "stop").exists()
     assert left_over() == []
 
 

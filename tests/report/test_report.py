@@ -83,7 +83,6 @@ def test_a_log_has_lines(tmp_path, monkeypatch):
 
 
 def test_a_line_shows_the_known_values(tmp_path):
-    """A progress line shows the last known accuracy, the bytes and the time left, if known."""
     line, history = ProgressLine(tmp_path, 10), tmp_path / "history.jsonl"
     assert line.line(10.4) == "round 0 of 10, 10 s so far"
     rest = "accuracy 50.00 %, up 61.7 kB, down 2 MB"

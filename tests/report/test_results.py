@@ -143,14 +143,6 @@ def test_a_picture_without_runs_is_removed(tmp_path):
     assert picture.is_there()
 
 
-def test_a_page_that_a_person_wrote_is_not_overwritten(ran, capsys):
-    page = ran / "docs" / "results" / "page.md"
-    page.write_text("# By hand\n")
-    assert main([], ran) == 2
-    assert "written by hand" in capsys.readouterr().err
-    assert page.read_text() == "# By hand\n"
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -197,19 +189,18 @@ def test_a_mistake_in_a_definition_gives_one_line(ran, old, new, said, capsys):
     assert len(err.splitlines()) == 1
 
 
-def test_a_page_without_a_definition_gives_one_line(ran, capsys):
-    (ran / "docs" / "results" / "other.md").write_text("# By hand\n")
-    assert main(["--check"], ran) == 2
-    assert "other.md has no definition" in capsys.readouterr().err
-
-
-def test_an_index_without_its_markers_gives_one_line(ran, capsys):
-    (ran / "docs" / "results.md").write_text("# By hand\n")
-    assert main([], ran) == 2
-    assert "docs/results.md needs the lines" in capsys.readouterr().err
-
-
-def test_a_damaged_archive_gives_one_line(ran, capsys):
-    archive_file(ran, "e").write_text("{}")
-    assert main([], ran) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+@pytest.mark.parametrize(
+    ("file", "text", "words", "said"),
+    [
+        ("docs/results/page.md", "# By hand", [], "written by hand"),
+        ("docs/results/other.md", "# By hand", ["--check"], "other.md has no definition"),
+        ("docs/results.md", "# By hand", [], "docs/results.md needs the lines"),
+        ("docs/results/runs/e.json", "{}", [], "e.json"),
+    ],
+)
+def test_another_file_in_the_place_gives_one_line_and_stays(ran, capsys, file, text, words, said):
+    (ran / file).write_text(text)
+    assert main(words, ran) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert (ran / file).read_text() == text

@@ -1,93 +1,102 @@
 """The grid on its virtual clock: when replies arrive, how long pulls wait, what is lost."""
 
+import random
+
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
-from simulation.clock import VirtualClock
+from simulation.clock import NEVER, VirtualClock
 from simulation.message_size import size_of
-from simulation.network import Network
+from simulation.network import WAITING, Network
 from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 
-def test_a_pull_advances_to_the_next_arrival(grid):
-    g = grid(2, Network(seconds_per_step=1.0))
-    ids = g.push_messages(messages(g))
-    times, nodes = [], []
-    while ids:
-        got = g.pull_messages(ids)
-        assert got  # there is always a next arrival
-        nodes += [r.metadata.src_node_id for r in got]
-        done = {r.metadata.reply_to_message_id for r in got}
-        ids = [i for i in ids if i not in done]
-        times.append(g.virtual_seconds)
-    assert times == [1, 2, 3, 4, 5, 6, 7]
-    assert nodes == [1, 2, 3, 4, 5, 6, 7]
-    assert g.pull_messages(["999"]) == []
+def asked(g, nodes):
+    return [messages(g, size=10)[node - 1] for node in nodes]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_pull_advances_no_further_than_its_deadline(grid, workers):
-    g = grid(workers, Network(seconds_per_step=1.0))  # node n replies after n seconds
-    ids = g.push_messages(messages(g)[2:5])
-    steps = [(g.pull_before(ids, deadline), g.virtual_seconds) for deadline in (2.5, 3.0, 3.5)]
-    assert [(sources(got), now) for got, now in steps] == [([], 2.5), ([3], 3.0), ([], 3.5)]
-    assert sources(g.pull_before(ids, float("inf"))) == [4]
-    assert g.virtual_seconds == 4.0
+class Arrivals:
+    """What the grid should do: it knows the arrival of every reply when the message is sent."""
+
+    def __init__(self, network):
+        self.clock, self.now, self.due = VirtualClock(network), 0.0, {}
+
+    def push(self, ids, nodes, ttl=NEVER):
+        for name, node in zip(ids, nodes, strict=True):
+            task = self.clock.send(node, self.now, 0)._replace(expires=self.now + ttl)
+            self.due[name] = self.clock.answer(task, node, 0)  # node n takes n steps
+
+    def pull(self, ids, deadline):
+        ids = [name for name in dict.fromkeys(ids) if self.due.get(name, NEVER) < NEVER]
+        first = min([deadline, *(self.due[name] for name in ids)])
+        self.now = max(self.now, first) if first < NEVER else self.now
+        found = [name for name in ids if self.due[name] <= self.now]
+        for name in found:
+            del self.due[name]
+        return found
+
+    def round(self, ids, nodes, timeout):
+        deadline = self.now + timeout
+        self.push(ids, nodes)
+        arrivals = {name: self.due.pop(name) for name in ids}
+        ends = [end for end in (min(each, deadline) for each in arrivals.values()) if end < NEVER]
+        self.now = max([self.now, *ends])
+        return [name for name in ids if arrivals[name] < NEVER and arrivals[name] <= deadline]
 
 
-def test_a_later_pull_gets_a_late_reply_at_once(grid):
+SECONDS = st.integers(0, 12).map(float) | st.just(NEVER)
+SOME = st.lists(st.integers(1, NODES), max_size=6)
+EVENTS = st.one_of(
+    st.tuples(st.just("push"), SOME, SECONDS),
+    st.tuples(st.just("pull"), st.randoms(use_true_random=False), SECONDS),
+    st.tuples(st.just("wait"), st.none(), SECONDS),
+    st.tuples(st.just("round"), SOME, SECONDS),
+)
+NETWORKS = st.builds(
+    Network,
+    seconds_per_step=st.sampled_from([0.0, 1.0]),
+    latency_ms=st.sampled_from([0.0, 500.0]),
+    waiting=st.sampled_from(WAITING),
+    waiting_seconds=st.sampled_from([0.0, 3.0]),
+    loss=st.sampled_from([0.0, 0.4, 1 - 1e-9]),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(network=NETWORKS, events=st.lists(EVENTS, max_size=12))
+@example(
+    network=Network(seconds_per_step=1.0, waiting="uniform", waiting_seconds=1.0),
+    events=[("round", [1, 5], 3.0), ("push", [2, 1, 2], NEVER), ("wait", None, 50.0),
+            ("pull", random.Random(1), NEVER)],
+)  # fmt: skip
+def test_replies_come_when_and_in_the_order_in_which_they_arrive(grid, network, events):
+    g, expected, sent = grid(1, network), Arrivals(network), ["999"]
+    for name, what, seconds in events:
+        found, wanted = [], []
+        if name in ("pull", "wait"):
+            ids = what.choices(sent, k=len(sent)) if what else []
+            deadline = max(expected.now, seconds)
+            found, wanted = g.pull_before(ids, deadline), expected.pull(ids, deadline)
+        elif name == "push":
+            ids = g.push_messages(asked(g, what), ttl=seconds)
+            expected.push(ids, what, seconds)
+            sent += ids
+        else:
+            made = asked(g, what)
+            found = list(g.send_and_receive(made, timeout=seconds))
+            wanted = expected.round([each.metadata.message_id for each in made], what, seconds)
+        assert [each.metadata.reply_to_message_id for each in found] == wanted
+        assert g.virtual_seconds == pytest.approx(expected.now)
+
+
+def test_a_pull_whose_deadline_is_past_gets_what_has_arrived(grid):
     g = grid(1, Network(seconds_per_step=1.0))
     ids = g.push_messages(messages(g))
-    fast, slow = ids[:4], ids[4:]
-    assert g.pull_before(slow, 3.0) == []
-    assert g.pull_before([], 6.5) == []  # nothing to wait for: time passes
-    assert sources(g.pull_before([slow[2], slow[1], *fast[:1], *slow[:1]], 8.0)) == [6, 1, 5]
-    assert g.virtual_seconds == 6.5
-    assert sources(g.pull_before(fast, 0.0)) == [2, 3, 4]  # this deadline is past
-    assert g.virtual_seconds == 6.5
-    assert sources(g.pull_messages(slow)) == [7]
-    assert g.virtual_seconds == 7.0
-    assert g.pull_before(ids, float("inf")) == []  # all are fetched
-    assert g.virtual_seconds == 7.0
-
-
-def test_all_replies_that_have_arrived_are_returned(grid):
-    g = grid(1, Network(waiting="uniform", waiting_seconds=1.0))
-    ids = g.push_messages(messages(g))
-    assert g.pull_before([], 100.0) == []
-    assert len(g.pull_before(ids, 200.0)) == NODES
-    assert g.virtual_seconds == 100.0
-
-
-def test_replies_of_one_moment_are_in_the_order_of_the_request(grid):
-    g = grid(1, Network(latency_ms=500))
-    ids = g.push_messages(messages(g)[:3])
-    asked = [ids[2], ids[0], ids[2], ids[1]]
-    assert sources(g.pull_before(asked, 9.0)) == [3, 1, 2]
-    assert g.virtual_seconds == 1.0
-
-
-def test_a_nodes_queue_is_in_the_order_sent(grid):
-    g = grid(1, Network(seconds_per_step=1.0))
-    first, second = (g.push_messages(messages(g)[1:2])[0] for _ in range(2))
-    (reply,) = g.pull_before([second, first], float("inf"))
-    assert reply.metadata.reply_to_message_id == first
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_two_rounds_with_a_slow_node(grid, workers):
-    """The slow node's first reply arrives in the second round, its second reply after that."""
-    g = grid(workers, Network(seconds_per_step=1.0))
-    pending, rounds = [], []
-    for deadline in (3.0, 6.0, 20.0):
-        if deadline < 20:
-            pending += g.push_messages(messages(g)[0:5:2])  # nodes 1, 3 and 5
-        while got := g.pull_before(pending, deadline):
-            done = {r.metadata.reply_to_message_id for r in got}
-            pending = [i for i in pending if i not in done]
-            rounds += [(g.virtual_seconds, n) for n in sources(got)]
-    assert rounds == [(1, 1), (3, 3), (4, 1), (5, 5), (6, 3), (10, 5)]
-    assert (pending, g.virtual_seconds) == ([], 20.0)
+    assert g.pull_before(ids[4:], 3.0) == []
+    assert sources(g.pull_before(ids[:4], 0.0)) == [1, 2, 3]
+    assert g.virtual_seconds == 3.0
 
 
 def lossy_run(g):
@@ -110,20 +119,6 @@ def test_any_number_of_workers_loses_the_same_replies(grid, workers):
     pulled = sum(len(entry[1]) for entry in one if isinstance(entry, tuple))
     assert 0 < pulled < 3 * NODES
     assert one[-1] == 46.0
-
-
-def test_lost_replies_are_waited_for(grid):
-    g = grid(1, Network(seconds_per_step=1.0, loss=1 - 1e-9))
-    ids = g.push_messages(messages(g))
-    assert g.pull_messages(ids) == []
-    assert g.virtual_seconds == 0.0  # no reply will ever arrive
-    for deadline in (2.0, 9.0):  # the server does not know this
-        assert g.pull_before(ids, deadline) == []
-        assert g.virtual_seconds == deadline
-    assert list(g.send_and_receive(messages(g), timeout=5.0)) == []
-    assert g.virtual_seconds == 14.0
-    assert list(g.send_and_receive(messages(g))) == []
-    assert g.virtual_seconds == 14.0
 
 
 @pytest.mark.few(2)
@@ -154,27 +149,6 @@ def test_a_message_that_expires_at_a_busy_node_is_forgotten(grid):
         assert g.pull_before(ids, g.virtual_seconds + 3.0) == []
 
     assert growth(expire) < 99
-
-
-def test_without_a_time_out_a_round_ends_with_its_last_arrival(grid):
-    g = grid(1, Network(seconds_per_step=1.0, loss=0.5), seed=1)
-    arrived = sources(g.send_and_receive(messages(g)))
-    assert 0 < len(arrived) < NODES
-    assert g.virtual_seconds == max(arrived)
-
-
-def test_a_time_out_counts_from_the_end_of_the_round_before(grid):
-    g = grid(1, Network(seconds_per_step=1.0))
-    g.send_and_receive(messages(g))  # the replies are not read: 7 s
-    assert sources(g.send_and_receive(messages(g), timeout=3.0)) == [1, 2, 3]
-    assert g.virtual_seconds == 10.0
-
-
-def test_a_reply_after_the_time_out_is_left_out(grid):
-    g = grid(1, Network(seconds_per_step=1.0))
-    replies = g.send_and_receive(messages(g), timeout=3.5)
-    assert [r.metadata.src_node_id for r in replies] == [1, 2, 3]
-    assert g.virtual_seconds == 3.5
 
 
 def test_a_round_takes_as_long_as_its_slowest_link(grid):
@@ -249,31 +223,6 @@ def test_where_bytes_decide_possibly_earlier_replies_are_waited_for(grid, limits
     traces = [asked_by_the_clock(grid(workers, network), 40) for workers in (1, 2, 3)]
     assert traces[0] == traces[1] == traces[2]
     assert [when for when, *_ in traces[0]] == sorted(when for when, *_ in traces[0])
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_message_not_begun_in_time_is_lost_and_takes_no_time(grid, workers):
-    """Node 3 works three seconds on a message; of four that expire after five, it begins two."""
-    g = grid(workers, Network(seconds_per_step=1.0))
-    ids = [g.push_messages(messages(g)[2:3], ttl=5.0)[0] for _ in range(4)]
-    arrived = []
-    while replies := g.pull_messages(ids):
-        arrived += [(g.virtual_seconds, ids.index(r.metadata.reply_to_message_id)) for r in replies]
-    assert arrived == [(3.0, 0), (6.0, 1)]
-    assert sources(g.send_and_receive(messages(g)[2:3])) == [3]
-    assert g.virtual_seconds == 9.0
-
-
-def test_bounds_hold_where_waiting_messages_are_lost(grid):
-    """If a node drops an expired message, its later replies may arrive earlier."""
-    network = Network(waiting="fixed", waiting_seconds=3.0)
-    g = grid(1, network)
-    ids = [g.push_messages(messages(g)[:1], ttl=ttl)[0] for ttl in (9.0, 1.0, 9.0)]
-    ids += [g.push_messages(messages(g)[1:2])[0] for _ in range(3)]
-    seen_at = []
-    while replies := g.pull_messages(ids):
-        seen_at.append((g.virtual_seconds, sources(replies)))
-    assert seen_at == [(3.0, [1, 2]), (6.0, [1, 2]), (9.0, [2])]
 
 
 def promising(g, steps):

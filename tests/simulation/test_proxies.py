@@ -31,7 +31,7 @@ def by_httpx(url):
     """Return whether httpx uses a proxy for a URL."""
     # Reading certificates would take longer than the whole test.
     with httpx.Client(verify=False) as client:
-        return client._transport_for_url(httpx.URL(url)) is not client._transport
+        return client._transport_for_url(httpx.URL(url)) is not client._transport  # noqa: SLF001
 
 
 @pytest.mark.parametrize("said", ["", "a.org, b.org", "127.0.0.1,a.org"])

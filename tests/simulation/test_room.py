@@ -79,32 +79,21 @@ def test_with_room_in_memory_nothing_is_written_to_disk(mounted, run, tmp_path):
     assert not any(memory.iterdir())
 
 
-@pytest.mark.parametrize("size", [MEGABYTE, 3 * MEGABYTE, 20 * MEGABYTE])
-def test_little_memory_is_not_filled_and_the_rest_is_written_to_disk(mounted, run, tmp_path, size):
-    memory, disk = mounted("memory", 4 * MEGABYTE), tmp_path / "disk"
+@pytest.mark.parametrize(
+    ("size", "room", "inodes"),
+    [(1, 4, 1000), (3, 4, 1000), (20, 4, 1000), (1, 64, 4), (1, 1, 1)],
+    ids=["fits", "large", "too large", "no file", "no folder"],
+)
+def test_what_memory_cannot_take_is_written_to_disk(mounted, run, tmp_path, size, room, inodes):
+    """`size`: MB of a message; `room`: MB of memory; `inodes`: files and folders there."""
+    memory, disk = mounted("memory", room * MEGABYTE, inodes), tmp_path / "disk"
     disk.mkdir()
-    replies, said = run(memory, disk, size)
-    assert whole(replies, size)
-    assert len(said) == 1
-    assert str(memory) in said[0]
-    assert str(disk) in said[0]
+    replies, said = run(memory, disk, size * MEGABYTE)
+    assert whole(replies, size * MEGABYTE)
+    assert len(said) == (inodes > 1)
+    assert all(str(memory) in line and str(disk) in line for line in said)
     assert not any(disk.iterdir())
     assert not any(memory.iterdir())
-
-
-def test_no_file_can_be_made_in_memory(mounted, run, tmp_path):
-    memory, disk = mounted("memory", 64 * MEGABYTE, inodes=4), tmp_path / "disk"
-    disk.mkdir()
-    replies, said = run(memory, disk, MEGABYTE)
-    assert whole(replies, MEGABYTE)
-    assert len(said) == 1
-
-
-def test_not_even_a_folder_can_be_made_in_memory(mounted, run, tmp_path):
-    memory, disk = mounted("memory", MEGABYTE, inodes=1), tmp_path / "disk"
-    disk.mkdir()
-    replies, _ = run(memory, disk, MEGABYTE)
-    assert whole(replies, MEGABYTE)
 
 
 @pytest.mark.parametrize(("size", "inodes"), [(MEGABYTE, 1000), (64 * MEGABYTE, 4)])

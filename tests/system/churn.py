@@ -16,22 +16,16 @@ import argparse
 import json
 import logging
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from benchmarks.timing import ROOT
-from conf import load_config
-from conf.load import compose_config, run_config, to_config
-from simulation.job import Job
-from simulation.local import run_local
-from strategy.ordered_grid import OrderedGrid
+from compression.flower.timed_grid import GridWrapper
 from strategy.run.run import Run
-from strategy.run.run_log import RunLog
 from tests.strategy.renewed import Renewed
+from tests.system.finished import finished
 
 NODES, UPDATES, PUSHES = 10_000, 200, 20  # updates in a round: eSGD, AdaComp
 DATA = ["dataset=digits", "partition=sampled", "partition.samples=20", f"nodes={NODES}"]
@@ -68,26 +62,18 @@ def trained(words: list[str], unit: int = 1, renewed: float = 0) -> dict[str, An
     A round is `unit` steps of the server. `renewed` is the share of the nodes that get new ids each
     time the server pulls replies.
     """
-    composed = compose_config([*DATA, *words])
-    config = to_config(composed)
-    found, ids = dict[int, float](), [NODES]
+    found = dict[int, float]()
 
-    def server_app(grid: Grid, context: Context) -> None:
-        inner = Renewed(grid, renewed) if renewed else grid
-        records = RunLog(str(context.run_config["output"]))
-        run = Watched(load_config(context.run_config, config.nodes), OrderedGrid(inner), records)
+    def watched(*given: Any) -> Watched:
+        run = Watched(*given)
         run.found, run.unit = found, unit
-        run.start()
-        run.finish()
-        ids[0] = inner.ids if isinstance(inner, Renewed) else NODES
+        return run
 
-    with tempfile.TemporaryDirectory() as folder:
-        values: dict[str, Any] = run_config(composed, output=folder)
-        job = Job(ROOT, values, NODES, ROOT, config.seed, config.network, server_app)
-        run_local(job, workers=1)
-        result = json.loads((Path(folder) / "result.json").read_text())
-    kept = {key: result[key] for key in ("accuracy", "client_updates", "failures", "ended")}
-    return {"megabytes": found, "ids": ids[0], **kept}
+    def wrapped(grid: Grid) -> GridWrapper:
+        return Renewed(grid, renewed) if renewed else GridWrapper(grid)
+
+    grid, result = finished([*DATA, *words], wrapped, watched)
+    return {"megabytes": found, "ids": grid.ids if renewed else NODES, **result}
 
 
 def main() -> None:

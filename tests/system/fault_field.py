@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout, suppress
+from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import ROOT
 from deploy.keys import main as keys
 from simulation.job import PLACE
+from tests.deploy.processes import ROOT, Processes, descendants
 
 NAMES = ("a", "b", "c", "d")
 FIRST = 12  # rows of the history until a run counts as begun
-PATIENCE = 240.0  # seconds to wait for any expected event
 
 
 class Proxy:
@@ -82,20 +80,13 @@ class Proxy:
                 each.shutdown(socket.SHUT_RDWR)
 
 
-class Field:
-    """All processes of a trial and their folder; its `with` block ends the processes.
-
-    `popen`: what starts a process, with the arguments of `subprocess.Popen`.
-    """
-
-    popen = subprocess.Popen
+class Field(Processes):
+    """All processes of a trial and their folder; its `with` block ends the processes."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
-        self.folder, self.count = folder, nodes
-        self.keys = folder / "keys"
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
-        self._stack = ExitStack()
+        super().__init__(folder)
+        self.count, self.keys = nodes, folder / "keys"
+        self.environment["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
         self.proxies = [Proxy(self.port) for _ in range(nodes)]
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -109,12 +100,12 @@ class Field:
                 self._give_disk(self.state(index))
                 self.begin_node(index)
         except BaseException:
-            self._stack.close()
+            self.stack.close()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        super().__exit__(*error)
         for each in self.proxies:
             each.close()
 
@@ -124,7 +115,7 @@ class Field:
         if os.geteuid() == 0:
             size = ["-o", "size=64m"]
             subprocess.run(["mount", "-t", "tmpfs", *size, "none", str(folder)], check=True)
-            self._stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
+            self.stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
 
     def _call(self, *words: str) -> None:
         where = ["--keys", str(self.keys), "--superlink", f"127.0.0.1:{self.port}"]
@@ -133,70 +124,40 @@ class Field:
         if code:
             raise RuntimeError(f"deploy.keys {words[0]} has ended with {code}")
 
-    def start(
-        self, words: Sequence[str], log: str, python: str = sys.executable, **env: str
-    ) -> subprocess.Popen[bytes]:
-        """Start a process in a new group; the folder `FIRST` comes first in its module path."""
-        path = os.pathsep.join(filter(None, [env.pop("FIRST", ""), str(ROOT)]))
-        values = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
-        values["SSL_CERT_FILE"] = str(self.keys / "ca.crt")
-        with (self.folder / log).open("ab") as output:
-            process = self.popen(
-                [python, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=ROOT,
-                env=values,
-                start_new_session=True,
-            )
-        self._stack.callback(end, process)
-        return process
-
     def begin_server(self) -> None:
         """Start the server, and wait until it listens."""
         where = ["--keys", str(self.keys), "--state", str(self.folder / "superlink")]
-        address = ["--host", "127.0.0.1", "--port", str(self.port)]
-        self.server = self.start(["-m", "deploy.server", *address, *where], "server.log")
-
-        def up() -> bool:
-            if self.server.poll() is not None:
-                raise RuntimeError("the server has ended: see server.log")
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", self.port)).close()
-                return True
-            return False
-
-        eventually(up)
+        self.server = self.serve(["--host", "127.0.0.1", *where])
 
     def begin_node(
         self,
         index: int,
         program: Sequence[str] = ("-m", "deploy.node"),
         python: str = sys.executable,
+        first: str = "",
         **env: str,
     ) -> None:
-        """Start a node; `program` is started with the node's command-line options."""
+        """Start a node; `program` is started with the node's command-line options.
+
+        `first`: a folder that comes first in the node's module path.
+        """
         name = NAMES[index]
-        words = [*program, "--superlink", f"127.0.0.1:{self.proxies[index].port}"]
-        words += [
-            "--root-certificates",
-            str(self.keys / "ca.crt"),
-            "--state",
-            str(self.state(index)),
-        ]
-        words += ["--auth-supernode-private-key", str(self.keys / "nodes" / f"{name}.key")]
-        place = f"partition-id={index} num-partitions={self.count}"
-        words += ["--node-config", place]
-        self.nodes[index] = self.start(words, f"{name}.log", python, **env)
+        words = [
+            python, *program, "--superlink", f"127.0.0.1:{self.proxies[index].port}",
+            "--root-certificates", str(self.keys / "ca.crt"), "--state", str(self.state(index)),
+            "--auth-supernode-private-key", str(self.keys / "nodes" / f"{name}.key"),
+            "--node-config", f"partition-id={index} num-partitions={self.count}",
+        ]  # fmt: skip
+        path = os.pathsep.join(filter(None, [first, str(ROOT)]))
+        self.nodes[index] = self.start(words, f"{name}.log", PYTHONPATH=path, **env)
 
     def state(self, index: int) -> Path:
         """Return the folder of a node's state."""
         return self.folder / f"state-{NAMES[index]}"
 
-    def said(self, index: int) -> str:
+    def told(self, index: int) -> str:
         """Return all that a node has logged."""
-        return (self.folder / f"{NAMES[index]}.log").read_text()
+        return self.said(f"{NAMES[index]}.log")
 
     def serverapp(self) -> int:
         """Return the process id of the ServerApp, or 0 if no ServerApp runs."""
@@ -220,7 +181,9 @@ class TheRun:
 
     def begin(self, words: list[str]) -> None:
         """Start run.py with these overrides."""
-        self.process = self._field.start(["run.py", *words], f"{self.folder.name}.log")
+        self.process = self._field.start(
+            [sys.executable, "run.py", *words], f"{self.folder.name}.log"
+        )
 
     def resume(self, *words: str) -> None:
         """Resume the run with `resume=` and further overrides."""
@@ -253,34 +216,3 @@ class TheRun:
         """Return the contents of `result.json`."""
         found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return found
-
-
-def eventually(found: Callable[[], Any], seconds: float = PATIENCE) -> Any:
-    """Call `found` until its value is true; return it. Raises `TimeoutError` after `seconds`."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if value := found():
-            return value
-        time.sleep(0.02)
-    raise TimeoutError("it did not come to be")
-
-
-def descendants(parent: int) -> list[int]:
-    """Return the ids of all processes that a process has started, at any depth."""
-    found = []
-    with suppress(OSError):
-        for task in Path(f"/proc/{parent}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += [int(child), *descendants(int(child))]
-    return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all processes that it has started."""
-    below = descendants(process.pid)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for each in [process.pid, *below]:
-            with suppress(ProcessLookupError):
-                os.kill(each, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(3)

@@ -18,7 +18,8 @@ from pathlib import Path
 from benchmarks.timing import ROOT
 from deploy.device.throttled_log import SERVER_INFORMED
 from task.datasets.digits import FILE
-from tests.system.fault_field import Field, TheRun, eventually
+from tests.deploy.processes import eventually
+from tests.system.fault_field import Field, TheRun
 
 HOOKS = ["claim-before", "claim-after", "answered-before", "answered-after"]
 HOOKS += [
@@ -133,10 +134,10 @@ class Faults:
     def clock(self) -> None:
         """Shift a node's clock by 400 s, then correct it."""
         index, off = self._node(), self.draw.choice(["400", "-400"])
-        before = self.field.said(index).count("clock is")
+        before = self.field.told(index).count("clock is")
         self.field.nodes[index].kill()
-        self._again(index, FIRST=SHIFTED, CLOCK_OFF=off)
-        eventually(lambda: self.field.said(index).count("clock is") > before)
+        self._again(index, first=SHIFTED, CLOCK_OFF=off)
+        eventually(lambda: self.field.told(index).count("clock is") > before)
         self.field.nodes[index].kill()
         self._again(index)
         self.goes_on()
@@ -144,7 +145,7 @@ class Faults:
     def disk(self) -> None:
         """Fill a node's disk for some seconds. The node may still have room in its database."""
         index, rows = self._node(), self.run.rounds
-        before, filler = self.field.said(index).count("cannot write"), self.field.state(index) / "x"
+        before, filler = self.field.told(index).count("cannot write"), self.field.state(index) / "x"
         if not filler.parent.is_mount():
             raise RuntimeError("a disk of its own takes root")
         with suppress(OSError), filler.open("wb") as file:
@@ -153,7 +154,7 @@ class Faults:
                 file.flush()
         eventually(
             lambda: (
-                self.field.said(index).count("cannot write") > before
+                self.field.told(index).count("cannot write") > before
                 or self.run.rounds > rows + 5
                 or self.run.over
             )
@@ -166,10 +167,10 @@ class Faults:
         index = self._node()
         self.field.nodes[index].kill()
         self.field.nodes[index].wait()
-        before = self.field.said(index)
-        self.field.begin_node(index, FIRST=str(self._older()))
+        before = self.field.told(index)
+        self.field.begin_node(index, first=str(self._older()))
         code = eventually(lambda: self.field.nodes[index].poll(), 60)
-        said = self.field.said(index)[len(before) :]
+        said = self.field.told(index)[len(before) :]
         if code != 2 or "pip install" not in said or "Traceback" in said:
             raise RuntimeError(f"a node with {OLDER} has ended with {code}: {said}")
         self.field.begin_node(index)
@@ -199,11 +200,11 @@ class Ill:
             shutil.rmtree(each, ignore_errors=True)
             each.mkdir()
         (bare / "sitecustomize.py").write_text("import sys\n\nsys.modules['sklearn'] = None\n")
-        said = self.field.said(0).count(SERVER_INFORMED)
+        said = self.field.told(0).count(SERVER_INFORMED)
         self.field.nodes[0].kill()
         self.field.nodes[0].wait()
-        self.field.begin_node(0, FIRST=str(bare), EDGEWIRE_DATA=str(place))
-        eventually(lambda: self.field.said(0).count(SERVER_INFORMED) > said + 1)
+        self.field.begin_node(0, first=str(bare), EDGEWIRE_DATA=str(place))
+        eventually(lambda: self.field.told(0).count(SERVER_INFORMED) > said + 1)
         copy_digits(place)
         self.faults.goes_on(5)
 
@@ -229,10 +230,10 @@ class Ill:
         self._without(restore)
 
     def _without(self, change: Callable[[Path], object]) -> None:
-        said = self.field.said(0).count("starts anew")
+        said = self.field.told(0).count("starts anew")
         self.field.nodes[0].kill()
         self.field.nodes[0].wait()
         change(self.field.state(0))
         self.field.begin_node(0)
         self.faults.goes_on()
-        eventually(lambda: self.field.said(0).count("starts anew") > said, 30)
+        eventually(lambda: self.field.told(0).count("starts anew") > said, 30)

@@ -33,7 +33,8 @@ from benchmarks.timing import ROOT
 from deploy.device.node_database import NodeDatabase
 from deploy.device.node_store import open_node_store
 from deploy.device.throttled_log import AGAIN
-from tests.system.fault_field import Field, TheRun, eventually
+from tests.deploy.processes import eventually
+from tests.system.fault_field import Field, TheRun
 from tests.system.fault_kinds import GONE, Faults, Ill
 
 SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
@@ -153,11 +154,11 @@ class Trial:
 
     def _said(self, words: str) -> int:
         """Return how often the nodes have logged `words`."""
-        return sum(self.field.said(index).count(words) for index in range(self.field.count))
+        return sum(self.field.told(index).count(words) for index in range(self.field.count))
 
     def _failed(self) -> int:
         """Return the number of messages without a reply; nodes log it once they reply again."""
-        said = [self.field.said(index) for index in range(self.field.count)]
+        said = [self.field.told(index) for index in range(self.field.count)]
         return sum(int(n) for text in said for n in re.findall(rf"{AGAIN} (\d+)", text))
 
     def report(self) -> dict[str, Any]:

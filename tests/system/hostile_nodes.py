@@ -19,12 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import ROOT
 from client.app import app as honest
-from conf.load import compose_config, run_config
-from simulation.job import Job
-from simulation.local import run_local, uncollected
+from simulation.local import uncollected
 from tests.hostile import ATTACKS, LIES, STATISTICS, Attack, app_with
+from tests.runs import result_of, run_here
 
 NODES, POINTS = 10, 0.02
 ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
@@ -88,15 +86,14 @@ STRATEGIES |= BATCHNORM
 
 def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, Any]:
     """Run once; return the accuracy, why the run ended, whether it diverged, and its failures."""
-    composed = compose_config([f"nodes={NODES}", *words])
     with tempfile.TemporaryDirectory() as folder:
         app = honest if attack is None else app_with(attack, bad)
-        job = Job(ROOT, run_config(composed, folder), NODES, Path(folder), client_app=app)
+        words = [f"nodes={NODES}", "network=ideal", *words]
         try:
-            run_local(job, workers=1)
+            run_here(Path(folder), words, client_app=app)
         except Exception as error:
             return {"accuracy": None, "ended": f"{type(error).__name__}: {error}"[:200]}
-        result = json.loads((Path(folder) / "result.json").read_text())
+        result = result_of(Path(folder))
     return {key: result[key] for key in ("accuracy", "ended", "diverged", "failures")}
 
 

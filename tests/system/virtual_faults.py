@@ -15,24 +15,14 @@ import argparse
 import json
 import logging
 import math
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
-from flwr.serverapp import Grid
+from flwr.app import Message
 
-from benchmarks.timing import ROOT
 from compression.flower.timed_grid import GridWrapper
-from conf import load_config
-from conf.load import compose_config, run_config, to_config
 from simulation.clock import VirtualClock
-from simulation.job import Job
-from simulation.local import run_local
-from strategy.ordered_grid import OrderedGrid
-from strategy.run.run import Run
-from strategy.run.run_log import RunLog
+from tests.system.finished import finished
 
 NODES = 50
 AWAY = ["network.loss=0.2", "network.crash=0.1", "network.rejoin_seconds=5"]
@@ -103,25 +93,10 @@ def tried(words: list[str], rounds: int) -> dict[str, Any]:
         pushes = rounds * NODES
         last = [f"strategy.pushes={pushes}", f"eval_every={pushes}", "timeout=60"]
         last += [f"strategy.record_every={pushes}"]
-    composed = compose_config([*words, *USUAL, *last])
-    config, asked = to_config(composed), [0]
-
-    def server_app(grid: Grid, context: Context) -> None:
-        inner = Counting(grid)
-        records = RunLog(str(context.run_config["output"]))
-        run = Run(load_config(context.run_config, NODES), OrderedGrid(inner), records)
-        run.start()
-        run.finish()
-        asked[0] = inner.asked
-
-    with tempfile.TemporaryDirectory() as folder, Drawn() as drawn:
-        values: dict[str, Any] = run_config(composed, output=folder)
-        job = Job(ROOT, values, NODES, ROOT, config.seed, config.network, server_app)
-        run_local(job, workers=1)
-        result = json.loads((Path(folder) / "result.json").read_text())
-    kept = {key: result[key] for key in ("accuracy", "client_updates", "failures", "ended")}
-    rest = asked[0] - result["client_updates"] - result["failures"]
-    return {"faults": drawn.count, "asked": asked[0], "uncounted": rest, **kept}
+    with Drawn() as drawn:
+        grid, result = finished([*words, *USUAL, *last], Counting)
+    rest = grid.asked - result["client_updates"] - result["failures"]
+    return {"faults": drawn.count, "asked": grid.asked, "uncounted": rest, **result}
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ import datetime
 import ipaddress
 import re
 import ssl
-from dataclasses import dataclass
 
 import httpx
 import pytest
@@ -12,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
 from deploy.device.backoff import WORTH_WAITING, reason_of
 from deploy.device.client import FleetClient, ServerRefusal
@@ -25,17 +25,8 @@ DAY = datetime.timedelta(days=1)
 PEM = serialization.Encoding.PEM
 
 
-@dataclass
-class Issued:
-    """A certificate and its key as files."""
-
-    certificate: str
-    key: str
-    path: object
-
-
 def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY):
-    """Return a self-signed certificate."""
+    """Write a self-signed certificate and its key; return the certificate's path."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
@@ -45,21 +36,16 @@ def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    (folder / f"{name}.pem").write_bytes(made.public_bytes(PEM))
+    path = folder / f"{name}.pem"
+    path.write_bytes(made.public_bytes(PEM))
     secret = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / f"{name}.key").write_bytes(secret)
-    return Issued(str(folder / f"{name}.pem"), str(folder / f"{name}.key"), folder / f"{name}.pem")
+    path.with_suffix(".key").write_bytes(secret)
+    return path
 
 
-@pytest.fixture
-def superlink():
-    superlink = FakeSuperLink(b"")
-    yield superlink
-    superlink.stop()
-
-
-def enter(superlink, node_folder, *, registers=True, certificates=None):
+def enter(superlink, folder, *, registers=True, certificates=None):
     """Try to come online; return the line that the node logs."""
+    node_folder = NodeFolder(folder)
     fleet = FleetClient(
         superlink.address, node_folder.key(), insecure=certificates is None,
         root_certificates=certificates,
@@ -73,70 +59,61 @@ def enter(superlink, node_folder, *, registers=True, certificates=None):
         return reason
     finally:
         fleet.close()
+        node_folder.close()
     return ""
 
 
-def test_a_key_that_is_not_registered(superlink, tmp_path):
-    node_folder = NodeFolder(tmp_path)
-    said = enter(superlink, node_folder, registers=False)
-    assert "does not know this node's key: register it" in said
-    assert "online" in said
-    assert not superlink.nodes
-
-
-def test_a_key_that_was_known(superlink, tmp_path):
-    node_folder = NodeFolder(tmp_path)
-    assert not enter(superlink, node_folder)
-    superlink.nodes.clear()
-    superlink.online.clear()
-    said = enter(superlink, node_folder, registers=False)
-    assert "does not know this node's key: register it" in said
-    assert "online" not in said
+def test_a_key_that_is_not_registered_or_no_longer(superlink, tmp_path):
+    for known in (False, True):
+        said = enter(superlink, tmp_path, registers=False)
+        assert "does not know this node's key: register it" in said
+        assert ("online" in said) is not known
+        assert not superlink.nodes
+        assert not enter(superlink, tmp_path)
+        superlink.nodes.clear()
+        superlink.online.clear()
 
 
 def test_an_earlier_process_of_the_node_that_is_still_online(superlink, tmp_path):
-    node_folder = NodeFolder(tmp_path)
-    assert not enter(superlink, node_folder)
+    assert not enter(superlink, tmp_path)
     (tmp_path / "node.json").unlink()  # the node forgets its id
-    assert "counts an earlier life of this node as online" in enter(superlink, node_folder)
+    assert "counts an earlier life of this node as online" in enter(superlink, tmp_path)
     superlink.online.clear()
-    assert not enter(superlink, node_folder)
+    assert not enter(superlink, tmp_path)
 
 
-def test_a_server_that_accepts_registered_keys_only(superlink, tmp_path):
+def registered_keys_only(superlink):
     superlink.registers = False
-    assert "--auth-supernode-private-key" in enter(superlink, NodeFolder(tmp_path))
+
+
+def clock(ahead):
+    def shift(superlink):
+        superlink.clock = ahead
+        superlink.faults["activate_node"].append(401)
+
+    return shift
+
+
+def another(superlink):
+    superlink.faults["register_node"].append(404)
 
 
 @pytest.mark.parametrize(
-    ("ahead", "words"),
-    [(400, "(400|401) s ahead of"), (-400, "(399|400|401) s behind"), (8, "[89] s ahead")],
+    ("change", "says"),
+    [
+        (registered_keys_only, "--auth-supernode-private-key"),
+        (clock(400.3), "clock is (400|401) s ahead of"),
+        (clock(-399.7), "clock is (399|400|401) s behind"),
+        (clock(8.3), "clock is [89] s ahead"),
+        (clock(0.0), "^(?!.*clock).*signature"),
+        (another, "does not serve Flower's Fleet API"),
+        (FakeSuperLink.stop, r"is not reached: \[Errno 111\] Connection refused"),
+    ],
 )
-def test_a_wrong_clock_is_named_with_its_error(ahead, words, superlink, tmp_path):
-    node_folder = NodeFolder(tmp_path)
-    superlink.clock = ahead + 0.3
-    superlink.faults["activate_node"].append(401)
-    said = enter(superlink, node_folder)
-    assert re.search(f"clock is {words}", said), said
-
-
-def test_a_correct_clock_is_not_blamed(superlink, tmp_path):
-    superlink.faults["activate_node"].append(401)
-    said = enter(superlink, NodeFolder(tmp_path))
-    assert "clock" not in said
-    assert "signature" in said
-
-
-def test_another_server(superlink, tmp_path):
-    superlink.faults["register_node"].append(404)
-    assert "does not serve Flower's Fleet API" in enter(superlink, NodeFolder(tmp_path))
-
-
-def test_a_server_that_does_not_run(superlink, tmp_path):
-    superlink.stop()
-    assert "is not reached: [Errno 111] Connection refused" in enter(
-        superlink, NodeFolder(tmp_path)
-    )
+def test_a_servers_refusal_names_its_cause(change, says, superlink, tmp_path):
+    change(superlink)
+    said = enter(superlink, tmp_path)
+    assert re.search(says, said), said
 
 
 def test_an_unknown_host_name(tmp_path):
@@ -148,45 +125,34 @@ def test_an_unknown_host_name(tmp_path):
 
 def tls(superlink, shown):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(shown.certificate, shown.key)
+    context.load_cert_chain(shown, shown.with_suffix(".key"))
     superlink.socket = context.wrap_socket(superlink.socket, server_side=True)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "trusted", "says"),
     [
-        ({"end": NOW - DAY / 2}, "certificate has expired; renew it"),
-        ({"start": NOW + DAY / 2}, "not yet valid; is this machine's clock behind"),
-        ({"address": "127.0.0.2"}, "--superlink must be a name or address that is in"),
+        ({"end": NOW - DAY / 2}, "server", "certificate has expired; renew it"),
+        ({"start": NOW + DAY / 2}, "server", "not yet valid; is this machine's clock behind"),
+        ({"address": "127.0.0.2"}, "server", "--superlink must be a name or address that is in"),
+        ({}, "other", "--root-certificates must name the CA"),
+        (None, "other", "does not speak TLS"),
+        ({}, "server", ""),
     ],
 )
-def test_an_invalid_certificate(options, says, superlink, tmp_path):
-    shown = issued(tmp_path, "server", **options)
-    tls(superlink, shown)
-    said = enter(superlink, NodeFolder(tmp_path / "node"), certificates=shown.path)
+def test_an_invalid_certificate(options, trusted, says, superlink, tmp_path):
+    if options is not None:
+        tls(superlink, issued(tmp_path, "server", **options))
+    if trusted == "other":
+        issued(tmp_path, "other")
+    said = enter(superlink, tmp_path / "node", certificates=tmp_path / f"{trusted}.pem")
     assert says in said, said
-
-
-def test_another_ca_and_the_right_one(superlink, tmp_path):
-    shown, other = issued(tmp_path, "server"), issued(tmp_path, "other")
-    tls(superlink, shown)
-    node_folder = NodeFolder(tmp_path / "node")
-    said = enter(superlink, node_folder, certificates=other.path)
-    assert "--root-certificates must name the CA" in said, said
-    assert not enter(superlink, node_folder, certificates=shown.path)
-
-
-def test_a_server_without_tls(superlink, tmp_path):
-    other = issued(tmp_path, "other")
-    said = enter(superlink, NodeFolder(tmp_path / "node"), certificates=other.path)
-    assert "does not speak TLS" in said, said
+    assert bool(said) is bool(says)
 
 
 def test_a_refusal_gives_flowers_reason(superlink, tmp_path):
     fleet = FleetClient(superlink.address, NodeFolder(tmp_path).key(), insecure=True)
     superlink.faults["pull_messages"].append(500)
-    from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
-
     with pytest.raises(ServerRefusal) as error:
         fleet.call(PullMessagesRequest(), PullMessagesResponse)
     assert reason_of(error.value, "a:1") == "a:1 answers 500: Internal Server Error"

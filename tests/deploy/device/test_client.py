@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from tests.deploy.servers import eventually, field
+from tests.deploy.processes import eventually
+from tests.deploy.servers import Field
 
 
 def totals(said):
@@ -18,17 +19,16 @@ def totals(said):
 
 @pytest.mark.system
 def test_a_stock_node_and_a_project_node_in_the_same_run(tmp_path):
-    with field(tmp_path) as f:
+    with Field(tmp_path) as f:
         f.superlink()
         f.stock_node("theirs")
         ours = f.node("ours")
         f.online(2)
         assert "plain Fleet calls" in eventually(lambda: f.said("ours.log"))
-        first = f.counted("first", nodes=2, rounds=2)["said"]
-        theirs, mine = totals(first)
+        theirs, mine = totals(f.counted(nodes=2, rounds=2))
         assert theirs == mine
         assert [number for number, _ in mine] == [1, 2]
         online = json.loads((tmp_path / "ours" / "node.json").read_text())["node"]
         ours.terminate()
         assert ours.wait(5) == 0
-        assert re.search(rf"DeactivateNode\] Deactivated node_id={online}", f.said("superlink.log"))
+        assert re.search(rf"DeactivateNode\] Deactivated node_id={online}", f.said("server.log"))

@@ -16,7 +16,8 @@ from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder
 from deploy.device.node_loop import Device
 from tests.deploy.fake_superlink import FakeSuperLink
-from tests.deploy.servers import COUNTING, eventually
+from tests.deploy.processes import eventually
+from tests.deploy.servers import COUNTING
 from tests.deploy.test_killed import content, expected
 
 

@@ -182,11 +182,11 @@ def full_disk(patch, node, kind):
     node.database.connection.execute("PRAGMA max_page_count = 1000000000")
 
 
-@pytest.mark.parametrize("kind", FULL)
-def test_a_failed_write_leaves_the_state_unchanged(kind, node, monkeypatch):
-    node_store, before = node.begin(), state_of(np.random.default_rng(1), 70_000)
+@pytest.mark.parametrize(("kind", "size"), [*((each, 70_000) for each in FULL), (0, 3000)])
+def test_a_failed_write_leaves_the_state_unchanged(kind, size, node, monkeypatch, caplog):
+    node_store, before = node.begin(), state_of(np.random.default_rng(1), size)
     node_store.commit(before, "a", b"first")
-    there, after = files(node.folder), state_of(np.random.default_rng(2), 70_000)
+    there, after = files(node.folder), state_of(np.random.default_rng(2), size)
     store_arrays(after, "more", {"y": np.arange(20_000)})
     before = copy.deepcopy(before)
     for _ in range(2):  # it can be tried again
@@ -194,21 +194,11 @@ def test_a_failed_write_leaves_the_state_unchanged(kind, node, monkeypatch):
             node_store.commit(after, "b", b"second")
         assert files(node.folder) == there  # the disk gets its space back
     again = node.begin()
+    assert not caplog.messages  # a failed write is no damage
     assert same(before, again.state)
     assert (again.answered, again.reply()) == (["a"], b"first")
     again.commit(after, "b", b"second")
     assert same(after, node.begin().state)
-
-
-def test_a_disk_error_is_no_damage(node, caplog, monkeypatch):
-    node_store, state = node.begin(), state_of(np.random.default_rng(1))
-    node_store.commit(state, "a", b"first")
-    with full_disk(monkeypatch, node, 0), pytest.raises(OSError, match="disk I/O error"):
-        node_store.commit(state_of(np.random.default_rng(2)), "b", b"second")
-    assert not caplog.messages
-    found = node.begin()
-    assert (found.answered, found.reply()) == (["a"], b"first")
-    assert same(state, found.state)
 
 
 def expect_new(node, caplog):
@@ -225,23 +215,30 @@ def expect_new(node, caplog):
     assert same(state, found.state)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 99, 100, 4095, 4096, 9000, -4097])
-def test_a_cut_database_counts_as_damaged(size, node, caplog):
-    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
-    node.end()
-    file = node.folder / "node.db"
-    file.write_bytes(file.read_bytes()[:size])
-    expect_new(node, caplog)
+def cut(pattern, size):
+    """Return a function that cuts the file of a node's folder, or removes it (`size`: None)."""
+
+    def damage(node):
+        node.end()
+        (file,) = node.folder.glob(pattern)
+        file.unlink() if size is None else file.write_bytes(file.read_bytes()[:size])
+
+    return damage
 
 
-@pytest.mark.parametrize("size", [0, 1, LARGE, None])
-def test_a_cut_or_missing_file_counts_as_damaged(size, node, caplog):
+def forget_reply(node):
+    with node.database.connection as db:
+        db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*(cut("node.db", size) for size in (0, 1, 15, 99, 100, 4095, 4096, 9000, -4097)),
+     *(cut("arrays/*", size) for size in (0, 1, LARGE, None)), forget_reply],
+)  # fmt: skip
+def test_a_damaged_folder_counts_as_empty(damage, node, caplog):
     node.begin().commit(state_of(np.random.default_rng(1), LARGE), "a", b"reply")
-    (file,) = (node.folder / "arrays").iterdir()
-    data = file.read_bytes()
-    file.unlink()
-    if size is not None:
-        file.write_bytes(data[:size])
+    damage(node)
     expect_new(node, caplog)
 
 
@@ -281,13 +278,6 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
         assert node.begin().answered[-1] == "b"
         node.end()
     assert damaged > len(data) / 199 / 3
-
-
-def test_a_state_without_its_reply_is_not_used(node, caplog):
-    node.begin().commit(state_of(np.random.default_rng(1)), "a", b"reply")
-    with node.database.connection as db:
-        db.execute("UPDATE blobs SET content = 'other' WHERE content = ?", [b"reply"])
-    expect_new(node, caplog)
 
 
 def test_damage_in_a_running_node_is_one_failure(node, caplog, monkeypatch):

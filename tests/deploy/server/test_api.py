@@ -277,14 +277,6 @@ def test_a_serverapps_calls_need_its_token(server, what):
     assert found.status_code == 401
 
 
-def test_from_outside_only_the_nodes_calls_are_allowed(server):
-    said = {"x-forwarded-for": "192.0.2.9"}
-    for path in ("runtime/edgewire/push", "runtime/edgewire/pull", "control/edgewire/runs/a"):
-        found = httpx.post(f"http://{server.address}/v1/{path}", content=b"", headers=said)
-        assert found.status_code == 403
-    assert httpx.get(f"http://{server.address}/v1/fleet/edgewire", headers=said).text == "1"
-
-
 def test_with_a_plain_flower_server_the_usual_calls_are_used(plain_server, caplog):
     grid = plain_server.begin_run()
     assert bundled(grid) is grid

@@ -4,12 +4,11 @@ import re
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 from simulation.any_app import main
 from tests import fork_server
+from tests.runs import ROOT
 
-ROOT = Path(__file__).parents[3]
 APPS = ROOT / "tests" / "apps"
 
 PYPROJECT = """
@@ -19,6 +18,7 @@ version = "1.2.3"
 
 [tool.flwr.app]
 publisher = "somebody"
+{included}
 
 [tool.flwr.app.components]
 serverapp = "{server}"
@@ -69,9 +69,10 @@ app = ServerApp(server_fn=server_fn)
 """
 
 
-def write(folder, files, server="server:app", client="client:app", config=""):
-    """Write an app; return its folder."""
-    project = PYPROJECT.format(name=folder.name, server=server, client=client, config=config)
+def write(folder, files, server="server:app", client="client:app", config="", included=""):
+    """Write an app; return its folder. `included`: which files its bundle holds."""
+    given = {"server": server, "client": client, "config": config, "included": included}
+    project = PYPROJECT.format(name=folder.name, **given)
     for name, text in {"pyproject.toml": project, **files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

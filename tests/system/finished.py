@@ -1,0 +1,40 @@
+"""Makes a whole run on the local engine, with a wrapped grid and another kind of `Run`."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from conf import load_config
+from strategy.ordered_grid import OrderedGrid
+from strategy.run.run import Run
+from strategy.run.run_log import RunLog
+from tests.runs import result_of, run_here
+
+KEPT = ("accuracy", "client_updates", "failures", "ended")
+
+
+def finished(
+    words: list[str], wrap: Callable[[Grid], Any], kind: Callable[..., Run] = Run
+) -> tuple[Any, dict[str, Any]]:
+    """Return the wrapped grid of a run with these overrides, and the main values of its result."""
+    grids = list[Any]()
+
+    def server_app(grid: Grid, context: Context) -> None:
+        grids.append(wrap(grid))
+        nodes = json.loads(context.run_config["config"])["nodes"]
+        log = RunLog(str(context.run_config["output"]))
+        run = kind(load_config(context.run_config, nodes), OrderedGrid(grids[0]), log)
+        run.start()
+        run.finish()
+
+    with tempfile.TemporaryDirectory() as folder:
+        run_here(Path(folder), words, server_app=server_app)
+        result = result_of(Path(folder))
+    return grids[0], {key: result[key] for key in KEPT}
