@@ -84,7 +84,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         config.nodes,
         folder,
         config.seed,
-        Network(**vars(config.network)),
+        network_of(config),
         only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,
@@ -106,6 +106,14 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def network_of(config: Config) -> Network:
+    """Return the simulated network. Raises `ConfigError` for values out of bounds."""
+    try:
+        return Network(**vars(config.network))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:

@@ -50,6 +50,7 @@ BAD = [
     (["network.classes.fast.share=1"], "'+network.classes={NAME:"),
     (["+network.classes.fast.share=1"], "'+network.classes={NAME:"),
     (["network.waiting=long"], "network.waiting must be one of none, uniform"),
+    (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
     (["nodes"], "nodes"),
     (["dataset.root=~/x"], "~/x"),
     (["dataset=mnist", "dataset.root='~/nowhere'"], f"{Path.home()}/nowhere"),
