@@ -46,7 +46,9 @@ def only_virtual(network: Network) -> str:
 def _ideal() -> Network:
     """Return the network of conf/network/ideal.yaml."""
     values = OmegaConf.load(HERE / "network" / "ideal.yaml")
-    return cast(Network, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Network), values)))
+    return cast(
+        Network, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Network), values))
+    )
 
 
 def _word(value: object) -> str:
