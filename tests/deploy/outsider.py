@@ -23,7 +23,8 @@ from deploy.compact_bundle import compact
 from deploy.signed_header import read_header, sign_header
 
 OURS = [
-    "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/", "/docs", "/openapi.json",
+    "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/",
+    "/docs", "/openapi.json",
 ]  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def test_a_short_head_and_a_long_body_are_accepted(server):
         for _ in range(2):  # on one connection
             found = client.post(
                 f"http://{server.address}/v1/fleet/push-messages",
-                headers={"x": "y" * (LONGEST_HEAD - 1000)},
+                headers={"content-type": "application/protobuf", "x": "y" * (LONGEST_HEAD - 1000)},
                 content=bytes(3 << 20),
             )
             assert found.status_code in (400, 401)
