@@ -32,10 +32,11 @@ from deploy.certificate_dates import lasting, names_of
 from deploy.device.backoff import INTERVAL, ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
 from deploy.device.checks import key_in_use
 from deploy.device.client import BUNDLED, FleetClient, ServerRefusal, ahead_of, says_bundled
-from deploy.device.node_folder import FolderError, is_taken, known_id
+from deploy.device.node_folder import is_taken, known_id
 from deploy.findings import OK, WARNING, WRONG, Finding
-from deploy.node import MistakenWord, client_of
+from deploy.node import client_of
 from protocol.flower_releases import installed, is_known
+from simulation.errors import UsageError
 from simulation.proxies import by_proxy
 
 STATUS = f"{BUNDLED}/status"
@@ -46,12 +47,12 @@ REGISTER = "`python -m deploy.keys register NAME`, on the server"
 def server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the server, through a node's client; stop if the server cannot be reached."""
     found = None
-    with suppress(MistakenWord, FolderError, OSError):  # the check of the key reports these
+    with suppress(UsageError, OSError):  # the check of the key reports these
         found = key_in_use(options)
     key = found[0] if found else ec.generate_private_key(ec.SECP384R1())
     try:
         fleet = client_of(options, key)
-    except MistakenWord as error:
+    except UsageError as error:
         yield Finding(WRONG, "server", str(error))
         return
     if proxy := by_proxy(fleet.address, fleet.secure):

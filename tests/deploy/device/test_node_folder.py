@@ -6,8 +6,9 @@ import pytest
 from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, FolderError, NodeFolder
+from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder
 from deploy.node import main
+from simulation.errors import UsageError
 
 
 def message(number):
@@ -76,7 +77,7 @@ def test_an_unused_run_is_removed(restarted, monkeypatch):
 
 def test_another_node_or_an_older_format_gives_one_line(restarted, tmp_path, capsys):
     folder = restarted()
-    with pytest.raises(FolderError, match=r"another node runs on --state .*: give each its own"):
+    with pytest.raises(UsageError, match=r"another node runs on --state .*: give each its own"):
         NodeFolder(tmp_path)
     folder.close()
     (tmp_path / "runs").mkdir()
