@@ -25,6 +25,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from simulation.errors import EngineError, UsageError, one_line
+from simulation.job import Job
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
@@ -51,6 +52,20 @@ def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
             f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
         )
     return Fab(hashlib.sha256(content).hexdigest(), content, {}), app
+
+
+def refuse_local_only(job: Job, engine: str) -> None:
+    """Raise `UsageError` for settings of a job that only `engine=local` supports."""
+    if job.only_virtual:
+        raise UsageError(
+            f"engine={engine} has no virtual clock and cannot honour {job.only_virtual}, or "
+            "engine=local"
+        )
+    if job.verbose:
+        raise UsageError(
+            f"engine={engine} cannot honour verbose=true, its log goes to {engine}.log in the run "
+            "folder: drop it"
+        )
 
 
 def deflated(fab: Fab) -> Fab:

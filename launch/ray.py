@@ -30,7 +30,7 @@ from simulation.job import Job
 from simulation.processes import orderly_exit
 from simulation.workers.node_host import log
 
-from .control import bundle, cause_of, follow
+from .control import bundle, cause_of, follow, refuse_local_only
 from .private_superlink import private_superlink
 
 RESULT = "result.json"
@@ -84,15 +84,7 @@ def refuse(
     job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
 ) -> None:
     """Raise `UsageError` for a job that this engine cannot run, and for invalid options."""
-    if job.only_virtual:
-        raise UsageError(
-            f"engine=ray has no virtual clock and cannot honour {job.only_virtual}, or engine=local"
-        )
-    if job.verbose:
-        raise UsageError(
-            "engine=ray cannot honour verbose=true, its log goes to ray.log in the run folder: "
-            "drop it"
-        )
+    refuse_local_only(job, "ray")
     if job.device.startswith("cuda") and not gpus_per_client:
         raise UsageError(
             f"engine=ray cannot honour device={job.device} without engine.gpus_per_client=, "

@@ -38,7 +38,7 @@ from simulation.job import PLACE, Job
 from simulation.processes import orderly_exit, undisturbed
 from simulation.workers.node_host import log
 
-from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
+from .control import DIED, LogRelay, bundle, cause_of, deflated, follow, refuse_local_only
 from .download import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
@@ -87,16 +87,7 @@ def refuse(
         raise UsageError("engine=superlink needs engine.address=HOST:PORT of a SuperLink")
     if not wait >= 0:
         raise UsageError(f"engine.wait must be 0 or more seconds, not {wait:g}")
-    if job.only_virtual:
-        raise UsageError(
-            f"engine=superlink has no virtual clock and cannot honour {job.only_virtual}, "
-            "or engine=local"
-        )
-    if job.verbose:
-        raise UsageError(
-            "engine=superlink cannot honour verbose=true, its log goes to superlink.log in the "
-            "run folder: drop it"
-        )
+    refuse_local_only(job, "superlink")
 
 
 def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:

@@ -50,9 +50,14 @@ class Iid:
 
     def cut(self, order: NDArray[np.int64], node: int) -> NDArray[np.int64]:
         """Return a node's slice of `order`, int64 (N,); the first slices may be 1 longer."""
-        size, longer = divmod(len(order), self.num_partitions)
-        start = node * size + min(node, longer)
-        return order[start : start + size + (node < longer)]
+        return slice_of(order, self.num_partitions, node)
+
+
+def slice_of(values: NDArray[np.int64], slices: int, number: int) -> NDArray[np.int64]:
+    """Return slice `number` of an array (N,) cut into `slices`; the first may be 1 longer."""
+    size, longer = divmod(len(values), slices)
+    start = number * size + min(number, longer)
+    return values[start : start + size + (number < longer)]
 
 
 class Partition:

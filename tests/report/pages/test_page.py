@@ -20,7 +20,7 @@ def test_a_table_has_means_intervals_and_differences_of_equal_seeds(ran):
     assert rows["A"]["accuracy, %"] == "80.00 ± 2.48"  # 4.303 * 1 / sqrt(3)
     assert rows["A"]['difference from "A", points'] == ""
     assert rows["B"]['difference from "A", points'] == "1.17 ± 0.72"  # the mean of 1, 1.5 and 1
-    assert rows["B"]["seeds"] == "0, 1, 2"
+    assert rows["B"]["applied updates"] == "50"
 
 
 def test_sentences_are_made_from_the_numbers_on_the_page_and_in_the_index(ran):
@@ -41,7 +41,7 @@ def test_one_seed_is_marked_and_missing_runs_are_named(root):
     assert rows["A"]["remarks"] == ""
     assert rows["C"] == {
         "paper's accuracy, %": "-", "accuracy, %": "", 'difference from "A", points': "",
-        "seeds": "", "remarks": "not run yet",
+        "applied updates": "", "remarks": "not run yet",
     }  # fmt: skip
     assert "B is not run yet A: not run yet." in text
 
@@ -60,7 +60,7 @@ def test_a_page_explains_only_what_its_tables_have(ran):
     for other in ('"Bytes up"', '"compression ratio"', "failed reply", "diverged"):
         assert other not in text
     define(
-        ran, PAGE.replace("difference, seeds", "uplink, compression ratio up").replace(CLAIM, "A.")
+        ran, PAGE.replace("difference, updates", "uplink, compression ratio up").replace(CLAIM, "A.")
     )
     run(ran, {"lr=3": (0.1,)}, diverged=True, failures=2)
     text = " ".join(written(ran).split())
@@ -111,7 +111,7 @@ def test_several_tables_are_separate(ran):
 
 
 def test_a_table_across_a_key_shows_the_highest_in_bold(root):
-    table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", "    across: "
+    table = PAGE.replace("    columns: [paper, accuracy, difference, updates]\n", "    across: "
                          "{key: lr, values: [1, 2]}\n").replace("    against: a\n", "")  # fmt: skip
     table = table.replace(CLAIM, "A claim.")
     rows = "".join(f"      - {{id: {n}, label: {n}, overrides: m={n}}}\n" for n in "xy")
@@ -133,7 +133,7 @@ def test_a_table_across_a_key_shows_the_highest_in_bold(root):
 
 def test_a_table_across_settings_marks_no_highest(root):
     across = "    across: {overrides: {all: '', ten of a hundred: nodes=100 fraction=0.1}}\n"
-    table = PAGE.replace("    columns: [paper, accuracy, difference, seeds]\n", across)
+    table = PAGE.replace("    columns: [paper, accuracy, difference, updates]\n", across)
     define(root, table.replace("    against: a\n", "").replace(CLAIM, "A claim."))
     run(root, {"lr=1": (0.7, 0.7), "lr=1 nodes=100 fraction=0.1": (0.6, 0.62)})
     found = rows_of(written(root))["A"]
@@ -142,7 +142,7 @@ def test_a_table_across_settings_marks_no_highest(root):
 
 def test_a_table_across_settings_shows_its_column_and_texts_can_name_its_cells(root):
     across = "    across: {overrides: {slow: '', fast: link=fast, none: link=none}}\n"
-    table = PAGE.replace("[paper, accuracy, difference, seeds]\n", "[time a round]\n" + across)
+    table = PAGE.replace("[paper, accuracy, difference, updates]\n", "[time a round]\n" + across)
     claim = "From {a.slow} to {a.fast}, then {a.none}."
     define(root, table.replace("    against: a\n", "").replace(CLAIM, claim))
     run(root, {"lr=1": (0.7,)}, virtual_seconds=90)
