@@ -11,10 +11,18 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from deploy.certificate_dates import lasting
 from deploy.device.node_database import expect_no_older_format
 from deploy.device.node_folder import is_taken, own_key
-from deploy.findings import OK, WARNING, WRONG, Finding, enough_memory, free_memory, secret
+from deploy.findings import (
+    OK,
+    WARNING,
+    WRONG,
+    Finding,
+    enough_memory,
+    free_memory,
+    lasting,
+    secret,
+)
 from deploy.node import key_of, node_config_of
 from protocol.flower_releases import WANTED, installed, is_known
 from simulation.errors import UsageError
@@ -139,4 +147,4 @@ def certificate(options: argparse.Namespace) -> Iterable[Finding]:
         except (OSError, ValueError):
             yield Finding(WRONG, "certificate", f"--root-certificates {file} is none")
             return
-        yield lasting("certificate", f"the CA's, {file}", ca, "make a new CA on the server")
+        yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")

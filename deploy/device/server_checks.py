@@ -28,12 +28,11 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 
-from deploy.certificate_dates import lasting, names_of
 from deploy.device.backoff import INTERVAL, ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
 from deploy.device.checks import key_in_use
 from deploy.device.client import BUNDLED, FleetClient, ServerRefusal, ahead_of, says_bundled
 from deploy.device.node_folder import is_taken, known_id
-from deploy.findings import OK, WARNING, WRONG, Finding
+from deploy.findings import OK, WARNING, WRONG, Finding, lasting, names_of
 from deploy.node import client_of
 from protocol.flower_releases import installed, is_known
 from simulation.errors import UsageError
@@ -103,7 +102,7 @@ def _certificate(first: httpx.Response) -> Finding:
     shown = line.getpeercert(True)  # as DER
     certificate = x509.load_der_x509_certificate(shown or b"")
     text = f"the server's, for {names_of(certificate)}"
-    return lasting("certificate", text, certificate, "renew it on the server")
+    return lasting(text, certificate, "renew it on the server")
 
 
 def _registered(

@@ -60,7 +60,8 @@ def test_a_page_explains_only_what_its_tables_have(ran):
     for other in ('"Bytes up"', '"compression ratio"', "failed reply", "diverged"):
         assert other not in text
     define(
-        ran, PAGE.replace("difference, updates", "uplink, compression ratio up").replace(CLAIM, "A.")
+        ran,
+        PAGE.replace("difference, updates", "uplink, compression ratio up").replace(CLAIM, "A."),
     )
     run(ran, {"lr=3": (0.1,)}, diverged=True, failures=2)
     text = " ".join(written(ran).split())
