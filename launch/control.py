@@ -94,7 +94,7 @@ def _files(app_dir: Path) -> dict[str, bytes | Path]:
 
 
 def follow(
-    client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
+    client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] = lambda: None
 ) -> RunStatus:
     """Wait for the end of a run, and copy its output to `log`; return its last status.
 
@@ -107,8 +107,7 @@ def follow(
     while True:
         runs = client.ListRuns(ListRunsRequest(run_id=run_id))
         status: RunStatus = runs.run_dict[run_id].status
-        if on_poll is not None:
-            on_poll()
+        on_poll()
         if status.status == "finished":
             copier.join(_LAST_LINES_SECONDS)
             return status
