@@ -13,8 +13,9 @@ from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
 from strategy.factory import scheme_of
 from strategy.lr_schedule import Schedule
-from task.datasets import data_names
-from task.models import build_model, model_names
+from task.datasets.data import DATASETS
+from task.models import build_model
+from task.models.parts import MODELS
 from tests.runs import composed
 from tests.runs import configured as config
 
@@ -67,8 +68,8 @@ def test_every_choice_composes_and_has_a_description(group, choice):
 
 
 def test_every_model_and_data_set_has_a_choice():
-    assert {c for g, c in CHOICES if g == "model"} == set(model_names())
-    assert {c for g, c in CHOICES if g == "dataset"} == set(data_names())
+    assert {c for g, c in CHOICES if g == "model"} == set(MODELS.names())
+    assert {c for g, c in CHOICES if g == "dataset"} == set(DATASETS.names())
 
 
 @pytest.mark.parametrize(

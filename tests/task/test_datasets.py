@@ -12,7 +12,8 @@ import torch
 from omegaconf import OmegaConf
 
 import task.datasets.digits as digits_module
-from task.datasets import data_names, load_data
+from task.datasets import load_data
+from task.datasets.data import DATASETS
 from task.errors import TaskError
 from tests.task.data import one_line, write_mnist
 
@@ -47,7 +48,7 @@ def write_cifar(root, reader, monkeypatch):
 
 
 def test_every_data_set_has_its_yaml_and_the_other_way_round():
-    assert sorted(path.stem for path in CONF.glob("*.yaml")) == data_names()
+    assert sorted(path.stem for path in CONF.glob("*.yaml")) == DATASETS.names()
     for path in CONF.glob("*.yaml"):
         assert path.read_text().startswith("# ")
         assert OmegaConf.to_container(OmegaConf.load(path)) == {
@@ -225,4 +226,4 @@ def test_unknown_name_lists_the_names():
         load_data("mnits")
     message = one_line(error)
     assert "mnits" in message
-    assert all(name in message for name in data_names())
+    assert all(name in message for name in DATASETS.names())
