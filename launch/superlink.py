@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -279,7 +278,6 @@ def online(control: ControlHttpClient) -> int:
 
 def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder: Path) -> None:
     """Stop a run, and copy the files that it writes at its end."""
-    kept: Callable[[], Any] = dict if source is None else source.sizes
     with suppress(httpx.HTTPError, click.ClickException, SystemExit):
         if control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.status == (
             "finished"
@@ -287,7 +285,7 @@ def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder
             return
         control.StopRun(StopRunRequest(run_id=run_id))
         until = time.monotonic() + _END_SECONDS
-        while source is not None and RESULT not in kept() and time.monotonic() < until:
+        while source is not None and RESULT not in source.sizes() and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS / 2)
         if source is not None:
             fetch_all(source, folder)
