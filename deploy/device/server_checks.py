@@ -62,10 +62,10 @@ def server(options: argparse.Namespace) -> Iterable[Finding]:
             first = fleet.get(BUNDLED)
             trips = [_round_trip(fleet) for _ in range(TIMES)]
         except WORTH_WAITING as error:
-            yield Finding(WRONG, "server", _reason(fleet, error))
+            yield Finding(WRONG, "server", reason_of(error, fleet))
             return
         if first.status_code not in (200, 404):
-            yield Finding(WRONG, "server", _reason(fleet, ServerRefusal(first)))
+            yield Finding(WRONG, "server", reason_of(ServerRefusal(first), fleet))
             return
         if says_bundled(first):
             yield Finding(OK, "server", f"{fleet.address} is there, and takes bundles")
@@ -83,10 +83,6 @@ def server(options: argparse.Namespace) -> Iterable[Finding]:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")
         else:
             yield from _registered(fleet, options, bundled=says_bundled(first))
-
-
-def _reason(fleet: FleetClient, error: Exception, known: bool | None = True) -> str:
-    return reason_of(error, fleet.address, known=known, secure=fleet.secure)
 
 
 def _round_trip(fleet: FleetClient) -> float:
@@ -114,7 +110,7 @@ def _registered(
         yield from _registered_at_superlink(fleet, options)
         return
     if response.status_code != 200:
-        yield Finding(WRONG, "registered", _reason(fleet, ServerRefusal(response)))
+        yield Finding(WRONG, "registered", reason_of(ServerRefusal(response), fleet))
         return
     said: dict[str, Any] = response.json()
     if said.get("registered"):
@@ -146,7 +142,7 @@ def _registered_at_superlink(fleet: FleetClient, options: argparse.Namespace) ->
         fleet.call(DeactivateNodeRequest(node_id=number), DeactivateNodeResponse)
     except ServerRefusal as error:
         known = None if before is None else True
-        yield Finding(WRONG, "registered", _reason(fleet, error, known))
+        yield Finding(WRONG, "registered", reason_of(error, fleet, known))
         return
     yield Finding(OK, "registered", f"as node {number}; none is online with this key")
     yield _versions("", "")

@@ -68,7 +68,7 @@ def enter(superlink, node_folder, *, registers=True, certificates=None):
     try:
         member.enter()
     except WORTH_WAITING as error:
-        reason = reason_of(error, fleet.address, known=member.known)
+        reason = reason_of(error, fleet, member.known)
         assert "\n" not in reason
         return reason
     finally:
@@ -143,7 +143,7 @@ def test_an_unknown_host_name(tmp_path):
     fleet = FleetClient("nowhere.invalid:1", NodeFolder(tmp_path).key(), insecure=True)
     with pytest.raises(httpx.TransportError) as error:
         fleet.bundles()
-    assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet.address)
+    assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet)
 
 
 def tls(superlink, shown):
@@ -189,7 +189,8 @@ def test_a_refusal_gives_flowers_reason(superlink, tmp_path):
 
     with pytest.raises(ServerRefusal) as error:
         fleet.call(PullMessagesRequest(), PullMessagesResponse)
-    assert reason_of(error.value, "a:1") == "a:1 answers 500: Internal Server Error"
+    said = f"{superlink.address} answers 500: Internal Server Error"
+    assert reason_of(error.value, fleet) == said
 
 
 @pytest.mark.parametrize(
