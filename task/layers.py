@@ -192,12 +192,12 @@ def parts_of(
     with torch.device("meta"):
         model = make().eval()  # in training mode some layers read their counters, absent on meta
         x = torch.empty(2, *shape)
-    layers = layers_of(model)
-    cuts = check_cuts(cuts, len(layers))
+    count = len(layers_of(model))
+    cuts = check_cuts(cuts, count)
     names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
     found = []
-    for first, last in zip((0, *cuts), (*cuts, len(layers)), strict=True):
-        segment = Segment(layers[first:last], first, isinstance(model, ChannelsLast))
+    for first, last in zip((0, *cuts), (*cuts, count), strict=True):
+        segment = segment_of(model, first, last)
         own = {n: names[id(t)] for n, t in (*segment.named_parameters(), *segment.named_buffers())}
         h = segment(x)
         flat = FlatModel(segment, "meta")

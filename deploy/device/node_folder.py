@@ -61,15 +61,8 @@ class NodeFolder:
 
     # who this node is
 
-    def node_id(self, server: str, public_key: bytes) -> int | None:
-        """Return the node's id with this key at this server; None if the folder holds none.
-
-        `server`: host:port; `public_key`: in PEM.
-        """
-        return known_id(self.folder, server, public_key)
-
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
-        """Store the id that this server has given to the node with this key."""
+        """Store the id that this server has given to the node with this key, for `known_id`."""
         said = {"server": server, "key": public_key.hex(), "node": node_id}
         write_file(self.folder / "node.json", json.dumps(said).encode())
 
@@ -125,7 +118,10 @@ def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
-    """Return the node's id with a key at a server, read from this folder; None if it has none."""
+    """Return the node's id with a key at a server, read from this folder; None if it has none.
+
+    `server`: host:port; `public_key`: in PEM.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((folder / "node.json").read_text())
         if (said["server"], said["key"]) == (server, public_key.hex()):
