@@ -48,10 +48,6 @@ class Iid:
 
     num_partitions: int
 
-    def cut(self, order: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        """Return a node's slice of `order`, int64 (N,); the first slices may be 1 longer."""
-        return slice_of(order, self.num_partitions, node)
-
 
 def slice_of(values: NDArray[np.int64], slices: int, number: int) -> NDArray[np.int64]:
     """Return slice `number` of an array (N,) cut into `slices`; the first may be 1 longer."""
@@ -137,7 +133,8 @@ class Partition:
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
         cut: Callable[[int], Any]
         if isinstance(self._partitioner, Iid):
-            made, cut = self._partitioner.num_partitions, partial(self._partitioner.cut, order)
+            made = self._partitioner.num_partitions
+            cut = partial(slice_of, order, made)
         else:
             from task.label_table import LabelTable
 

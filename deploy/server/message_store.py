@@ -99,15 +99,11 @@ def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Lo
     because a node that pulls has not received them.
     """
     node = request.node.node_id
-
-    def read(wanted: PullObjectRequest) -> PullObjectResponse:
-        return fleet.pull_object(wanted, state)
-
     with whole(state):
         response = handed.again(node, state)
         response = response or fleet.pull_messages(request, state, state.object_store)
         handed.note(node, response)
-        load = Load(response, request.node, read)
+        load = Load(response, request.node, lambda wanted: fleet.pull_object(wanted, state))
         for message, tree in zip(
             response.messages_list, response.message_object_trees, strict=True
         ):
@@ -137,11 +133,7 @@ def from_node(
     with whole(state):
         expect_known(run, state)
         response = fleet.push_messages(request, state)
-
-        def push(pushed: PushObjectRequest) -> PushObjectResponse:
-            return fleet.push_object(pushed, state)
-
-        _store(response, objects, request.node, run, push)
+        _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
         if confirm is not None:
             fleet.confirm_message_received(confirm, state, state.object_store)
         asked = request.messages_list[0].metadata.reply_to_message_id
