@@ -29,7 +29,7 @@ from conf.check import build, check_target, check_targets
 from conf.load import typed
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
-from report.progress import RunProgress
+from report.progress import run_progress
 from report.runs import read_result
 from report.segments import show
 from report.summary import summary_table
@@ -93,7 +93,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
-        progress = RunProgress(folder, config.rounds, console, shared=not alone(), name=job_name())
+        progress = run_progress(folder, config.rounds, console, shared=not alone(), name=job_name())
         with result_aside(folder), progress:
             engine(task)
     except (EngineError, PayloadError):
