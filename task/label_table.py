@@ -10,8 +10,6 @@ from datasets import Dataset, disable_progress_bars
 from datasets.table import InMemoryTable
 from numpy.typing import NDArray
 
-from task.partition import slice_of
-
 disable_progress_bars()
 
 
@@ -60,4 +58,6 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
         column = self._columns["index"]
         if not contiguous:
             return column[index::num_shards]
-        return slice_of(column, num_shards, index)
+        size, longer = divmod(len(column), num_shards)
+        start = index * size + min(index, longer)
+        return column[start : start + size + (index < longer)]

@@ -8,7 +8,6 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,13 +46,6 @@ class Iid:
     """
 
     num_partitions: int
-
-
-def slice_of(values: NDArray[np.int64], slices: int, number: int) -> NDArray[np.int64]:
-    """Return slice `number` of an array (N,) cut into `slices`; the first may be 1 longer."""
-    size, longer = divmod(len(values), slices)
-    start = number * size + min(number, longer)
-    return values[start : start + size + (number < longer)]
 
 
 class Partition:
@@ -131,22 +123,20 @@ class Partition:
         """Shuffle the data set; return a function that takes a node and returns its indices."""
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
-        cut: Callable[[int], Any]
-        if isinstance(self._partitioner, Iid):
-            made = self._partitioner.num_partitions
-            cut = partial(slice_of, order, made)
-        else:
+        theirs = self._partitioner
+        if not isinstance(theirs, Iid):
             from task.label_table import LabelTable
 
-            theirs = copy.deepcopy(self._partitioner)
+            theirs = copy.deepcopy(theirs)
             theirs.dataset = LabelTable(order, self._labels[order])
-            made, cut = theirs.num_partitions, theirs.load_partition
-        if made != self._nodes:
+        if theirs.num_partitions != self._nodes:
             raise TaskError(
-                f"the partitioner makes {made} partitions for nodes={self._nodes}: "
-                f"leave partition.num_partitions as it is and set nodes"
+                f"the partitioner makes {theirs.num_partitions} partitions for "
+                f"nodes={self._nodes}: leave partition.num_partitions as it is and set nodes"
             )
-        return cut
+        if isinstance(theirs, Iid):
+            return np.array_split(order, self._nodes).__getitem__
+        return theirs.load_partition  # type: ignore[no-any-return]  # flwr_datasets has no types
 
 
 def _reason(error: Exception) -> str:
