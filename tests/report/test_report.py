@@ -46,13 +46,12 @@ ROW = {
 def test_the_bar_follows_the_history(tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    with run_progress(tmp_path, 10, console):
-        with (tmp_path / "history.jsonl").open("w") as file:
-            file.write(json.dumps(ROW) + "\n" + json.dumps({**ROW, "round": 4})[:20])
-            file.flush()
-            time.sleep(0.6)
-            half = screen.getvalue()
-            file.write(json.dumps({**ROW, "round": 4, "accuracy": None})[20:] + "\n")
+    with run_progress(tmp_path, 10, console), (tmp_path / "history.jsonl").open("w") as file:
+        file.write(json.dumps(ROW) + "\n" + json.dumps({**ROW, "round": 4})[:20])
+        file.flush()
+        time.sleep(0.6)
+        half = screen.getvalue()
+        file.write(json.dumps({**ROW, "round": 4, "accuracy": None})[20:] + "\n")
     for part in ("3/10", "50.00 %", "61.7 kB", "2 MB"):
         assert part in half
     assert "4/10" not in half
