@@ -37,7 +37,7 @@ from benchmarks.timing import ROOT, AtOnce, Child, Pipe, Turns, compare
 from conf import load_config, run_config
 from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
-from launch.ray import run_ray
+from launch.ray import run_on_ray
 from simulation.job import Job
 from simulation.local import run_local
 from simulation.network import Network
@@ -136,7 +136,7 @@ def on_ray(settings: list[str]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         composed = compose_config(settings)
         values: dict[str, Any] = run_config(composed, output=folder)
-        run_ray(ROOT, run_config=values, num_nodes=composed.nodes, actors=2)
+        run_on_ray(Job(ROOT, values, composed.nodes, Path(folder)), actors=2)
         lines = (Path(folder) / "history.jsonl").read_text().splitlines()
     seconds = [json.loads(line)["seconds"] for line in lines]
     return [b - a for a, b in pairwise(seconds)]

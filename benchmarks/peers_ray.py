@@ -10,7 +10,8 @@ import json
 import tempfile
 from pathlib import Path
 
-from launch.ray import run_ray
+from launch.ray import run_on_ray
+from simulation.job import Job
 
 APP = Path(__file__).parent / "ray_echo"
 
@@ -23,12 +24,8 @@ def echo_ray(nodes: int = 10, size: int = 850_000, seconds: float = 5.0, actors:
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "echo.json"
-        run_ray(
-            APP,
-            run_config={"size": size, "nodes": nodes, "seconds": seconds, "result": str(result)},
-            num_nodes=nodes,
-            actors=actors,
-        )
+        values = {"size": size, "nodes": nodes, "seconds": seconds, "result": str(result)}
+        run_on_ray(Job(APP, values, nodes, Path(folder)), actors=actors)
         measured = json.loads(result.read_text())
     return float(measured["trips"] / measured["seconds"])
 

@@ -61,16 +61,16 @@ def _reply(message: Message, arrays: ArrayRecord, metrics: Metrics) -> Message:
     return reply_to(message, content)
 
 
-def _known(context: Context) -> tuple[Config, str | None, Node]:
-    """Return the run's checked configuration, the node's data folder or None, and the `Node`."""
+def _known(context: Context) -> tuple[Config, Node]:
+    """Return the run's checked configuration, and the `Node`."""
     node = node_of(context)
-    return load_config(context.run_config, node.count, context.node_config), node.folder, node
+    return load_config(context.run_config, node.count, context.node_config), node
 
 
 def _trainer(context: Context) -> tuple[Trainer, Node]:
     """Return the run's trainer, which is built once per process, and the `Node`."""
-    config, folder, node = _known(context)
-    return trainer_for(config, folder), node
+    config, node = _known(context)
+    return trainer_for(config, node.folder), node
 
 
 def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -98,8 +98,8 @@ def step(message: Message, context: Context) -> Message:
 @app.train("segment")
 def segment(message: Message, context: Context) -> Message:
     """Train this node's segment of a model that is cut into segments (`client.segment`)."""
-    config, folder, _ = _known(context)
-    return segments_for(config, folder).answer(message, context)
+    config, node = _known(context)
+    return segments_for(config, node.folder).answer(message, context)
 
 
 @app.evaluate(mods=[uplink])

@@ -49,8 +49,8 @@ class SampleCache:
         """Return whether `size` more bytes fit without removing samples."""
         return size <= self._left
 
-    def put(self, key: tuple[int, bool], samples: Batch) -> Batch:
-        """Cache samples, removing the least recently used if necessary; return the samples.
+    def put(self, key: tuple[int, bool], samples: Batch) -> None:
+        """Cache samples, removing the least recently used if necessary.
 
         Samples larger than the whole cache are not cached.
         """
@@ -61,7 +61,6 @@ class SampleCache:
         if size <= self._left:
             self._kept[key] = samples
             self._left -= size
-        return samples
 
 
 class Samples:
@@ -126,11 +125,9 @@ class Samples:
         """
         key = (node.index, held_back)
         if (samples := self._prepared.get(key)) is None:
-            samples = self._prepared.put(key, self._prepare(node, held_back))
+            samples = self._prepared_samples(self._part(node, held_back))
+            self._prepared.put(key, samples)
         return samples
-
-    def _prepare(self, node: Node, held_back: bool) -> Batch:
-        return self._prepared_samples(self._part(node, held_back))
 
     def _part(self, node: Node, held_back: bool) -> Tensor:
         """Return the indices of the node's training or held-back samples, int64 (s,).

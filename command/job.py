@@ -29,7 +29,7 @@ from conf.check import build, check_target, check_targets
 from conf.load import typed
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
-from report.progress import RunProgress
+from report.progress import run_progress
 from report.runs import read_result
 from report.segments import show
 from report.summary import summary_table
@@ -84,7 +84,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         config.nodes,
         folder,
         config.seed,
-        Network(**vars(config.network)),
+        network_of(config),
         only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,
@@ -93,7 +93,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
-        progress = RunProgress(folder, config.rounds, console, shared=not alone(), name=job_name())
+        progress = run_progress(folder, config.rounds, console, shared=not alone(), name=job_name())
         with result_aside(folder), progress:
             engine(task)
     except (EngineError, PayloadError):
@@ -106,6 +106,14 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def network_of(config: Config) -> Network:
+    """Return the simulated network. Raises `ConfigError` for values out of bounds."""
+    try:
+        return Network(**vars(config.network))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:

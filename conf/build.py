@@ -66,7 +66,7 @@ def _own_data(config: Config, folder: str | None) -> Data:
             "a device's own folder needs the names of all the run's classes, as in "
             "dataset.classes=[cat,dog]"
         )
-    split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE, channels=3)
+    split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE)
     return Data(split, split, len(set(d.classes)), MEAN, STD)
 
 
@@ -82,7 +82,7 @@ def _data(
     data = load_data(name, root=root, download=download, size=size, classes=classes)
     if not validate:
         return data
-    train, test = holdout(data.train, validate, seed=0)
+    train, test = holdout(data.train, validate)
     return replace(data, train=train, test=test)
 
 

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf.codecs import codec_of, downlink_of, gradients_of
 from conf.option_group import OptionGroup
 from conf.schema import FOREVER, Config, ConfigError
-from conf.targets import GROUPS, callable_of, inner_target_of, target_of
+from conf.targets import GROUPS, callable_of, inner_target_of, nested, target_of
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)
@@ -217,16 +217,11 @@ def checked_target(group: str, node: Mapping[Any, Any], target: Callable[..., An
 
 def _expect_values(key: str, value: Any) -> None:
     """Refuse numbers that are not finite, and a `_target_` inside of a value."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key} must be a finite number, not {value:g}")
-    if isinstance(value, Mapping):
-        if "_target_" in value:
-            raise ConfigError(f"{key}: an object is made for an option, not within its value")
-        for name, inner in value.items():
-            _expect_values(f"{key}.{name}", inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _expect_values(key, inner)
+    for name, inner in nested(key, value):
+        if isinstance(inner, float) and not math.isfinite(inner):
+            raise ConfigError(f"{name} must be a finite number, not {inner:g}")
+        if isinstance(inner, Mapping) and "_target_" in inner:
+            raise ConfigError(f"{name}: an object is made for an option, not within its value")
 
 
 def parameters_of(

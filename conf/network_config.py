@@ -1,28 +1,18 @@
-"""The network of a simulation: links and devices, and the named networks of conf/network/.
+"""The types of the group `network`.
 
-`conf/network_config.py` has the same text, and a test compares the two files. Reason: the local
-engine may run an app that has a package `conf` of its own. A device has the configuration in the
-app's bundle, but its own package `simulation`, which may be older.
+`simulation.network.Network` explains the keys and checks their values. It is not imported here: a
+device gets this package in the app's bundle, but has a package `simulation` of its own, which may
+be older. Engines in real time refuse all values other than those of `network=ideal`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-FOLDER = Path(__file__).parents[1] / "conf" / "network"
-WAITING = ("none", "uniform", "exponential", "fixed")
 
 
 @dataclass
 class DeviceClass:
-    """A class of devices: its share of the nodes, and its speed.
-
-    A device of this class computes `speed` times as fast as the reference device. Both numbers must
-    be above 0.
-    """
+    """A class of devices: its share of the nodes, and its speed."""
 
     share: float = 1.0
     speed: float = 1.0
@@ -30,26 +20,7 @@ class DeviceClass:
 
 @dataclass
 class Network:
-    """The simulated links and devices. A bandwidth of None is unlimited.
-
-    The reference device is the device that `seconds_per_step` and `encoding_seconds` describe.
-
-    `up_mbps`, `down_mbps`: Mbit/s from and to one node on its own link; `server_mbps`: Mbit/s of
-    the server's link in each direction; `latency_ms`: milliseconds in one direction;
-    `seconds_per_step`: seconds of one local step on the reference device; `encoding_seconds`:
-    seconds in which the reference device encodes one update; `loss`: the share of replies that
-    never arrive. The run then needs a `timeout`. The run's seed, the node and the number of the
-    node's replies so far determine which replies are lost. `waiting`: the distribution of the time
-    that a device spends on other things before it replies: none, fixed, uniform (0 to 2 T) or
-    exponential. The mean T is `waiting_seconds` on the reference device, and longer on slower
-    devices. `crash`: the probability that a device crashes after a reply. The device loses its
-    state, and comes back after `rejoin_seconds`, or never if this is None. `join_seconds`: each
-    device joins at a random time, at most this many seconds after the start. Flower's own
-    strategies support neither crashes nor late joins. `classes`: device classes by name. Their
-    shares add up to 1. Without classes all nodes are reference devices.
-
-    Raises `ValueError` for values out of bounds.
-    """
+    """The simulated links and devices."""
 
     up_mbps: float | None = None
     down_mbps: float | None = None
@@ -64,64 +35,3 @@ class Network:
     rejoin_seconds: float | None = None
     join_seconds: float = 0.0
     classes: dict[str, DeviceClass] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("up_mbps", "down_mbps", "server_mbps", "rejoin_seconds"):
-            if (value := getattr(self, name)) is not None:
-                _expect_above("network", name, value)
-        for name in ("latency_ms", "seconds_per_step", "encoding_seconds", "waiting_seconds"):
-            _expect_from(name, getattr(self, name))
-        _expect_from("join_seconds", self.join_seconds)
-        for name in ("loss", "crash"):
-            _expect_from(name, getattr(self, name), below=1.0)
-        if self.waiting not in WAITING:
-            choices = ", ".join(WAITING)
-            raise ValueError(f"network.waiting must be one of {choices}, not {self.waiting}")
-        if not isinstance(self.classes, dict) or not all(map(_is_class, self.classes.values())):
-            raise ValueError("network.classes must be device classes by name: {slow: {speed: 0.1}}")
-        for name, each in self.classes.items():
-            _expect_above(f"network.classes.{name}", "share", each.share)
-            _expect_above(f"network.classes.{name}", "speed", each.speed)
-        shares = [each.share for each in self.classes.values()]
-        if shares and abs(sum(shares) - 1) > 1e-6:
-            raise ValueError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")
-
-
-def network_named(name: str) -> Network:
-    """Return the network of conf/network/NAME.yaml. Raises `ValueError` if it is missing."""
-    names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-    if name not in names:
-        raise ValueError(f"there is no network {name}; there are: {', '.join(names)}")
-    values = _values(name)
-    classes = {key: DeviceClass(**value) for key, value in values.pop("classes", {}).items()}
-    return Network(**values, classes=classes)
-
-
-def _values(name: str) -> dict[str, Any]:
-    """Return a network file's values; the files in its `defaults` list give those that it lacks."""
-    import yaml  # type: ignore[import-untyped]
-
-    own: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    merged: dict[str, Any] = {}
-    for base in own.pop("defaults", []):
-        merged |= _values(base)
-    return merged | own
-
-
-def _is_class(each: Any) -> bool:
-    return hasattr(each, "share") and hasattr(each, "speed")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _expect_above(group: str, name: str, value: Any) -> None:
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{group}.{name} must be a number above 0, not {value!r}")
-
-
-def _expect_from(name: str, value: Any, below: float = math.inf) -> None:
-    if not (_is_number(value) and 0 <= value < below):
-        bound = "" if below == math.inf else f", below {below:g}"
-        raise ValueError(f"network.{name} must be a number of at least 0{bound}, not {value!r}")

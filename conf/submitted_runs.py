@@ -14,13 +14,13 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
 from conf.schema import Config, ConfigError
-from conf.targets import GROUPS, is_ours
+from conf.targets import GROUPS, is_ours, nested
 from task import DEFAULT_ROOT
 
 LOCAL_CONFIGS = "EDGEWIRE_LOCAL_CONFIGS"  # checksums of own configurations, for child processes
@@ -89,24 +89,14 @@ def expect_plain(node: Any) -> None:
 
     `node`: containers before OmegaConf resolves them.
     """
-    for text in _texts(node):
-        if "${" in OF_A_KEY.sub("", text):
-            raise ConfigError(
-                f"{abbreviate(text)}: a run that is submitted may name another key, as in ${{lr}}, "
-                "and nothing else of this machine's"
-            )
-
-
-def _texts(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, Mapping):
-        for key, value in node.items():
-            yield str(key)
-            yield from _texts(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _texts(value)
+    for _, value in nested("", node):
+        keys = map(str, value) if isinstance(value, Mapping) else ()
+        for text in [value] if isinstance(value, str) else keys:
+            if "${" in OF_A_KEY.sub("", text):
+                raise ConfigError(
+                    f"{abbreviate(text)}: a run that is submitted may name another key, as in "
+                    "${lr}, and nothing else of this machine's"
+                )
 
 
 def confine(config: Config, machine: NodeGrants) -> None:
@@ -117,7 +107,10 @@ def confine(config: Config, machine: NodeGrants) -> None:
     not allow.
     """
     for group in GROUPS:
-        for key, name in _targets(group, getattr(config, group)):
+        for key, node in nested(group, getattr(config, group)):
+            if not key.endswith("._target_"):
+                continue
+            name = str(node)
             if not is_ours(group, name) and not machine.allows(name):
                 raise ConfigError(
                     f"{key}={abbreviate(name)}: a run that is submitted names classes as "
@@ -137,18 +130,6 @@ def confine_data(config: Config, machine: NodeGrants) -> None:
     if root is not None:
         root = resolve_below(machine.data or DEFAULT_ROOT, root, "dataset.root")
     config.dataset.root = root or machine.data
-
-
-def _targets(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Yield every `_target_` in a group, at any depth, as (its key, its value)."""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            if name == "_target_":
-                yield f"{key}._target_", str(value)
-            yield from _targets(f"{key}.{name}", value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _targets(key, value)
 
 
 def output_of(values: Mapping[str, Any]) -> str:

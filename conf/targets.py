@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -28,6 +28,20 @@ KINDS = {
     "partition": ("flwr_datasets.partitioner", "Partitioner"),
 }
 GROUPS = tuple(KINDS)
+
+
+def nested(key: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield `node` and all values inside it, at any depth, each with its dotted key.
+
+    `key`: the key of `node`. The elements of a list have the list's key.
+    """
+    yield key, node
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from nested(f"{key}.{name}", value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from nested(key, value)
 
 
 def is_ours(group: str, name: str) -> bool:

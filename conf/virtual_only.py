@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from conf.network_config import Network, network_named
+from functools import cache
+from typing import cast
+
+from omegaconf import OmegaConf
+
+from conf.network_config import Network
 from conf.schema import Config, ConfigError
+from conf.targets import HERE
 
 
 def expect_real_time(config: Config) -> None:
@@ -22,7 +28,7 @@ def only_virtual(network: Network) -> str:
     effect are left out: `waiting_seconds` with `waiting=none`, and `rejoin_seconds` without
     `crash`.
     """
-    ideal = network_named("ideal")
+    ideal = _ideal()
     without = {"waiting_seconds"} if network.waiting == "none" else set[str]()
     without |= set() if network.crash else {"rejoin_seconds"}
     keys = [key for key in vars(ideal) if key not in without]
@@ -34,6 +40,15 @@ def only_virtual(network: Network) -> str:
     if len(asked) == 1 and asked != ["classes"]:
         instead = f"network.{asked[0]}={_word(getattr(ideal, asked[0]))}"
     return f"{text}: give {instead}"
+
+
+@cache
+def _ideal() -> Network:
+    """Return the network of conf/network/ideal.yaml."""
+    values = OmegaConf.load(HERE / "network" / "ideal.yaml")
+    return cast(
+        Network, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Network), values))
+    )
 
 
 def _word(value: object) -> str:

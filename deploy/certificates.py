@@ -53,7 +53,7 @@ def make_ca(keys: Path) -> list[Path]:
     made = _begun(name, name, key.public_key(), CA_DAYS)
     made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     made = made.add_extension(signs, critical=True)
-    certificate = _signed(made, key, key.public_key())
+    certificate = _signed(made, key)
     return [
         write_new(keys / f"{CA}.key", _pem(key), SECRET),
         write_new(keys / f"{CA}.crt", certificate, PUBLIC),
@@ -83,7 +83,7 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
     )
     builder = builder.add_extension(subject, critical=False)
-    certificate, path = _signed(builder, ca_key, ca_key.public_key()), keys / f"{SERVER}.crt"
+    certificate, path = _signed(builder, ca_key), keys / f"{SERVER}.crt"
     partial = path.with_suffix(".part")
     partial.unlink(missing_ok=True)
     write_new(partial, certificate, PUBLIC)
@@ -198,12 +198,8 @@ def _begun(
     return begun.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
-def _signed(
-    builder: x509.CertificateBuilder,
-    by: ec.EllipticCurvePrivateKey,
-    issuer: ec.EllipticCurvePublicKey,
-) -> bytes:
-    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer)
+def _signed(builder: x509.CertificateBuilder, by: ec.EllipticCurvePrivateKey) -> bytes:
+    known = x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key())
     signed = builder.add_extension(known, critical=False).sign(by, hashes.SHA384())
     return signed.public_bytes(Encoding.PEM)
 

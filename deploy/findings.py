@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 import platform
 import shutil
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography import x509
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 PYTHONS = ((3, 11), (3, 14))  # the first and the last supported version
@@ -124,6 +127,34 @@ def disk(options: argparse.Namespace) -> Iterable[Finding]:
         yield Finding(level, "disk", f"{text}, which is little: make room")
     else:
         yield Finding(OK, "disk", text)
+
+
+def lasting(name: str, certificate: x509.Certificate, renew: str) -> Finding:
+    """Check whether a certificate is valid now.
+
+    `name`: the name of the certificate in the line; `renew`: the advice for a certificate that has
+    expired or soon expires.
+    """
+    what = "certificate"
+    now = datetime.datetime.now(datetime.UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    days = (ends - now).days
+    if begins > now:
+        return Finding(WRONG, what, f"{name} is valid from {begins:%Y-%m-%d} on: set the clock")
+    if ends <= now:
+        return Finding(WRONG, what, f"{name} has ended on {ends:%Y-%m-%d}: {renew}")
+    if days < SOON:
+        return Finding(WARNING, what, f"{name} ends in {days} days: {renew}")
+    return Finding(OK, what, f"{name}, until {ends:%Y-%m-%d}")
+
+
+def names_of(certificate: x509.Certificate) -> str:
+    """Return the names and addresses that a certificate is valid for, separated by commas."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ""
+    return ", ".join(str(each.value) for each in found)
 
 
 def secret(file: Path, what: str) -> Iterable[Finding]:

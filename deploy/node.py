@@ -33,7 +33,7 @@ try:
     from .device.apps import OtherApp
     from .device.client import FleetClient
     from .device.heartbeats import Membership
-    from .device.node_folder import FolderError, NodeFolder
+    from .device.node_folder import NodeFolder
     from .device.node_loop import Device
 except ImportError as error:  # Flower is missing or unsupported: `main` reports this
     MISSING = error
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None, client: type[FleetClient] | None = 
         config = node_config_of(given.node_config)
         expect_digests(given.app)
         fleet = client_of(given, key, client)
-    except (FolderError, MistakenWord) as error:
+    except UsageError as error:
         reader.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _ended)
@@ -78,41 +78,37 @@ def main(arguments: list[str] | None = None, client: type[FleetClient] | None = 
         node_folder.close()
 
 
-class MistakenWord(ValueError):
-    """An option's value cannot be used; the message is one line."""
-
-
 def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
     """Return a node's private key from a file in OpenSSH's format.
 
-    Raises `MistakenWord` if the file cannot be read or holds no elliptic-curve key.
+    Raises `UsageError` if the file cannot be read or holds no elliptic-curve key.
     """
     try:
         key = load_ssh_private_key(file.read_bytes(), None)
     except OSError as error:
-        raise MistakenWord(f"--auth-supernode-private-key {file}: {error.strerror}") from error
+        raise UsageError(f"--auth-supernode-private-key {file}: {error.strerror}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise MistakenWord(f"{file} is no private key (ssh-keygen -t ecdsa makes one)") from error
+        raise UsageError(f"{file} is no private key (ssh-keygen -t ecdsa makes one)") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise MistakenWord(f"{file} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
+        raise UsageError(f"{file} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
     return key
 
 
 def node_config_of(text: str | None) -> UserConfig:
-    """Return the values of `--node-config`. Raises `MistakenWord` if they cannot be parsed."""
+    """Return the values of `--node-config`. Raises `UsageError` if they cannot be parsed."""
     try:
         config: UserConfig = parse_config_args([text] if text else None)
     except (click.ClickException, OSError, ValueError) as error:
         text = error.message if isinstance(error, click.ClickException) else str(error)
-        raise MistakenWord(f"--node-config: {' '.join(text.split())}") from error
+        raise UsageError(f"--node-config: {' '.join(text.split())}") from error
     return config
 
 
 def expect_digests(arguments: list[str]) -> None:
-    """Raise `MistakenWord` for a value that is not a SHA-256 in 64 hexadecimal digits."""
+    """Raise `UsageError` for a value that is not a SHA-256 in 64 hexadecimal digits."""
     for word in arguments:
         if not re.fullmatch("[0-9a-f]{64}", word):
-            raise MistakenWord(f"--app {word} is no SHA-256: `python -m deploy.keys app` says it")
+            raise UsageError(f"--app {word} is no SHA-256: `python -m deploy.keys app` says it")
 
 
 def client_of(
@@ -122,23 +118,20 @@ def client_of(
 ) -> FleetClient:
     """Return a client of the server that the options name.
 
-    Raises `MistakenWord` for invalid options.
+    Raises `UsageError` for invalid options.
     """
     certificates = given.root_certificates
     if given.insecure and certificates is not None:
-        raise MistakenWord("--insecure and --root-certificates exclude each other")
+        raise UsageError("--insecure and --root-certificates exclude each other")
     if given.insecure and given.auth_supernode_private_key is not None:
-        raise MistakenWord("a key is of no use without TLS: drop --insecure, and name the CA")
+        raise UsageError("a key is of no use without TLS: drop --insecure, and name the CA")
     host, _, port = given.superlink.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
-        raise MistakenWord(f"--superlink must be host:port, not {given.superlink}")
+        raise UsageError(f"--superlink must be host:port, not {given.superlink}")
     if not 0 < int(port) < 1 << 16:
-        raise MistakenWord(f"--superlink {given.superlink}: a port is a number from 1 to 65535")
+        raise UsageError(f"--superlink {given.superlink}: a port is a number from 1 to 65535")
     keep_loopback_direct(given.superlink)
-    try:
-        expect_usable_proxies(given.superlink)
-    except UsageError as error:
-        raise MistakenWord(str(error)) from error
+    expect_usable_proxies(given.superlink)
     try:
         with unproxied(given.superlink):
             return (kind or FleetClient)(
@@ -149,7 +142,7 @@ def client_of(
             )
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or str(error)
-        raise MistakenWord(f"--root-certificates {certificates}: {reason}") from error
+        raise UsageError(f"--root-certificates {certificates}: {reason}") from error
 
 
 def _ended(number: int, frame: object) -> NoReturn:

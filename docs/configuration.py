@@ -20,7 +20,6 @@ from omegaconf import OmegaConf
 from compression.registry import STAGES, get, names, option_fields
 from compression.screening import Screening
 from conf.load import HERE
-from conf.network_config import DeviceClass, Network
 from conf.schema import (
     CompressionConfig,
     Config,
@@ -30,6 +29,7 @@ from conf.schema import (
 )
 from docs.text import sentence, summary, told, word
 from report.format import wrap
+from simulation.network import DeviceClass, Network
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"

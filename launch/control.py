@@ -25,6 +25,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from simulation.errors import EngineError, UsageError, one_line
+from simulation.job import Job
 
 screen = getLogger("edgewire")
 _POLL_SECONDS = 0.5
@@ -53,6 +54,20 @@ def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
     return Fab(hashlib.sha256(content).hexdigest(), content, {}), app
 
 
+def refuse_local_only(job: Job, engine: str) -> None:
+    """Raise `UsageError` for settings of a job that only `engine=local` supports."""
+    if job.only_virtual:
+        raise UsageError(
+            f"engine={engine} has no virtual clock and cannot honour {job.only_virtual}, or "
+            "engine=local"
+        )
+    if job.verbose:
+        raise UsageError(
+            f"engine={engine} cannot honour verbose=true, its log goes to {engine}.log in the run "
+            "folder: drop it"
+        )
+
+
 def deflated(fab: Fab) -> Fab:
     """Return an app's bundle compressed, which takes 0.4 times the bytes of Flower's bundle."""
     made = BytesIO()
@@ -79,7 +94,7 @@ def _files(app_dir: Path) -> dict[str, bytes | Path]:
 
 
 def follow(
-    client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] | None
+    client: ControlHttpClient, run_id: int, log: Path, on_poll: Callable[[], None] = lambda: None
 ) -> RunStatus:
     """Wait for the end of a run, and copy its output to `log`; return its last status.
 
@@ -92,8 +107,7 @@ def follow(
     while True:
         runs = client.ListRuns(ListRunsRequest(run_id=run_id))
         status: RunStatus = runs.run_dict[run_id].status
-        if on_poll is not None:
-            on_poll()
+        on_poll()
         if status.status == "finished":
             copier.join(_LAST_LINES_SECONDS)
             return status

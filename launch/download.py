@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
 
 import httpx
 
 GROWING = "history.jsonl"  # copied during the run; all other files are copied at its end
 _PART = ".part"  # suffix of an incomplete copy
-
-
-class Source(Protocol):
-    """The place from which a run's files are copied."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return the files' names and sizes in bytes; {} if the run does not exist."""
-
-    def read(self, name: str, start: int, into: Path) -> None:
-        """Append a file's content from byte `start` on to the local file `into`."""
 
 
 class ServedFiles:
@@ -65,6 +54,9 @@ class LocalFiles:
             there.seek(start)
             while piece := there.read(1 << 20):
                 file.write(piece)
+
+
+Source = ServedFiles | LocalFiles  # the place from which a run's files are copied
 
 
 def follow_history(source: Source, folder: Path) -> None:

@@ -1,25 +1,21 @@
 """`engine=ray`: runs the app in Flower's Simulation Runtime, as `flwr run` does.
 
-this process                        processes that are started and ended with this run
-------------                        --------------------------------------------------
-run_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a free loopback port,
-  |                                   only for this user (same_user_only.py)
-  |                                   `- flower-superexec
-  |                                        `- flwr-simulation   the ServerApp, Ray's driver
-  `<----- status and log lines ------           `- Ray          gcs, raylet, ClientApp actors
+this process                           processes that are started and ended with this run
+------------                           --------------------------------------------------
+run_on_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a free loopback port,
+  |                                      only for this user (same_user_only.py)
+  |                                      `- flower-superexec
+  |                                           `- flwr-simulation   the ServerApp, Ray's driver
+  `<----- status and log lines ---------           `- Ray          gcs, raylet, ClientApp actors
 """
 
-import os
 import socket
-import tempfile
 import time
-from collections.abc import Callable
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import click
-from flwr.app import UserConfig
 from flwr.cli.utils import flwr_cli_exc_handler
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import StartRunRequest
@@ -30,7 +26,7 @@ from simulation.job import Job
 from simulation.processes import orderly_exit
 from simulation.workers.node_host import log
 
-from .control import bundle, cause_of, follow
+from .control import bundle, cause_of, follow, refuse_local_only
 from .private_superlink import private_superlink
 
 RESULT = "result.json"
@@ -43,26 +39,52 @@ def run_on_ray(
 ) -> None:
     """Run a job to its end; the log is `ray.log` in the job's folder.
 
-    `actors`, `gpus_per_client` and `address` are as in `run_ray`; `actors` 0 means one actor per
-    core. Raises `UsageError` for settings that Ray would ignore silently, and the errors of
-    `run_ray`.
+    `actors`: parallel ClientApps; 0: one per core. `gpus_per_client`: the share of a GPU that each
+    ClientApp gets. `address`: an existing Ray cluster, in the form of RAY_ADDRESS, which runs one
+    ClientApp per CPU and continues after the run. Its machines must have the same Python packages
+    and the same temporary folder. The ServerApp and the ClientApps run in this process's working
+    directory, with its environment.
+
+    Raises:
+        UsageError: an argument is invalid, or a setting that Ray would ignore silently.
+        EngineError: the run could not start, failed or was stopped. The message names the log's
+            file.
     """
     refuse(job, actors=actors, gpus_per_client=gpus_per_client, address=address)
-    stop = job.folder / STOP
+    if address is not None:
+        _reach(address)
+    simulation = SimulationConfig(
+        num_supernodes=job.nodes,
+        client_resources_num_cpus=1,
+        client_resources_num_gpus=gpus_per_client,
+        init_args_num_cpus=actors or None,
+    )
+    fab, app = bundle(job.app_dir, job.run_config)
+    _refuse_namesakes(app, job.app_dir)
+    request = StartRunRequest(
+        fab=fab_to_proto(fab),
+        override_config=user_config_to_proto(job.run_config),
+        override_federation_config=simulation,
+    )
+    log, stop = job.folder / "ray.log", job.folder / STOP
+    log.write_bytes(b"")
     stop.unlink(missing_ok=True)
-    try:
-        run_ray(
-            job.app_dir,
-            run_config=job.run_config,
-            num_nodes=job.nodes,
-            actors=actors or None,
-            gpus_per_client=gpus_per_client,
-            address=address,
-            log_file=job.folder / "ray.log",
-            on_stop=lambda: ask_to_end(job.folder),
-        )
-    finally:
-        stop.unlink(missing_ok=True)
+    with orderly_exit(), private_superlink(log, address) as (server, client):
+        try:
+            with flwr_cli_exc_handler():
+                status = follow(client, client.StartRun(request).run_id, log)
+        except click.ClickException as error:
+            reason = f"Flower's SuperLink ended with code {server.poll()}"
+            reason = reason if server.poll() is not None else one_line(error.message)
+            raise EngineError(f"{reason} (log: {log})") from error
+        except (KeyboardInterrupt, SystemExit):
+            ask_to_end(job.folder)
+            raise
+        finally:
+            stop.unlink(missing_ok=True)
+    if status.sub_status != "completed":
+        cause = cause_of(status, log.read_text(encoding="utf-8", errors="replace"))
+        raise EngineError(f"{cause} (log: {log})")
 
 
 def ask_to_end(folder: Path) -> None:
@@ -84,104 +106,15 @@ def refuse(
     job: Job, *, actors: int = 0, gpus_per_client: float = 0.0, address: str | None = None
 ) -> None:
     """Raise `UsageError` for a job that this engine cannot run, and for invalid options."""
-    if job.only_virtual:
-        raise UsageError(
-            f"engine=ray has no virtual clock and cannot honour {job.only_virtual}, or engine=local"
-        )
-    if job.verbose:
-        raise UsageError(
-            "engine=ray cannot honour verbose=true, its log goes to ray.log in the run folder: "
-            "drop it"
-        )
+    refuse_local_only(job, "ray")
     if job.device.startswith("cuda") and not gpus_per_client:
         raise UsageError(
             f"engine=ray cannot honour device={job.device} without engine.gpus_per_client=, "
             "the share of a GPU that each node gets"
         )
-    expect_options(job.nodes, actors or None, gpus_per_client, address)
-
-
-def run_ray(
-    app_dir: Path,
-    *,
-    run_config: UserConfig,
-    num_nodes: int,
-    actors: int | None = None,
-    gpus_per_client: float = 0.0,
-    address: str | None = None,
-    log_file: Path | None = None,
-    on_poll: Callable[[], None] | None = None,
-    on_stop: Callable[[], None] | None = None,
-) -> None:
-    """Run the Flower app in `app_dir` (its folder with `pyproject.toml`) to its end.
-
-    Args:
-        app_dir: the app; its `fab-include` selects the files that are sent.
-        run_config: overrides of `[tool.flwr.app.config]`; every key must exist there.
-        num_nodes: simulated SuperNodes, with `partition-id` 0 to `num_nodes` - 1.
-        actors: parallel ClientApps (default: the number of cores). Not allowed with `address`: an
-            existing cluster runs one ClientApp per CPU.
-        gpus_per_client: the share of a GPU that each ClientApp gets.
-        address: an existing Ray cluster, in the form of RAY_ADDRESS. It continues after the run.
-            Its machines must have the same Python packages and the same temporary folder.
-        log_file: the file for the run's log; None: a temporary file, removed after success.
-        on_poll: called about twice a second during the run.
-        on_stop: called when this process gets a signal to stop, before it ends the run's
-            processes. These processes do not get the signal.
-
-    The ServerApp and the ClientApps run in this process's working directory, with its environment.
-
-    Raises:
-        UsageError: an argument is invalid.
-        EngineError: the run could not start, failed or was stopped. The message names the log's
-            file.
-    """
-    expect_options(num_nodes, actors, gpus_per_client, address)
-    if address is not None:
-        _reach(address)
-    simulation = SimulationConfig(
-        num_supernodes=num_nodes,
-        client_resources_num_cpus=1,
-        client_resources_num_gpus=gpus_per_client,
-        init_args_num_cpus=actors,
-    )
-    fab, app = bundle(app_dir, run_config)
-    _refuse_namesakes(app, app_dir)
-    request = StartRunRequest(
-        fab=fab_to_proto(fab),
-        override_config=user_config_to_proto(run_config),
-        override_federation_config=simulation,
-    )
-    log = _open_log(log_file)
-    with orderly_exit(), private_superlink(log, address) as (server, client):
-        try:
-            with flwr_cli_exc_handler():
-                run_id = client.StartRun(request).run_id
-                status = follow(client, run_id, log, on_poll)
-        except click.ClickException as error:
-            reason = f"Flower's SuperLink ended with code {server.poll()}"
-            reason = reason if server.poll() is not None else one_line(error.message)
-            raise EngineError(f"{reason} (log: {log})") from error
-        except (KeyboardInterrupt, SystemExit):
-            if on_stop is not None:
-                on_stop()
-            raise
-    if status.sub_status != "completed":
-        cause = cause_of(status, log.read_text(encoding="utf-8", errors="replace"))
-        raise EngineError(f"{cause} (log: {log})")
-    if log_file is None:
-        log.unlink()
-
-
-def expect_options(
-    num_nodes: int, actors: int | None, gpus_per_client: float, address: str | None
-) -> None:
-    """Raise `UsageError` for invalid arguments of `run_ray`."""
-    if num_nodes < 1:
-        raise UsageError(f"engine=ray needs at least one node, not {num_nodes}")
-    if actors is not None and actors < 1:
+    if actors < 0:
         raise UsageError(f"engine=ray needs at least one actor, not {actors}")
-    if address is not None and actors is not None:
+    if address is not None and actors:
         raise UsageError(
             "the number of actors is the cluster's CPU count when a Ray address is given: drop one"
         )
@@ -230,14 +163,3 @@ def _refuse_namesakes(app: dict[str, Any], app_dir: Path) -> None:
             raise UsageError(
                 f"Ray would take `{package}` from {here}, not from the app: run it in {app_dir}"
             )
-
-
-def _open_log(log_file: Path | None) -> Path:
-    if log_file is None:
-        handle, name = tempfile.mkstemp(prefix="edgewire-ray-", suffix=".log")
-        os.close(handle)
-        return Path(name)
-    log = log_file.absolute()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")
-    return log

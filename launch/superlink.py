@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -38,7 +37,7 @@ from simulation.job import PLACE, Job
 from simulation.processes import orderly_exit, undisturbed
 from simulation.workers.node_host import log
 
-from .control import DIED, LogRelay, bundle, cause_of, deflated, follow
+from .control import DIED, LogRelay, bundle, cause_of, deflated, follow, refuse_local_only
 from .download import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
 from .superlink_client import Superlink, one_line_errors
 
@@ -87,16 +86,7 @@ def refuse(
         raise UsageError("engine=superlink needs engine.address=HOST:PORT of a SuperLink")
     if not wait >= 0:
         raise UsageError(f"engine.wait must be 0 or more seconds, not {wait:g}")
-    if job.only_virtual:
-        raise UsageError(
-            f"engine=superlink has no virtual clock and cannot honour {job.only_virtual}, "
-            "or engine=local"
-        )
-    if job.verbose:
-        raise UsageError(
-            "engine=superlink cannot honour verbose=true, its log goes to superlink.log in the "
-            "run folder: drop it"
-        )
+    refuse_local_only(job, "superlink")
 
 
 def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float) -> None:
@@ -288,7 +278,6 @@ def online(control: ControlHttpClient) -> int:
 
 def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder: Path) -> None:
     """Stop a run, and copy the files that it writes at its end."""
-    kept: Callable[[], Any] = dict if source is None else source.sizes
     with suppress(httpx.HTTPError, click.ClickException, SystemExit):
         if control.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.status == (
             "finished"
@@ -296,7 +285,7 @@ def _stop(control: ControlHttpClient, run_id: int, source: Source | None, folder
             return
         control.StopRun(StopRunRequest(run_id=run_id))
         until = time.monotonic() + _END_SECONDS
-        while source is not None and RESULT not in kept() and time.monotonic() < until:
+        while source is not None and RESULT not in source.sizes() and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS / 2)
         if source is not None:
             fetch_all(source, folder)

@@ -50,8 +50,13 @@ class TableRow:
     after: int | None = None
 
     def estimate(self, measure: Measure) -> Estimate | None:
-        """Return the mean of a number over the runs that have it; None if no run has it."""
+        """Return the estimate of a number over the runs that have it; None if no run has it."""
         return estimate(by_seed(self.runs, measure).values())
+
+    def mean(self, measure: Measure) -> float | None:
+        """Return the mean of a number over the runs that have it; None if no run has it."""
+        found = self.estimate(measure)
+        return None if found is None else found.mean
 
     def ratio(self, above: Measure, below: Measure) -> float | None:
         """Return the sum of a number over the runs, divided by that of another; None if unknown."""
@@ -123,14 +128,9 @@ def _text(value: Callable[[TableRow], float | None], form: Callable[[float], str
     return show
 
 
-def _mean(measure: Measure, form: Callable[[float], str], scale: float = 1) -> Show:
+def _mean(measure: Measure, form: Callable[[float], str]) -> Show:
     """Show the mean over the runs."""
-
-    def mean(row: TableRow) -> float | None:
-        found = estimate(by_seed(row.runs, measure, scale).values())
-        return None if found is None else found.mean
-
-    return _text(mean, form)
+    return _text(lambda row: row.mean(measure), form)
 
 
 def _ratio(above: Measure, below: Measure, form: Callable[[float], str]) -> Show:
@@ -254,14 +254,6 @@ def _grown(run: Run, after: int, keys: Sequence[str]) -> list[float]:
     return [rows[-1][key] - start[key] for key in keys]
 
 
-def _seeds(row: TableRow) -> Rendered:
-    seeds = sorted(run.seed for run in row.runs)
-    whole = seeds == list(range(seeds[0], seeds[-1] + 1))
-    return _same(
-        f"{seeds[0]} to {seeds[-1]}" if whole and len(seeds) > 3 else ", ".join(map(str, seeds))
-    )
-
-
 def payload(result: dict[str, Any]) -> float:
     """Return the mean bytes of a run's payloads, one for each client update."""
     return float(result["uplink_bytes"] / max(result["client_updates"], 1))
@@ -287,20 +279,12 @@ COLUMNS: dict[str, Column] = {
         "against",
     ),
     "verdict": Column("compared with {against}", _verdict, "against"),
-    "seeds": Column("seeds", _seeds),
     "best accuracy": Column("best accuracy, %", _with_interval("best_accuracy", 100, unit=" %")),
     "top5": Column("top-5 accuracy, %", _with_interval("top5", 100, unit=" %")),
     "loss": Column("test loss", _with_interval("loss", places=3)),
-    "rounds": Column("rounds", _mean("rounds", "{:,.10g}".format)),
     "updates": Column("applied updates", _mean("client_updates", "{:,.10g}".format)),
     "uplink": Column("bytes up", _mean("uplink_bytes", human_bytes)),
     "downlink": Column("bytes down", _mean("downlink_bytes", human_bytes)),
-    "uplink an update": Column(
-        "bytes up per update", _ratio("uplink_bytes", "client_updates", human_bytes)
-    ),
-    "downlink an update": Column(
-        "bytes down per update", _ratio("downlink_bytes", "client_updates", human_bytes)
-    ),
     "compression ratio up": Column(
         "compression ratio up", _ratio("uplink_bytes_float32", "uplink_bytes", "{:.2f}".format)
     ),
@@ -350,9 +334,6 @@ COLUMNS: dict[str, Column] = {
         _until(["uplink_bytes"], human_bytes, "stays"),
         "reach",
     ),
-    "downlink until": Column(
-        "bytes down until {reach} % accuracy", _until(["downlink_bytes"], human_bytes), "reach"
-    ),
     "both until": Column(
         "bytes up and down until {reach} % accuracy",
         _until(["uplink_bytes", "downlink_bytes"], human_bytes),
@@ -364,9 +345,7 @@ COLUMNS: dict[str, Column] = {
     "time a round": Column(
         "network time per round", _ratio("virtual_seconds", "rounds", human_seconds)
     ),
-    "virtual time": Column("network time", _mean("virtual_seconds", human_seconds)),
     "rounds a second": Column("rounds per second", _ratio("rounds", "seconds", "{:.3g}".format)),
-    "minutes": Column("minutes per run", _mean("seconds", "{:.1f}".format, 1 / 60)),
     # The columns of `report.table` have shorter heads, and the standard deviation in place of the
     # interval. Their bytes are those of whole messages; the columns above count payloads only.
     "sweep: runs": Column("runs", lambda row: _same(str(len(row.runs)))),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,81 +19,69 @@ FIRST_LINE = 10.0  # seconds
 BETWEEN, LONGEST = 30.0, 600.0  # bounds in seconds of the pause between lines
 
 
-class RunProgress:
-    """A context manager that shows the progress of the run that writes its files to `folder`.
+@contextmanager
+def run_progress(
+    folder: Path, rounds: int, console: Console, *, shared: bool = False, name: str = ""
+) -> Iterator[None]:
+    """In this context, show the progress of the run that writes its files to `folder`.
 
     On a terminal it shows a bar. In a log (`nohup`, ssh, batch), and if other runs print at the
     same time (`shared`), it prints lines: the first after ten seconds, the next ones after longer
     and longer pauses. `name`: the prefix of a line.
     """
+    done = threading.Event()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("accuracy {task.fields[accuracy]}"),
+        TextColumn("up {task.fields[up]}  down {task.fields[down]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+        disable=shared or not console.is_terminal,
+        transient=True,
+    ) as progress:
+        if progress.disable:
+            line = ProgressLine(folder, rounds, name)
+            thread = threading.Thread(target=_print, args=(line, console, done), daemon=True)
+        else:
+            progress.add_task("round", total=rounds, accuracy="-", up="-", down="-")
+            rows = _Tail(folder / HISTORY)
+            thread = threading.Thread(target=_follow, args=(rows, progress, done), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
-    def __init__(
-        self,
-        folder: Path,
-        rounds: int,
-        console: Console,
-        *,
-        shared: bool = False,
-        name: str = "",
-    ) -> None:
-        self._rows, self._log = _Tail(folder / HISTORY), ProgressLine(folder, rounds, name)
-        self._console, lines = console, shared or not console.is_terminal
-        self._done = threading.Event()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("accuracy {task.fields[accuracy]}"),
-            TextColumn("up {task.fields[up]}  down {task.fields[down]}"),
-            TextColumn("left"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=console,
-            disable=lines,
-            transient=True,
-        )
-        self._task = self._progress.add_task("round", total=rounds, accuracy="-", up="-", down="-")
-        follow = self._print if lines else self._follow
-        self._thread = threading.Thread(target=follow, daemon=True)
 
-    def __enter__(self) -> RunProgress:
-        self._progress.start()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-        self._progress.stop()
-
-    def _follow(self) -> None:
-        while not self._done.wait(0.25):
-            self._show()
-        self._show()
-
-    def _show(self) -> None:
-        if not (row := self._rows.last()):
-            return
+def _follow(rows: _Tail, progress: Progress, done: threading.Event) -> None:
+    """Move the bar four times a second, and a last time when the run is done."""
+    (task,) = progress.task_ids
+    over = False
+    while not over:
+        over = done.wait(0.25)
+        if not (row := rows.last()):
+            continue
         if row["accuracy"] is not None:
-            self._progress.update(self._task, accuracy=percent(row["accuracy"]))
-        self._progress.update(
-            self._task,
+            progress.update(task, accuracy=percent(row["accuracy"]))
+        progress.update(
+            task,
             completed=row["round"],
             total=row["rounds"],
             up=human_bytes(row["uplink_bytes"]),
             down=human_bytes(row["downlink_bytes"]),
         )
 
-    def _print(self) -> None:
-        began, pause = time.monotonic(), FIRST_LINE
-        while not self._done.wait(pause):
-            passed = time.monotonic() - began
-            self._console.print(self._log.line(passed), soft_wrap=True)
-            pause = pause_after(passed)
+
+def _print(line: ProgressLine, console: Console, done: threading.Event) -> None:
+    began, pause = time.monotonic(), FIRST_LINE
+    while not done.wait(pause):
+        passed = time.monotonic() - began
+        console.print(line.line(passed), soft_wrap=True)
+        pause = pause_after(passed)
 
 
 def pause_after(seconds: float) -> float:

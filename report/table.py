@@ -65,15 +65,11 @@ def as_json(
 
 def numbers(row: TableRow) -> dict[str, Any]:
     """Return the numbers of a row, most of them means over its runs; None for an unknown number."""
-
-    def mean(measure: Any) -> float | None:
-        found = row.estimate(measure)
-        return None if found is None else found.mean
-
+    mean = row.mean
     shares: dict[str, Any] = {}
     for key in SHARES:
         found = row.estimate(key)
-        shares[key] = None if found is None else found.mean
+        shares[key] = mean(key)
         shares[f"{key}_std"] = None if found is None else found.std
         shares[f"{key}_by_seed"] = [run.result.get(key) for run in row.runs]
     virtual = mean("virtual_seconds")

@@ -1,8 +1,6 @@
 """The network of a simulation: links and devices, and the named networks of conf/network/.
 
-`conf/network_config.py` has the same text, and a test compares the two files. Reason: the local
-engine may run an app that has a package `conf` of its own. A device has the configuration in the
-app's bundle, but its own package `simulation`, which may be older.
+`conf/network_config.py` declares the same keys without the checks of their values.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from torch.autograd import backward
 
 from task.errors import TaskError
 from task.gradient_predictor import GradientModule
-from task.layers import Part, Segment, layers_of, segment_of
-from task.models.small import ChannelsLast
+from task.layers import Part, layers_of, segment_of
 
 COPIES = 4  # floats for each parameter: its value, its gradient, two moments of Adam
 REPEATS = 3
@@ -95,10 +94,10 @@ def measure(
     bytes in addition to Python and its libraries. `hidden`: as in `costs_of`.
     """
     model = make()
-    layers = layers_of(model)
+    count = len(layers_of(model))
     x, found = images, []
-    for number, layer in enumerate(layers):
-        segment = Segment([layer], number, isinstance(model, ChannelsLast))
+    for number in range(count):
+        segment = segment_of(model, number, number + 1)
         given = x.detach().requires_grad_(number > 0)
         h, saved = _saved(segment, given)
         taken = _seconds(partial(_there_and_back, segment, given))
@@ -106,7 +105,7 @@ def measure(
         nbytes = saved + 4 * (COPIES * parameters + 2 * (given.numel() + h.numel()))
         wire = segment.to_wire(h)
         module_taken, module_nbytes = 0.0, 0
-        if hidden and number + 1 < len(layers):
+        if hidden and number + 1 < count:
             module = GradientModule(tuple(wire.shape[1:]), classes, hidden)
             labels = torch.zeros(len(images), dtype=torch.int64)
             module_taken = _seconds(partial(_there_and_back, module, wire, labels))

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from task.errors import TaskError
 from task.flat_model import FlatModel, tensors_of
-from task.models.small import ChannelsLast
+from task.models.small import ChannelsLast, channels_last
 
 Draws = Callable[[int], AbstractContextManager[None]]
 # Modules that have parameters, but belong to the layer before them.
@@ -104,8 +104,8 @@ class Segment(nn.Module):
 
         `draws(number)`: a context for the random draws (dropout) of the layer with this number.
         """
-        if self.channels_last and x.dim() == 4 and x.device.type == "cpu":
-            x = _channels_last(x)
+        if self.channels_last:
+            x = channels_last(x)
         for number, layer in enumerate(self.layers, self.first):
             with draws(number) if draws else nullcontext():
                 for module in layer:  # type: ignore[attr-defined]  # a ModuleList
@@ -128,14 +128,6 @@ class Segment(nn.Module):
     def beside(self) -> dict[str, Tensor]:
         """Return, by name, the tensors that no flat vector holds: counters, constants."""
         return tensors_of(self).beside
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    # With one channel torch calls both layouts contiguous. Only a copy gets the other strides.
-    rows = images.permute(0, 2, 3, 1)
-    if not rows.is_contiguous() or images.shape[1] == 1:
-        rows = rows.clone(memory_format=torch.contiguous_format)
-    return rows.permute(0, 3, 1, 2)
 
 
 def segment_of(model: nn.Module, first: int, last: int) -> Segment:
@@ -200,12 +192,12 @@ def parts_of(
     with torch.device("meta"):
         model = make().eval()  # in training mode some layers read their counters, absent on meta
         x = torch.empty(2, *shape)
-    layers = layers_of(model)
-    cuts = check_cuts(cuts, len(layers))
+    count = len(layers_of(model))
+    cuts = check_cuts(cuts, count)
     names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
     found = []
-    for first, last in zip((0, *cuts), (*cuts, len(layers)), strict=True):
-        segment = Segment(layers[first:last], first, isinstance(model, ChannelsLast))
+    for first, last in zip((0, *cuts), (*cuts, count), strict=True):
+        segment = segment_of(model, first, last)
         own = {n: names[id(t)] for n, t in (*segment.named_parameters(), *segment.named_buffers())}
         h = segment(x)
         flat = FlatModel(segment, "meta")

@@ -8,7 +8,6 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,12 +46,6 @@ class Iid:
     """
 
     num_partitions: int
-
-    def cut(self, order: NDArray[np.int64], node: int) -> NDArray[np.int64]:
-        """Return a node's slice of `order`, int64 (N,); the first slices may be 1 longer."""
-        size, longer = divmod(len(order), self.num_partitions)
-        start = node * size + min(node, longer)
-        return order[start : start + size + (node < longer)]
 
 
 class Partition:
@@ -130,21 +123,20 @@ class Partition:
         """Shuffle the data set; return a function that takes a node and returns its indices."""
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
-        cut: Callable[[int], Any]
-        if isinstance(self._partitioner, Iid):
-            made, cut = self._partitioner.num_partitions, partial(self._partitioner.cut, order)
-        else:
+        theirs = self._partitioner
+        if not isinstance(theirs, Iid):
             from task.label_table import LabelTable
 
-            theirs = copy.deepcopy(self._partitioner)
+            theirs = copy.deepcopy(theirs)
             theirs.dataset = LabelTable(order, self._labels[order])
-            made, cut = theirs.num_partitions, theirs.load_partition
-        if made != self._nodes:
+        if theirs.num_partitions != self._nodes:
             raise TaskError(
-                f"the partitioner makes {made} partitions for nodes={self._nodes}: "
-                f"leave partition.num_partitions as it is and set nodes"
+                f"the partitioner makes {theirs.num_partitions} partitions for "
+                f"nodes={self._nodes}: leave partition.num_partitions as it is and set nodes"
             )
-        return cut
+        if isinstance(theirs, Iid):
+            return np.array_split(order, self._nodes).__getitem__
+        return theirs.load_partition  # type: ignore[no-any-return]  # flwr_datasets has no types
 
 
 def _reason(error: Exception) -> str:

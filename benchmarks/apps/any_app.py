@@ -24,12 +24,15 @@ from benchmarks.timing import ROOT
 
 QUICKSTART = ROOT / "tests" / "apps" / "quickstart_pytorch"
 ON_RAY = """
-import sys
+import sys, tempfile
 from pathlib import Path
 from flwr.common.config import parse_config_args
-from launch.ray import run_ray
+from launch.ray import run_on_ray
+from simulation.job import Job
 app, nodes, actors, text = sys.argv[1:]
-run_ray(Path(app), run_config=parse_config_args([text]), num_nodes=int(nodes), actors=int(actors))
+with tempfile.TemporaryDirectory() as folder:
+    job = Job(Path(app), parse_config_args([text]), int(nodes), Path(folder))
+    run_on_ray(job, actors=int(actors))
 """
 
 

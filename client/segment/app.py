@@ -20,6 +20,7 @@ A reply's ArrayRecord may hold these payloads:
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -215,29 +216,23 @@ class SegmentStep:
         """Take a training step with each mini-batch; `inputs`: the segment's input in each."""
         work, place = self._work, self._stage.place
         sees = place.ends or bool(self._host.config.strategy["conditioned"])
-        outputs: list[Any] = []
-        back: list[Any] = []
-        losses, done = [], 0
-        for k, x in enumerate(inputs):
-            of = labels[k] if labels is not None and sees else None
-            passed = self._stage.train(x, of, work.batch + k, work.lr[k])
-            done += len(x)
-            for found, into in ((passed.output, outputs), (passed.back, back)):
-                if found is not None:
-                    into.append(found.cpu().numpy())
-            if passed.loss is not None:
-                losses.append(passed.loss)
+        passed = [
+            self._stage.train(x, labels[k] if labels and sees else None, work.batch + k, work.lr[k])
+            for k, x in enumerate(inputs)
+        ]
+        outputs = _arrays(each.output for each in passed)
+        back = _arrays(each.back for each in passed)
+        losses = [each.loss for each in passed if each.loss is not None]
         if losses:
             self.metrics[LOSS] = sum(losses) / len(losses)
-        self.metrics[EXAMPLES] = done
-        kept = None if labels is None or not sees else np.stack([t.cpu().numpy() for t in labels])
+        self.metrics[EXAMPLES] = sum(map(len, inputs))
+        every = np.stack(_arrays(labels)) if labels else None
         if outputs:
-            self._kept.put(work.batch, _stacked(outputs), kept)
+            self._kept.put(work.batch, _stacked(outputs), every if sees else None)
             self._send("output", outputs)
         if back:
             self._send("gradients", back)
-        if place.begins and not place.ends and labels is not None:
-            every = np.stack([t.cpu().numpy() for t in labels])
+        if place.begins and not place.ends and every is not None:
             self.sent["labels"] = pack_labels(every, self._host.data.classes)
 
     def _forward(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
@@ -253,17 +248,15 @@ class SegmentStep:
             passed = stage.loss(x, labels[0], key, first=work.micro == 0)
             self.metrics[LOSS] = passed.loss
             self._step_if_last()
-            if passed.back is not None:
-                self._send("gradients", [passed.back.cpu().numpy()])
+            if back := _arrays([passed.back]):
+                self._send("gradients", back)
             return
         output = stage.forward(x, key)
         if not stage.place.begins:
             self._kept.put(work.batch, x.cpu().numpy()[None], None, work.micro)
-        self._send("output", [output.cpu().numpy()])
+        self._send("output", _arrays([output]))
         if stage.place.begins and labels is not None:
-            self.sent["labels"] = pack_labels(
-                labels[0].cpu().numpy()[None], self._host.data.classes
-            )
+            self.sent["labels"] = pack_labels(np.stack(_arrays(labels)), self._host.data.classes)
 
     def _backward(self) -> None:
         """Do a micro-batch's backward pass."""
@@ -279,7 +272,7 @@ class SegmentStep:
         self.metrics[EXAMPLES] = work.samples
         self._step_if_last()
         if back is not None:
-            self._send("gradients", [back.cpu().numpy()])
+            self._send("gradients", _arrays([back]))
 
     def _step_if_last(self) -> None:
         """Take the optimiser's step if this is the last micro-batch of its mini-batch."""
@@ -346,6 +339,11 @@ class SegmentStep:
         if array.flags.writeable:
             return torch.from_numpy(array).to(self._host.samples.device)
         return torch.tensor(array, device=self._host.samples.device)
+
+
+def _arrays(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Return tensors as numpy arrays, without those that are None."""
+    return [tensor.cpu().numpy() for tensor in tensors if tensor is not None]
 
 
 def _stacked(arrays: list[Any]) -> NDArray[Any]:

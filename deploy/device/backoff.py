@@ -11,7 +11,13 @@ from logging import getLogger
 
 import httpx
 
-from deploy.device.client import DUPLICATE_NODE, NOT_ACTIVATED, ONLY_REGISTERED, ServerRefusal
+from deploy.device.client import (
+    DUPLICATE_NODE,
+    NOT_ACTIVATED,
+    ONLY_REGISTERED,
+    FleetClient,
+    ServerRefusal,
+)
 from simulation.proxies import by_proxy
 
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); growth
@@ -46,18 +52,15 @@ class Wait:
         self._pause, self._reason = FIRST, ""
 
 
-def reason_of(
-    error: Exception, address: str, *, known: bool | None = True, secure: bool = True
-) -> str:
-    """Return one line that says why something failed, and what to do.
+def reason_of(error: Exception, fleet: FleetClient, known: bool | None = True) -> str:
+    """Return one line that says why a call failed, and what to do.
 
-    `address`: the server's host:port. `known`: whether the server accepts this node's key; None:
-    not known yet. `secure`: whether the connection uses TLS.
+    `known`: whether the server accepts this node's key; None: not known yet.
     """
     if isinstance(error, ServerRefusal):
-        return _of_refusal(error, address + by_proxy(address, secure), known)
+        return _of_refusal(error, fleet.address + by_proxy(fleet.address, fleet.secure), known)
     if isinstance(error, httpx.TransportError):
-        return _of_line(error, address, secure)
+        return _of_line(error, fleet.address, fleet.secure)
     if isinstance(error, OSError):
         return f"cannot write its state: {error.strerror or error} ({error.filename or 'disk'})"
     return f"{type(error).__name__}: {error}"

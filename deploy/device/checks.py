@@ -11,12 +11,21 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from deploy.certificate_dates import lasting
-from deploy.device.node_database import OtherFormat, expect_no_older_format
-from deploy.device.node_folder import FolderError, is_taken, own_key
-from deploy.findings import OK, WARNING, WRONG, Finding, enough_memory, free_memory, secret
-from deploy.node import MistakenWord, key_of, node_config_of
+from deploy.device.node_database import expect_no_older_format
+from deploy.device.node_folder import is_taken, own_key
+from deploy.findings import (
+    OK,
+    WARNING,
+    WRONG,
+    Finding,
+    enough_memory,
+    free_memory,
+    lasting,
+    secret,
+)
+from deploy.node import key_of, node_config_of
 from protocol.flower_releases import WANTED, installed, is_known
+from simulation.errors import UsageError
 
 ENOUGH, LEAST = 600 << 20, 250 << 20  # bytes of memory for a node with a small model
 PACKAGES = ("torch", "numpy", "hydra", "safetensors", "PIL", "xxhash", "pcodec", "httpx")
@@ -34,8 +43,8 @@ def state(options: argparse.Namespace) -> Iterable[Finding]:
     """Check that no older version of this project wrote the state folder."""
     try:
         expect_no_older_format(options.state)
-    except OtherFormat as error:
-        yield Finding(WRONG, "state", f"--state {options.state} cannot be used: {error}")
+    except UsageError as error:
+        yield Finding(WRONG, "state", str(error))
 
 
 def packages(options: argparse.Namespace) -> Iterable[Finding]:
@@ -61,7 +70,7 @@ def data(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the node's training data."""
     try:
         config = node_config_of(options.node_config)
-    except MistakenWord as error:
+    except UsageError as error:
         yield Finding(WRONG, "data", str(error))
         return
     if "data" in config:
@@ -106,7 +115,7 @@ def key(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the node's key."""
     try:
         found = key_in_use(options)
-    except (MistakenWord, FolderError, OSError) as error:
+    except (UsageError, OSError) as error:
         yield Finding(WRONG, "key", str(error))
         return
     if found is None:
@@ -119,7 +128,7 @@ def key(options: argparse.Namespace) -> Iterable[Finding]:
 def key_in_use(options: argparse.Namespace) -> tuple[ec.EllipticCurvePrivateKey, Path] | None:
     """Return the node's key and its file; None if the node will make a key.
 
-    Raises `MistakenWord`, `FolderError` or `OSError` if the file holds no such key.
+    Raises `UsageError` or `OSError` if the file holds no such key.
     """
     if (file := options.auth_supernode_private_key) is not None:
         return key_of(file.expanduser()), file.expanduser()
@@ -138,4 +147,4 @@ def certificate(options: argparse.Namespace) -> Iterable[Finding]:
         except (OSError, ValueError):
             yield Finding(WRONG, "certificate", f"--root-certificates {file} is none")
             return
-        yield lasting("certificate", f"the CA's, {file}", ca, "make a new CA on the server")
+        yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")

@@ -2,8 +2,7 @@
 
 This project's server offers two bundled calls, which replace many calls of Flower. The first call
 waits for a message and returns the message with its objects. The second call sends a reply with its
-objects. If the server offers the compact form, both calls use this form (`compact_bundle.py`,
-`signed_header.py`).
+objects. Both calls use the compact form (`compact_bundle.py`, `signed_header.py`).
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from protocol.bundle import parts_of
 LARGEST = 1 << 32  # the most bytes of a bundle from a server
 BUNDLED = "edgewire"  # the path of a bundled call begins with this
 COMPACT = f"{BUNDLED}-compact"  # HTTP header with the number of the server's compact format
-COMPACT_WAIT, PLAIN_WAIT = 40, 20  # seconds that the server holds a compact pull, a plain pull
-COUNTED = 45.0  # seconds after a compact pull in which no heartbeat is needed
+WAIT = 40  # seconds that the server holds a pull
+COUNTED = 45.0  # seconds after a pull in which no heartbeat is needed
 DUPLICATE_NODE = 409  # HTTP status: a newer process uses this node's key
 RUN_IS_OVER, NOT_ACTIVATED, ONLY_REGISTERED = 2007, 2004, 2001  # Flower's error codes
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
@@ -77,8 +76,7 @@ class FleetClient:
 
     `address`: host:port. `root_certificates`: a PEM file; None: the system's certificates. Every
     call may raise `ServerRefusal`, and `httpx.TransportError` if the server cannot be reached.
-    A compact pull asks the server for messages in the compact form (`deploy.compact_bundle`). After
-    a compact pull, the server needs no heartbeat until the time `counted_until` (on
+    After a pull, the server needs no heartbeat until the time `counted_until` (on
     `time.monotonic`).
     """
 
@@ -109,19 +107,18 @@ class FleetClient:
             "user-agent",
         ):  # these headers cost 110 bytes a request
             del self._http.headers[name]
-        self._compact, self._number = False, os.urandom(SIZE)
+        self._number = os.urandom(SIZE)
         self.counted_until = 0.0  # seconds
 
     def call(self, request: Message, kind: type[Reply], *, timeout: float = _ANSWER) -> Reply:
         """Return the server's response to a request of Flower's Fleet API."""
-        path = _PATHS[type(request)]
-        return self._parsed(self._post(path, request.SerializeToString(), timeout=timeout), kind)
+        headers = {**_BINARY, **self._signed()}
+        content = request.SerializeToString()
+        return self._parsed(self._post(_PATHS[type(request)], content, headers, timeout), kind)
 
     def bundles(self) -> bool:
         """Ask the server which calls it offers; return whether it offers the bundled calls."""
-        response = self.get(BUNDLED)
-        self._compact = response.headers.get(COMPACT) == str(compact_bundle.FORM)
-        return says_bundled(response)
+        return says_bundled(self.get(BUNDLED))
 
     def get(self, path: str) -> httpx.Response:
         """Return the response to a GET of a path below the Fleet API, whatever its status."""
@@ -132,12 +129,19 @@ class FleetClient:
     ) -> tuple[fleet_pb2.PullMessagesResponse, dict[str, bytes]]:
         """Return the next message and its objects by their ids.
 
-        The server holds the call until a message exists. After `COMPACT_WAIT` or `PLAIN_WAIT`
-        seconds it sends a response without a message.
+        The server holds the call until a message exists. After `WAIT` seconds it sends a response
+        without a message.
         """
+        self.counted_until = time.monotonic() + COUNTED
         try:
-            parts = self._compact_pull(request) if self._compact else self._plain_pull(request)
-            (_, head), *objects = parts
+            content = self._bundled("pull", request.node.node_id, WAIT, self._number)
+        except BaseException:
+            self.counted_until = 0.0
+            raise
+        if not content:
+            return fleet_pb2.PullMessagesResponse(), {}
+        try:
+            (_, head), *objects = compact_bundle.parts_of(content, LARGEST)
         except ValueError as error:
             raise httpx.RemoteProtocolError(f"no bundle: {error}") from error
         return self._parsed(head, fleet_pb2.PullMessagesResponse), dict(objects)
@@ -149,12 +153,9 @@ class FleetClient:
         objects, each under its id. An optional last part, "confirm", is Flower's request that
         confirms the message to which the node replies.
         """
-        if not self._compact:
-            answer = self._post(f"{BUNDLED}/push", bundle, timeout=_ANSWER)
-            return self._parsed(answer, fleet_pb2.PushMessagesResponse)
         parts = parts_of(bundle, LARGEST)
         node = fleet_pb2.PushMessagesRequest.FromString(parts[0][1]).node.node_id
-        answer = self._compact_post("push", node, 0, compact_bundle.compact(parts))
+        answer = self._bundled("push", node, 0, compact_bundle.compact(parts))
         return self._parsed(answer, fleet_pb2.PushMessagesResponse)
 
     @property
@@ -166,35 +167,11 @@ class FleetClient:
         """Close the connections."""
         self._http.close()
 
-    def _plain_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
-        content = self._post(
-            f"{BUNDLED}/pull",
-            request.SerializeToString(),
-            timeout=_ANSWER + PLAIN_WAIT,
-            headers={"edgewire-wait": str(PLAIN_WAIT)},
-        )
-        return parts_of(content, LARGEST)
-
-    def _compact_pull(self, request: fleet_pb2.PullMessagesRequest) -> list[tuple[str, bytes]]:
-        self.counted_until = time.monotonic() + COUNTED
-        try:
-            content = self._compact_post("pull", request.node.node_id, COMPACT_WAIT, self._number)
-        except BaseException:
-            self.counted_until = 0.0
-            raise
-        return compact_bundle.parts_of(content, LARGEST) if content else [("response", b"")]
-
-    def _compact_post(self, what: str, node: int, wait: int, bundle: bytes = b"") -> bytes:
+    def _bundled(self, what: str, node: int, wait: int, content: bytes) -> bytes:
         signed = sign_header(node, wait, lambda stamp: bytes(sign_message(self._key, stamp)))
-        path, content = f"{BUNDLED}/compact/{what}", signed + bundle
-        return self._sent(path, content, {}, _ANSWER + wait)
+        return self._post(f"{BUNDLED}/compact/{what}", signed + content, {}, _ANSWER + wait)
 
-    def _post(
-        self, path: str, content: bytes, *, timeout: float, headers: dict[str, str] | None = None
-    ) -> bytes:
-        return self._sent(path, content, {**_BINARY, **self._signed(), **(headers or {})}, timeout)
-
-    def _sent(self, path: str, content: bytes, headers: dict[str, str], timeout: float) -> bytes:
+    def _post(self, path: str, content: bytes, headers: dict[str, str], timeout: float) -> bytes:
         response = self._http.post(
             self._base + path,
             content=content,
@@ -220,8 +197,12 @@ class FleetClient:
 
 
 def says_bundled(response: httpx.Response) -> bool:
-    """Return whether a server's response to a GET of `BUNDLED` says that it has bundled calls."""
-    return response.status_code == 200 and response.content.strip() == b"1"
+    """Return whether a server's response to a GET of `BUNDLED` says that it has bundled calls.
+
+    The calls must use the compact format of this node (`compact_bundle.FORM`).
+    """
+    known = response.headers.get(COMPACT) == str(compact_bundle.FORM)
+    return known and response.status_code == 200 and response.content.strip() == b"1"
 
 
 def _said(response: httpx.Response) -> tuple[int | None, str]:

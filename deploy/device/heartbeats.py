@@ -21,7 +21,7 @@ from flwr.proto.node_pb2 import Node as ProtoNode
 
 from deploy.device.backoff import INTERVAL, clock_trouble
 from deploy.device.client import FleetClient, ServerRefusal
-from deploy.device.node_folder import NodeFolder
+from deploy.device.node_folder import NodeFolder, known_id
 
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
 _BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of going offline
@@ -64,15 +64,14 @@ class Membership:
         otherwise the server itself would reply to the node's current message, with an error. Raises
         the errors of `FleetClient`.
         """
-        before = self._node_folder.node_id(self._fleet.address, self._fleet.public_key)
+        fleet = self._fleet
+        before = known_id(self._node_folder.folder, fleet.address, fleet.public_key)
         if before is None or not self._goes_on(before):
             if self._registers:
                 self._register()
-            request = ActivateNodeRequest(
-                public_key=self._fleet.public_key, heartbeat_interval=INTERVAL
-            )
-            self.node_id = self._fleet.call(request, ActivateNodeResponse).node_id
-            self._node_folder.remember(self._fleet.address, self._fleet.public_key, self.node_id)
+            request = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=INTERVAL)
+            self.node_id = fleet.call(request, ActivateNodeResponse).node_id
+            self._node_folder.remember(fleet.address, fleet.public_key, self.node_id)
         self.known = True
         self._active.set()
         if not self._beats.is_alive():

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
+from simulation.errors import UsageError
+
 LARGE = 256 << 10  # bytes: a blob of this size or more is a file
 _AT_ONCE = 8  # files that are written or removed in parallel, which takes a third of the time
 FORMAT = 2  # of the folder; 1: a file for each reply in runs/RUN/, and no database
@@ -55,15 +57,11 @@ hash_of = xxh3_128_hexdigest
 log = getLogger("edgewire")
 
 
-class OtherFormat(Exception):
-    """Another version of this project wrote the folder. The message is one line of advice."""
-
-
 class NodeDatabase:
     """The database in a node's folder. Only one process at a time may use it.
 
     A damaged database is replaced by an empty one, and the log says so. Raises `OSError`, and
-    `OtherFormat` if another version of this project wrote the folder. `connection`: SQLite's.
+    `UsageError` if another version of this project wrote the folder. `connection`: SQLite's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -216,7 +214,7 @@ class NodeDatabase:
             raise error
         if found != FORMAT:
             self.connection.close()
-            raise OtherFormat(_advice(found, "node.db*", "arrays"))
+            raise _other_format(self._file.parent, found, "node.db*", "arrays")
         self._arrays.mkdir(exist_ok=True)
         sync_folder(self._file.parent)
         for name in {file.name.partition("-")[0] for file in self._arrays.iterdir()}:
@@ -245,9 +243,9 @@ class NodeDatabase:
 
 
 def expect_no_older_format(folder: Path) -> None:
-    """Raise `OtherFormat` if a version of this project without a database wrote the folder."""
+    """Raise `UsageError` if a version of this project without a database wrote the folder."""
     if (folder / "runs").exists():
-        raise OtherFormat(_advice(1, "runs", "claim"))
+        raise _other_format(folder, 1, "runs", "claim")
 
 
 def write_file(file: Path, content: bytes) -> None:
@@ -299,8 +297,8 @@ def _os_error(error: Exception) -> OSError:
     return OSError(errno.EIO, str(error))
 
 
-def _advice(found: int, *names: str) -> str:
-    return (
-        f"it has format {found}, and this version of EdgeWire needs format {FORMAT}: "
-        f"remove {' and '.join(names)} in it, or give another folder"
+def _other_format(folder: Path, found: int, *names: str) -> UsageError:
+    return UsageError(
+        f"--state {folder} cannot be used: it has format {found}, and this version of EdgeWire "
+        f"needs format {FORMAT}: remove {' and '.join(names)} in it, or give another folder"
     )

@@ -25,19 +25,16 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from google.protobuf.message import DecodeError
 
-from deploy.device.node_database import NodeDatabase, OtherFormat, write_file
+from deploy.device.node_database import NodeDatabase, write_file
 from deploy.device.node_store import NodeStore, open_node_store
+from simulation.errors import UsageError
 
 MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
 _CLAIM = "claim"  # the record with the current message; a run's id names the run's record
 
 
-class FolderError(RuntimeError):
-    """The state folder cannot be used; the message is one line."""
-
-
 class NodeFolder:
-    """The state folder of one node. Raises `FolderError` if it cannot be used."""
+    """The state folder of one node. Raises `UsageError` if it cannot be used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,9 +43,7 @@ class NodeFolder:
             self._lock = _locked(folder / "lock")
             self.database = NodeDatabase(folder)
         except OSError as error:
-            raise FolderError(f"--state {folder} cannot be used: {error.strerror}") from error
-        except OtherFormat as error:
-            raise FolderError(f"--state {folder} cannot be used: {error}") from error
+            raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
         self._node_stores: dict[int, NodeStore] = {}
 
     def close(self) -> None:
@@ -66,15 +61,8 @@ class NodeFolder:
 
     # who this node is
 
-    def node_id(self, server: str, public_key: bytes) -> int | None:
-        """Return the node's id with this key at this server; None if the folder holds none.
-
-        `server`: host:port; `public_key`: in PEM.
-        """
-        return known_id(self.folder, server, public_key)
-
     def remember(self, server: str, public_key: bytes, node_id: int) -> None:
-        """Store the id that this server has given to the node with this key."""
+        """Store the id that this server has given to the node with this key, for `known_id`."""
         said = {"server": server, "key": public_key.hex(), "node": node_id}
         write_file(self.folder / "node.json", json.dumps(said).encode())
 
@@ -118,19 +106,22 @@ class NodeFolder:
 def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key in a file that `NodeFolder.key` has written.
 
-    Raises `FolderError` for a damaged file, and `OSError`.
+    Raises `UsageError` for a damaged file, and `OSError`.
     """
     try:
         key = load_pem_private_key(file.read_bytes(), None)
     except (ValueError, TypeError) as error:
-        raise FolderError(f"{file} is damaged: remove it") from error
+        raise UsageError(f"{file} is damaged: remove it") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FolderError(f"{file} holds another kind of key: remove it")
+        raise UsageError(f"{file} holds another kind of key: remove it")
     return key
 
 
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
-    """Return the node's id with a key at a server, read from this folder; None if it has none."""
+    """Return the node's id with a key at a server, read from this folder; None if it has none.
+
+    `server`: host:port; `public_key`: in PEM.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError):
         said = json.loads((folder / "node.json").read_text())
         if (said["server"], said["key"]) == (server, public_key.hex()):
@@ -156,7 +147,5 @@ def _locked(file: Path) -> TextIO:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         handle.close()
-        raise FolderError(
-            f"another node runs on --state {file.parent}: give each its own"
-        ) from None
+        raise UsageError(f"another node runs on --state {file.parent}: give each its own") from None
     return handle

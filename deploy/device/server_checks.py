@@ -28,14 +28,14 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node
 
-from deploy.certificate_dates import lasting, names_of
 from deploy.device.backoff import INTERVAL, ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
 from deploy.device.checks import key_in_use
 from deploy.device.client import BUNDLED, FleetClient, ServerRefusal, ahead_of, says_bundled
-from deploy.device.node_folder import FolderError, is_taken, known_id
-from deploy.findings import OK, WARNING, WRONG, Finding
-from deploy.node import MistakenWord, client_of
+from deploy.device.node_folder import is_taken, known_id
+from deploy.findings import OK, WARNING, WRONG, Finding, lasting, names_of
+from deploy.node import client_of
 from protocol.flower_releases import installed, is_known
+from simulation.errors import UsageError
 from simulation.proxies import by_proxy
 
 STATUS = f"{BUNDLED}/status"
@@ -46,12 +46,12 @@ REGISTER = "`python -m deploy.keys register NAME`, on the server"
 def server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the server, through a node's client; stop if the server cannot be reached."""
     found = None
-    with suppress(MistakenWord, FolderError, OSError):  # the check of the key reports these
+    with suppress(UsageError, OSError):  # the check of the key reports these
         found = key_in_use(options)
     key = found[0] if found else ec.generate_private_key(ec.SECP384R1())
     try:
         fleet = client_of(options, key)
-    except MistakenWord as error:
+    except UsageError as error:
         yield Finding(WRONG, "server", str(error))
         return
     if proxy := by_proxy(fleet.address, fleet.secure):
@@ -62,10 +62,10 @@ def server(options: argparse.Namespace) -> Iterable[Finding]:
             first = fleet.get(BUNDLED)
             trips = [_round_trip(fleet) for _ in range(TIMES)]
         except WORTH_WAITING as error:
-            yield Finding(WRONG, "server", _reason(fleet, error))
+            yield Finding(WRONG, "server", reason_of(error, fleet))
             return
         if first.status_code not in (200, 404):
-            yield Finding(WRONG, "server", _reason(fleet, ServerRefusal(first)))
+            yield Finding(WRONG, "server", reason_of(ServerRefusal(first), fleet))
             return
         if says_bundled(first):
             yield Finding(OK, "server", f"{fleet.address} is there, and takes bundles")
@@ -85,10 +85,6 @@ def server(options: argparse.Namespace) -> Iterable[Finding]:
             yield from _registered(fleet, options, bundled=says_bundled(first))
 
 
-def _reason(fleet: FleetClient, error: Exception, known: bool | None = True) -> str:
-    return reason_of(error, fleet.address, known=known, secure=fleet.secure)
-
-
 def _round_trip(fleet: FleetClient) -> float:
     """Return the seconds that a request takes."""
     begun = time.perf_counter()
@@ -102,7 +98,7 @@ def _certificate(first: httpx.Response) -> Finding:
     shown = line.getpeercert(True)  # as DER
     certificate = x509.load_der_x509_certificate(shown or b"")
     text = f"the server's, for {names_of(certificate)}"
-    return lasting("certificate", text, certificate, "renew it on the server")
+    return lasting(text, certificate, "renew it on the server")
 
 
 def _registered(
@@ -114,7 +110,7 @@ def _registered(
         yield from _registered_at_superlink(fleet, options)
         return
     if response.status_code != 200:
-        yield Finding(WRONG, "registered", _reason(fleet, ServerRefusal(response)))
+        yield Finding(WRONG, "registered", reason_of(ServerRefusal(response), fleet))
         return
     said: dict[str, Any] = response.json()
     if said.get("registered"):
@@ -146,7 +142,7 @@ def _registered_at_superlink(fleet: FleetClient, options: argparse.Namespace) ->
         fleet.call(DeactivateNodeRequest(node_id=number), DeactivateNodeResponse)
     except ServerRefusal as error:
         known = None if before is None else True
-        yield Finding(WRONG, "registered", _reason(fleet, error, known))
+        yield Finding(WRONG, "registered", reason_of(error, fleet, known))
         return
     yield Finding(OK, "registered", f"as node {number}; none is online with this key")
     yield _versions("", "")

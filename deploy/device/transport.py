@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from logging import getLogger
 
@@ -43,8 +42,8 @@ class ObjectGone(Exception):
 class Transport:
     """Pulls messages and pushes replies. Every call may raise the errors of `FleetClient`."""
 
-    def __init__(self, fleet: FleetClient, sleep: Callable[[float], object] = time.sleep) -> None:
-        self._fleet, self._sleep = fleet, sleep
+    def __init__(self, fleet: FleetClient) -> None:
+        self._fleet = fleet
         self._pause = _EAGER
         self._bundles = False
         self._came: dict[str, bytes] = {}
@@ -68,7 +67,7 @@ class Transport:
             self._pause = _EAGER
             return response
         if not self._bundles:
-            self._sleep(self._pause)
+            time.sleep(self._pause)
             self._pause = min(self._pause * _GROWTH, _IDLE)
         return None
 
@@ -116,7 +115,7 @@ class Transport:
                 return response.object_content
             if not response.object_found:
                 raise ObjectGone(name)
-            self._sleep(pause)  # the message has arrived at the server before its objects
+            time.sleep(pause)  # the message has arrived at the server before its objects
             pause = min(pause * 2, _LATE)
 
     def _push_objects(

@@ -1,26 +1,26 @@
 """HTTP calls that this project adds to Flower's: long polling, and whole messages in one request.
 
-    GET  /v1/fleet/edgewire          "1": this server has all of these calls GET
-    /v1/fleet/edgewire/status   JSON: what the server knows about the node that asks POST
-    /v1/fleet/edgewire/pull     wait for a node's next message; return it with its objects POST
-    /v1/fleet/edgewire/push     store a node's reply with its objects POST
-    /v1/fleet/edgewire/compact/pull, /push   the same in fewer bytes; a pull is also a heartbeat
-    POST /v1/runtime/edgewire/pull   wait for replies to a ServerApp; return them with their objects
-    POST /v1/runtime/edgewire/push   store a ServerApp's messages with their objects GET
-    /v1/control/edgewire/runs/RUN         JSON: the names and sizes of a run's files GET
-    /v1/control/edgewire/runs/RUN/FILE    one of these files, from byte `?start=` on
+    GET  /v1/fleet/edgewire               "1": this server has all of these calls
+    GET  /v1/fleet/edgewire/status        JSON: what the server knows about the node that asks
+    POST /v1/fleet/edgewire/compact/pull  wait for a node's next message; return it with its objects
+    POST /v1/fleet/edgewire/compact/push  store a node's reply with its objects
+    POST /v1/runtime/edgewire/pull        wait for replies to a ServerApp; return them with objects
+    POST /v1/runtime/edgewire/push        store a ServerApp's messages with their objects
+    GET  /v1/control/edgewire/runs/RUN       JSON: the names and sizes of a run's files
+    GET  /v1/control/edgewire/runs/RUN/FILE  one of these files, from byte `?start=` on
 
-The body of a pull is Flower's request to pull messages. The header `edgewire-wait` says for how
-many seconds the server may hold the pull. The response is a bundle (`protocol.bundle`) with
-Flower's response as its first part, "response". If the node has not replied to its last message, a
-pull returns that message again.
+The body of a node's call begins with a signed header (`deploy.signed_header`), which says for how
+many seconds the server may hold a pull. Its bundles are compact (`deploy.compact_bundle`). In a
+pull the random number of the node's process follows (`deploy.server.duplicates`). The response is
+empty if there is no message, or a bundle with Flower's response as its first part, "response". If
+the node has not replied to its last message, a pull returns that message again. A pull is also a
+heartbeat.
+
+The body of a ServerApp's pull is Flower's request to pull messages. The header `edgewire-wait` says
+for how many seconds the server may hold the pull. The response is a bundle (`protocol.bundle`).
 
 The body of a push is a bundle with Flower's request as its first part, "request". The response is
 Flower's. A node's push also confirms the message that it replies to.
-
-The body of a compact call begins with a signed header (`deploy.signed_header`). Its bundles are
-compact (`deploy.compact_bundle`). A compact pull also carries the random number of the node's
-process (`deploy.server.duplicates`). Its response is empty if there is no message.
 
 A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
 Flower. The other calls are open only to this machine (`deploy.server.access`).
@@ -104,10 +104,8 @@ class BundleApi:
         self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
             ("GET", f"/v1/fleet/{OURS}"): self._hello,
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
-            ("POST", f"/v1/fleet/{OURS}/pull"): self._node_pulls,
-            ("POST", f"/v1/fleet/{OURS}/push"): self._node_pushes,
-            ("POST", f"/v1/fleet/{OURS}/compact/pull"): self._compact_pulls,
-            ("POST", f"/v1/fleet/{OURS}/compact/push"): self._compact_pushes,
+            ("POST", f"/v1/fleet/{OURS}/compact/pull"): self._node_pulls,
+            ("POST", f"/v1/fleet/{OURS}/compact/push"): self._node_pushes,
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
         }
@@ -153,11 +151,6 @@ class BundleApi:
         return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
 
     async def _node_pulls(self, request: Request) -> Response:
-        wanted = _read(PullMessagesRequest, await _body(request))
-        await _as_node(request, wanted)
-        return _frames(await self._found(request, wanted, _seconds(request)))
-
-    async def _compact_pulls(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
         number = await _rest(pieces)
         node, state = signed.node_id, get_linkstate(request)
@@ -165,31 +158,19 @@ class BundleApi:
             raise HTTPException(409, "another node is online with this key")
         await run_in_threadpool(message_store.mark_online, node, state)
         wanted = PullMessagesRequest(node=Node(node_id=node))
-        parts = await self._found(request, wanted, min(signed.wait, LONGEST_WAIT))
-        return Response(compact_bundle.compact(parts) if parts[0][1] else b"")
-
-    async def _found(
-        self, request: Request, wanted: PullMessagesRequest, seconds: float
-    ) -> list[tuple[str, bytes]]:
-        """Wait for a node's next message; return it with its objects as the parts of a bundle.
-
-        If no message exists after `seconds`, the only part is an empty response.
-        """
-        state, node = get_linkstate(request), wanted.node.node_id
 
         def look() -> Awaitable[message_store.Load | None]:
             return run_in_threadpool(message_store.for_node, wanted, self._handed, state)
 
         load = await self._bell.wait_for(
-            ("node", node), look, seconds, lambda: NODE_LOOKS, alone=True
+            ("node", node), look, min(signed.wait, LONGEST_WAIT), lambda: NODE_LOOKS, alone=True
         )
-        return await _loaded(load)
+        if load is None:
+            return Response(b"")
+        await _wait_for_objects(load)
+        return Response(compact_bundle.compact(load.parts()))
 
     async def _node_pushes(self, request: Request) -> Response:
-        parts = await _parts(await _body(request))
-        return await self._stored(request, parts, None)
-
-    async def _compact_pushes(self, request: Request) -> Response:
         signed, pieces = await _read_signed(request)
         if self._pushing[signed.node_id] >= AT_A_TIME:
             raise HTTPException(429, "this node sends so many replies already")
@@ -198,18 +179,12 @@ class BundleApi:
             return await self._stored(request, parts, signed.node_id)
 
     async def _stored(
-        self, request: Request, found: list[tuple[str, bytes]], asks: int | None
+        self, request: Request, found: list[tuple[str, bytes]], asks: int
     ) -> Response:
-        """Store a node's reply, given the parts of the reply's bundle.
-
-        `asks`: the id of the node if it is authenticated already, else None.
-        """
+        """Store the reply of the node `asks`, given the parts of the reply's bundle."""
         parts = dict(found)
         pushed = _read(PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
-        if asks is None:
-            await _as_node(request, pushed)
-            asks = pushed.node.node_id
         said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
         if said != [asks, asks]:
             raise HTTPException(400, "a push holds one message, of the node that pushes it")
@@ -349,18 +324,12 @@ def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
             del counter[key]
 
 
-async def _loaded(load: message_store.Load | None) -> list[tuple[str, bytes]]:
-    """Wait at most `OBJECTS_WAIT` seconds for a message's objects; return its bundle's parts.
-
-    `load`: the pull's result; for None the only part is an empty response.
-    """
-    if load is None:
-        return [("response", b"")]
+async def _wait_for_objects(load: message_store.Load) -> None:
+    """Wait at most `OBJECTS_WAIT` seconds for a message's objects."""
     until = time.monotonic() + OBJECTS_WAIT
     while load.missing and time.monotonic() < until:
         await asyncio.sleep(OBJECTS_LOOK)
         await run_in_threadpool(load.fetch)
-    return load.parts()
 
 
 def _frames(parts: list[tuple[str, bytes]]) -> Response:

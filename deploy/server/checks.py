@@ -16,9 +16,18 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.proto.control_pb2 import ListNodesRequest
 
 from conf.submitted_runs import OUTPUT
-from deploy.certificate_dates import lasting, names_of
 from deploy.certificates import CA, SERVER
-from deploy.findings import OK, WARNING, WRONG, Finding, enough_memory, free_memory, secret
+from deploy.findings import (
+    OK,
+    WARNING,
+    WRONG,
+    Finding,
+    enough_memory,
+    free_memory,
+    lasting,
+    names_of,
+    secret,
+)
 from deploy.keys import GONE
 from deploy.server.flower_api import expect_handlers
 from deploy.server.node_registry import ONLINE, load
@@ -78,8 +87,8 @@ def certificate(options: argparse.Namespace) -> Iterable[Finding]:
         own.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
         yield Finding(WRONG, "certificate", f"{files[1]} is not signed by {files[0]}: {RENEW}")
-    yield lasting("certificate", f"the server's, for {names_of(own)}", own, RENEW)
-    yield lasting("certificate", "the CA's", ca, "make a new one, for each device, too")
+    yield lasting(f"the server's, for {names_of(own)}", own, RENEW)
+    yield lasting("the CA's", ca, "make a new one, for each device, too")
 
 
 def nodes(options: argparse.Namespace) -> Iterable[Finding]:

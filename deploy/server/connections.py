@@ -70,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # The newest piece may hold the end of the head and a body, so it is not counted.
         if self._head_bytes - len(data) > LONGEST_HEAD:
             part = "head is" if self._in_head else "trailers are"
-            self._refuse(431, f"the request's {part} too long")
+            self._refuse(f"the request's {part} too long")
         elif self._unused > MOST_UNUSED:
             self.transport.abort()
         else:
@@ -91,7 +91,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._asked()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > LONGEST_HEAD:
-            self._refuse(431, "the request's head is too long")
+            self._refuse("the request's head is too long")
         self._in_head, self._in_body, self._head_bytes, self._begun = False, True, 0, False
         self._body_bytes, self._unused, self._since = 0, 0, time.monotonic()
         if not self.transport.is_closing():
@@ -141,8 +141,8 @@ class BoundedProtocol(HttpToolsProtocol):
         answered = self.cycle is None or self.cycle.response_complete
         return self._begun and answered and now - self._since > HEAD_SECONDS
 
-    def _refuse(self, status: int, reason: str) -> None:
-        """Send an error response, unless another response has begun, and close the connection."""
+    def _refuse(self, reason: str) -> None:
+        """Send the status 431, unless another response has begun, and close the connection."""
         if self._in_head:
             free = self.cycle is None or self.cycle.response_complete  # the previous request
         else:
@@ -154,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         lines = [
-            STATUS_LINE[status].rstrip(b"\r\n"),
+            STATUS_LINE[431].rstrip(b"\r\n"),
             b"content-type: text/plain; charset=utf-8",
             b"content-length: %d" % len(reason),
             b"connection: close",

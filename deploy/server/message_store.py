@@ -19,10 +19,10 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
-    ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
     PushObjectRequest,
+    PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
@@ -39,6 +39,8 @@ from deploy.server.incomplete_replies import IncompleteReplies, Reply
 from deploy.server.redelivery import Redelivery
 
 Reader = Callable[[PullObjectRequest], PullObjectResponse]
+Writer = Callable[[PushObjectRequest], PushObjectResponse]
+SERVER = Node(node_id=1)  # the ServerApp
 
 
 @dataclass
@@ -97,16 +99,21 @@ def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Lo
     because a node that pulls has not received them.
     """
     node = request.node.node_id
-
-    def read(wanted: PullObjectRequest) -> PullObjectResponse:
-        return fleet.pull_object(wanted, state)
-
     with whole(state):
         response = handed.again(node, state)
         response = response or fleet.pull_messages(request, state, state.object_store)
         handed.note(node, response)
-        load = _load(response, request.node, read)
-        return load if load is not None and _fetched(load) else None
+        load = Load(response, request.node, lambda wanted: fleet.pull_object(wanted, state))
+        for message, tree in zip(
+            response.messages_list, response.message_object_trees, strict=True
+        ):
+            names = (each.object_id for each in iterate_object_tree(tree))
+            load.missing.update(dict.fromkeys(names, message.metadata.run_id))
+        try:
+            load.fetch()
+        except FlowerError:  # the run is over
+            return None
+        return load if response.messages_list else None
 
 
 def from_node(
@@ -126,18 +133,7 @@ def from_node(
     with whole(state):
         expect_known(run, state)
         response = fleet.push_messages(request, state)
-
-        def store(name: str) -> bool:
-            pushed = PushObjectRequest(
-                node=request.node,
-                run_id=run,
-                object_id=name,
-                object_content=objects[name],
-                session_id=response.session_id,
-            )
-            return bool(fleet.push_object(pushed, state).stored)
-
-        _store(response, objects, store)
+        _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
         if confirm is not None:
             fleet.confirm_message_received(confirm, state, state.object_store)
         asked = request.messages_list[0].metadata.reply_to_message_id
@@ -165,13 +161,12 @@ def for_server(
     """
 
     def fetch(name: str) -> bytes | None:
-        wanted = PullObjectRequest(node=server, run_id=task.run_id, object_id=name)
+        wanted = PullObjectRequest(node=SERVER, run_id=task.run_id, object_id=name)
         found = runtime.pull_object(wanted, state, task)
         if not found.object_found:
             raise LookupError(name)
         return found.object_content if found.object_available else None
 
-    server = Node(node_id=1)
     with whole(state):
         if ids := arriving.not_yet(task.run_id, request.message_ids):
             asks = PullAppMessagesRequest(message_ids=ids)
@@ -202,51 +197,29 @@ def from_server(
     with whole(state):
         response = runtime.push_messages(request, state, task)
 
-        def store(name: str) -> bool:
-            pushed = PushObjectRequest(
-                node=Node(node_id=1),
-                run_id=task.run_id,
-                object_id=name,
-                object_content=objects[name],
-                session_id=response.session_id,
-            )
-            return bool(runtime.push_object(pushed, state, task).stored)
+        def push(pushed: PushObjectRequest) -> PushObjectResponse:
+            return runtime.push_object(pushed, state, task)
 
-        _store(response, objects, store)
+        _store(response, objects, SERVER, task.run_id, push)
         return response
 
 
-def _load(response: Any, node: Node, read: Reader) -> Load | None:
-    """Return a `Load` that lists all objects of the response's messages as missing.
-
-    The objects have the order of the response's object trees. None: the response has no message.
-    """
-    if not response.messages_list:
-        return None
-    load = Load(response, node, read)
-    for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
-        load.missing.update(dict.fromkeys(_names(tree), message.metadata.run_id))
-    return load
-
-
-def _names(tree: ObjectTree) -> Iterable[str]:
-    return (each.object_id for each in iterate_object_tree(tree))
-
-
-def _fetched(load: Load) -> bool:
-    """Put the objects that have arrived into `load`; return False if the run is over."""
-    try:
-        load.fetch()
-    except FlowerError:
-        return False
-    return True
-
-
-def _store(response: Any, objects: Mapping[str, bytes], store: Callable[[str], bool]) -> None:
+def _store(response: Any, objects: Mapping[str, bytes], node: Node, run: int, push: Writer) -> None:
     """Store the objects that the response asks for in `objects_to_push`.
 
     Afterwards that list names only the objects that are still missing.
     """
-    missing = [name for name in response.objects_to_push if name not in objects or not store(name)]
+
+    def is_stored(name: str) -> bool:
+        request = PushObjectRequest(
+            node=node,
+            run_id=run,
+            object_id=name,
+            object_content=objects[name],
+            session_id=response.session_id,
+        )
+        return push(request).stored
+
+    missing = [n for n in response.objects_to_push if n not in objects or not is_stored(n)]
     del response.objects_to_push[:]
     response.objects_to_push.extend(missing)

@@ -11,7 +11,7 @@ from task.datasets.data import DATASETS, Data, Request, Split, expect_usable, re
 from task.datasets.folder import load_folder
 from task.errors import TaskError
 
-__all__ = ["Data", "Split", "data_names", "load_data", "load_folder"]
+__all__ = ["Data", "Split", "load_data", "load_folder"]
 
 
 def load_data(
@@ -25,7 +25,7 @@ def load_data(
     """Read a data set into memory.
 
     Args:
-        name: one of `data_names()`.
+        name: a name in `DATASETS`.
         root: folder, as torchvision's `root`; `~` stands for the home folder. None looks in the
             data set's usual folders.
         download: download the files if they are absent.
@@ -48,8 +48,3 @@ def load_data(
     if size is None:
         return data
     return replace(data, train=resize(data.train, size), test=resize(data.test, size))
-
-
-def data_names() -> list[str]:
-    """Return the names that `load_data` accepts, sorted."""
-    return DATASETS.names()

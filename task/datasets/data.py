@@ -168,13 +168,13 @@ def resize(split: Split, size: int) -> Split:
     return Split(images, split.labels)
 
 
-def holdout(split: Split, share: float, seed: int) -> tuple[Split, Split]:
+def holdout(split: Split, share: float) -> tuple[Split, Split]:
     """Hold back a `share` of every class; return (the remaining samples, the held-back samples).
 
-    Of a class with 2 samples or more, at least 1 is held back. The draw is the same on every
-    device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
+    Of a class with 2 samples or more, at least 1 is held back. The draw is always the same, on
+    every device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
     """
-    random = np.random.RandomState(seed)
+    random = np.random.RandomState(0)
     held = []
     labels = split.labels.numpy()
     for label in np.unique(labels):

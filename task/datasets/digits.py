@@ -28,7 +28,7 @@ def digits(request: Request) -> Data:
     """Return 1,438 training and 359 test images of 1x8x8; values 0..16 are scaled to 0..255."""
     rows = torch.from_numpy(_rows(Path(request.root or DEFAULT_ROOT)))
     images = rows[:, :64].mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
-    train, test = holdout(Split(images, rows[:, 64].long()), 0.2, seed=0)
+    train, test = holdout(Split(images, rows[:, 64].long()), 0.2)
     return Data(train, test, 10, mean=(0.3058,), std=(0.3764,))
 
 

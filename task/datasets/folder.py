@@ -33,15 +33,15 @@ def imagefolder(request: Request) -> Data:
     split_by_user = (root / "train").is_dir()
     source = root / "train" if split_by_user else root
     names = sorted(set(request.classes)) if request.classes else class_folders(source)
-    train = load_folder(source, names, size, 3)
+    train = load_folder(source, names, size)
     counts = torch.bincount(train.labels, minlength=len(names))
     if len(names) < 2 or int(counts.min()) == 0:
         empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
         raise TaskError(f"{shown(source)} has {_lacking(source, names, empty)}")
     if split_by_user:
-        test = load_folder(root / "test", names, size, 3)
+        test = load_folder(root / "test", names, size)
     else:
-        train, test = holdout(train, 0.2, seed=0)
+        train, test = holdout(train, 0.2)
         if len(test.labels) == 0:
             raise TaskError(
                 f"{shown(root)} has one image a class: none is left to test on, add more"
@@ -84,29 +84,21 @@ def class_folders(path: Path) -> list[str]:
     return names
 
 
-def load_folder(
-    path: str | Path,
-    classes: Sequence[str] | None = None,
-    size: int = DEFAULT_SIZE,
-    channels: int = 3,
-) -> Split:
-    """Read the images in `path`/CLASS/*, scaled to `size` x `size` whatever their aspect ratio.
+def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
+    """Read the images in `path`/CLASS/*, scaled to 3 x `size` x `size` whatever their aspect ratio.
 
     Args:
         path: folder of class folders, which are searched at any depth.
         classes: the names that all nodes use, which give the class ids in sorted order. A node may
-            lack some of these folders. None takes the names of the folders in `path`.
+            lack some of these folders.
         size: side in pixels.
-        channels: 3 (RGB) or 1 (grey).
 
     Raises:
         TaskError: no folder, no image, an unknown class, an image that cannot be read, or a pipe,
             device or socket with the name of an image.
     """
     path = Path(path)
-    if channels not in (1, 3):
-        raise TaskError(f"images can be read with 1 or 3 channels, not {channels}")
-    names = sorted(set(classes)) if classes is not None else class_folders(path)
+    names = sorted(set(classes))
     samples = []
     for name in class_folders(path):
         files = sorted(f for f in (path / name).rglob("*") if _is_image(f))
@@ -123,10 +115,10 @@ def load_folder(
             f"{shown(path)} has class folders but no image in them: "
             f"add files that end in {' '.join(EXTENSIONS)}"
         )
-    images = torch.empty((len(samples), channels, size, size), dtype=torch.uint8)
+    images = torch.empty((len(samples), 3, size, size), dtype=torch.uint8)
 
     def read(index: int) -> None:
-        images[index] = torch.from_numpy(_read(samples[index][0], size, channels))
+        images[index] = torch.from_numpy(_read(samples[index][0], size))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
         for _ in pool.map(read, range(len(samples))):
@@ -147,23 +139,22 @@ def _is_image(file: Path) -> bool:
     return True
 
 
-def _read(file: Path, size: int, channels: int) -> NDArray[np.uint8]:
-    """Return one image as uint8 (C, size, size)."""
+def _read(file: Path, size: int) -> NDArray[np.uint8]:
+    """Return one image as uint8 (3, size, size)."""
     from PIL import Image, ImageOps
 
-    mode = "RGB" if channels == 3 else "L"
     try:
         with Image.open(file) as image:
-            image.draft(mode, (size, size))  # JPEG: decode a large photo at a fraction of its size
+            image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
             upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
             if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
                 upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
             if upright.mode == "F":
                 raise ValueError("floating-point pixels have no known range")
-            small = upright.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
+            small = upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
     except Exception as error:  # decoders raise a dozen types, such as SyntaxError
         reason = str(error).partition("\n")[0]
         raise TaskError(
             f"{file} cannot be read as an image ({reason}): replace or delete it"
         ) from error
-    return np.array(small).reshape(size, size, channels).transpose(2, 0, 1)
+    return np.array(small).transpose(2, 0, 1)

@@ -9,7 +9,7 @@ from torch import nn
 
 from task.models.parts import MODELS
 
-__all__ = ["build_model", "model_names"]
+__all__ = ["build_model"]
 
 
 def build_model(name: str, *, channels: int, size: int, classes: int, seed: int = 0) -> nn.Module:
@@ -25,8 +25,3 @@ def build_model(name: str, *, channels: int, size: int, classes: int, seed: int 
         # Not `torch.manual_seed`, which also reseeds the GPUs, and `fork_rng` does not undo that.
         torch.default_generator.manual_seed(seed)
         return make(channels, size, classes)
-
-
-def model_names() -> list[str]:
-    """Return the names that `build_model` accepts, sorted."""
-    return MODELS.names()

@@ -17,12 +17,19 @@ class ChannelsLast(nn.Sequential):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the last layer's output for float32 (N, C, H, W)."""
-        if images.dim() == 4 and images.device.type == "cpu":
-            # With one channel torch calls both layouts contiguous; only a copy has other strides.
-            images = images.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
-            images = images.permute(0, 3, 1, 2)
-        output: Tensor = super().forward(images)  # type: ignore[no-untyped-call]
+        output: Tensor = super().forward(channels_last(images))  # type: ignore[no-untyped-call]
         return output
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Return images (N, C, H, W) on a CPU with channels last in memory; other tensors unchanged."""
+    if images.dim() != 4 or images.device.type != "cpu":
+        return images
+    # With one channel torch calls both layouts contiguous. Only a copy gets the other strides.
+    rows = images.permute(0, 2, 3, 1)
+    if not rows.is_contiguous() or images.shape[1] == 1:
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows.permute(0, 3, 1, 2)
 
 
 @MODELS.register("mlp")

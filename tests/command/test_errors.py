@@ -65,6 +65,8 @@ BAD = [
     (["network.classes={fast:{share:1}}"], "'+network.classes={NAME:"),
     (["network.classes.fast.share=1"], "'+network.classes={NAME:"),
     (["+network.classes.fast.share=1"], "'+network.classes={NAME:"),
+    (["network.waiting=long"], "network.waiting must be one of none, uniform"),
+    (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
     (["nodes"], "nodes"),
     (["dataset.root=~/x"], "~/x"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null"),

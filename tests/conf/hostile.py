@@ -32,7 +32,7 @@ NAMES = [
     *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
     *("conf.load.compose_config", "conf.submitted_runs.remember", "conf.check.build"),
     "command.job.run",
-    *("simulation.local.run_local", "launch.ray.run_on_ray", "launch.ray.run_ray"),
+    *("simulation.local.run_local", "launch.ray.run_on_ray", "launch.ray.ask_to_end"),
     "launch.superlink.run_on_superlink",
     *("strategy.run.run_log.Records", "strategy.run.run_log.os.replace", "strategy.app.main"),
     *("flwr.serverapp.strategy.FedAvg.start", "flwr.serverapp.strategy.strategy.time.sleep"),

@@ -1,5 +1,7 @@
 """A node in this process that comes online and leaves again."""
 
+from pathlib import Path
+
 from deploy.device.client import FleetClient
 from deploy.device.heartbeats import Membership
 from deploy.node import key_of
@@ -24,8 +26,7 @@ class Kitchen:
 class Nowhere:
     """A node folder that stores nothing."""
 
-    def node_id(self, *_):
-        return None
+    folder = Path("/nowhere")
 
     def remember(self, *_):
         pass

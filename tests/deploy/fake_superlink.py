@@ -19,7 +19,6 @@ from deploy import compact_bundle
 from deploy.device.transport import ids_of
 from deploy.server.duplicates import SIZE
 from deploy.signed_header import read_header
-from protocol.bundle import frames, parts_of
 
 RUN = 77
 LIMIT = 1 << 30
@@ -30,8 +29,7 @@ class FakeSuperLink(ThreadingHTTPServer):
 
     `faults`: for each call, what fails at its next uses: "lost" (the request never arrives),
     "unanswered" (the request arrives, its answer does not) or an HTTP status. `bundled`: the server
-    has the project's calls, which send a whole message in one request; if it is "compact", also the
-    compact calls, which do the same in fewer bytes.
+    has the project's calls, which send a whole message in one request.
     """
 
     daemon_threads = True
@@ -179,24 +177,19 @@ class FakeSuperLink(ThreadingHTTPServer):
                 self.objects.pop(each, None)
         return message_pb2.ConfirmMessageReceivedResponse()
 
-    def edgewire_pull(self, data):
-        response = self.pull_messages(data)
-        objects = [n for tree in response.message_object_trees for n in ids_of(tree)]
-        parts = [("response", response.SerializeToString())]
-        return frames([*parts, *((name, self.objects[name]) for name in objects)])
-
     def edgewire_compact_pull(self, data):
         signed, number = read_header(data)
         assert signed.node_id in self.nodes.values()
         assert len(number) == SIZE
-        parts = parts_of(self.edgewire_pull(b""), LIMIT)
-        return compact_bundle.compact(parts) if parts[0][1] else b""
+        response = self.pull_messages(b"")
+        objects = [n for tree in response.message_object_trees for n in ids_of(tree)]
+        parts = [("response", response.SerializeToString())]
+        parts += [(name, self.objects[name]) for name in objects]
+        return compact_bundle.compact(parts) if response.messages_list else b""
 
     def edgewire_compact_push(self, data):
-        return self.edgewire_push(frames(compact_bundle.parts_of(read_header(data)[1], LIMIT)))
-
-    def edgewire_push(self, data):
-        (first, request), *objects, (last, confirm) = parts_of(data, LIMIT)
+        parts = compact_bundle.parts_of(read_header(data)[1], LIMIT)
+        (first, request), *objects, (last, confirm) = parts
         assert (first, last) == ("request", "confirm")
         answer = self.push_messages(request)
         if not isinstance(answer, tuple):
@@ -218,11 +211,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         has = self.server.bundled and self.path == "/v1/fleet/edgewire"
-        says = (
-            {"edgewire-compact": str(compact_bundle.FORM)}
-            if self.server.bundled == "compact"
-            else {}
-        )
+        says = {"edgewire-compact": str(compact_bundle.FORM)} if has else {}
         self.answer(200 if has else 404, b"1" if has else b"", says)
 
     def do_POST(self):

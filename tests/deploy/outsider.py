@@ -21,11 +21,10 @@ from flwr.superlink.main import create_app
 
 from deploy.compact_bundle import compact
 from deploy.signed_header import read_header, sign_header
-from protocol.bundle import frames
 
 OURS = [
-    "/v1/fleet/edgewire/pull", "/v1/fleet/edgewire/push", "/v1/runtime/edgewire/pull",
-    "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/", "/docs", "/openapi.json",
+    "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/",
+    "/docs", "/openapi.json",
 ]  # fmt: skip
 
 
@@ -47,7 +46,6 @@ def tries(key, public, node, run, digest, objects):
         "push-messages": fleet_pb2.PushMessagesRequest(node=me),
         "get-run": run_pb2.GetRunRequest(node=me, run_id=run),
         "get-fab": fab_pb2.GetFabRequest(node=me, run_id=run, hash_str=digest),
-        "edgewire/pull": fleet_pb2.PullMessagesRequest(node=me),
     }
     for path, request in requests.items():
         for signs in ("key", "nobody"):
@@ -56,7 +54,6 @@ def tries(key, public, node, run, digest, objects):
         wanted = message_pb2.PullObjectRequest(node=me, run_id=run, object_id=name)
         yield "pull-object", "/v1/fleet/pull-object", wanted.SerializeToString(), "key"
     bundle = [("request", requests["push-messages"].SerializeToString())]
-    yield "push", "/v1/fleet/edgewire/push", frames(bundle), "key"
     signed = sign_header(node, 0, lambda stamp: sign_message(key, stamp))
     yield "compact pull", "/v1/fleet/edgewire/compact/pull", signed, "nobody"
     yield "compact push", "/v1/fleet/edgewire/compact/push", signed + compact(bundle), "nobody"

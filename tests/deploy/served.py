@@ -30,12 +30,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
+from deploy import compact_bundle
 from deploy.server.access import LocalOnly
 from deploy.server.api import BundleApi
 from deploy.server.node_registry import Registry
 from deploy.server.server import bounds
 from deploy.signed_header import headers, sign_header
-from protocol.bundle import frames, parts_of
 from simulation.workers.node_host import load_object
 
 
@@ -106,9 +106,10 @@ class FakeNode:
         self.call(request, "deactivate-node")
         self.http.close()
 
-    def signed(self):
-        """Return this node's signed header for a compact call (a call in few bytes)."""
-        return sign_header(self.node.node_id, 0, lambda stamp: sign_message(self._key, stamp))
+    def signed(self, wait=0, node=None):
+        """Return the signed header of a compact call; `wait`: whole seconds."""
+        node = node or self.node
+        return sign_header(node.node_id, wait, lambda stamp: sign_message(self._key, stamp))
 
     def headers(self):
         stamp = datetime.datetime.now(datetime.UTC).isoformat()
@@ -122,23 +123,17 @@ class FakeNode:
         )
         return found.raise_for_status()
 
-    def pull(self, wait=0.0, node=None):
-        """Pull messages; return the server's response, and the messages' objects by name."""
-        request = fleet_pb2.PullMessagesRequest(node=node or self.node)
-        found = self.http.post(
-            "/v1/fleet/edgewire/pull",
-            content=request.SerializeToString(),
-            headers={**self.headers(), "edgewire-wait": str(wait)},
-            timeout=60,
-        )
-        (_, head), *objects = parts_of(found.raise_for_status().content, 1 << 30)
-        return fleet_pb2.PullMessagesResponse.FromString(head), dict(objects)
+    def post(self, what, content):
+        """Send a compact call, "pull" or "push"; return the server's response."""
+        return self.http.post(f"/v1/fleet/edgewire/compact/{what}", content=content, timeout=60)
 
-    def message(self, wait=0.0):
-        """Return a message if one has arrived, else None."""
-        response, objects = self.pull(wait)
-        if not response.messages_list:
+    def message(self, wait=0, node=None):
+        """Return a message if one arrives within `wait` seconds, else None."""
+        content = self.post("pull", self.signed(wait, node)).raise_for_status().content
+        if not content:
             return None
+        (_, head), *parts = compact_bundle.parts_of(content, 1 << 30)
+        response, objects = fleet_pb2.PullMessagesResponse.FromString(head), dict(parts)
         name = response.messages_list[0].metadata.message_id
         message = inflate_object_from_contents(name, objects)
         message.metadata.__dict__["_message_id"] = name
@@ -162,8 +157,8 @@ class FakeNode:
                 message_object_id=message.metadata.message_id,
             )
             parts.append(("confirm", received.SerializeToString()))
-        body = frames([("request", request.SerializeToString()), *parts])
-        found = self.http.post("/v1/fleet/edgewire/push", content=body, headers=self.headers())
+        body = compact_bundle.compact([("request", request.SerializeToString()), *parts])
+        found = self.post("push", self.signed() + body)
         return fleet_pb2.PushMessagesResponse.FromString(found.raise_for_status().content)
 
     def push_object(self, message, response, name):
@@ -206,11 +201,12 @@ class Fleet:
     def _serve(self):
         while not self._done.is_set():
             for index, node in enumerate(self._nodes):
-                if (message := node.message(wait=0.02)) is not None:
+                if (message := node.message()) is not None:
                     reply = load_object("client.app:app")(message, self._context(index, message))
                     with suppress(httpx.HTTPStatusError):  # the run is over
                         node.reply_to(message, reply.content)
                     self._replies += 1
+            time.sleep(0.01)
             if self._late is not None and self._replies >= self._late:
                 self._nodes, self._late = [*self._nodes, FakeNode(self._address)], None
 

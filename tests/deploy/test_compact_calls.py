@@ -1,4 +1,4 @@
-"""A node's compact calls (`deploy.server.api`) do what the other calls do, in fewer bytes."""
+"""A node's bundled calls (`deploy.server.api`): they pull messages and push replies."""
 
 import hashlib
 import time
@@ -20,7 +20,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 from deploy.device.app_runner import answered, message_of
-from deploy.device.client import FleetClient, ServerRefusal
+from deploy.device.client import COMPACT, FleetClient, ServerRefusal, says_bundled
 from deploy.device.heartbeats import Membership
 from deploy.device.throttled_log import ThrottledLog
 from deploy.signed_header import sign_header
@@ -30,7 +30,7 @@ from tests.deploy.served import FakeNode, Server, later, question
 
 
 class ThinNode:
-    """A node that sends compact calls when a test asks for them."""
+    """A node that sends bundled calls when a test asks for them."""
 
     def __init__(self, address, interval=30.0):
         self.fleet = FleetClient(address, generate_key_pairs()[0], insecure=True)
@@ -86,6 +86,12 @@ def test_a_pull_waits_until_a_message_arrives(server, node):
         response, _ = node.pull()
         assert 0.25 < time.monotonic() - begun < 5
     assert len(response.messages_list) == 1
+
+
+def test_a_server_with_another_compact_format_has_no_bundled_calls():
+    same, other = (httpx.Response(200, text="1", headers={COMPACT: n}) for n in ("1", "2"))
+    assert says_bundled(same)
+    assert not says_bundled(other)
 
 
 def test_a_pull_is_a_heartbeat(server):

@@ -7,8 +7,7 @@ import pytest
 from cryptography import x509
 
 from deploy import findings
-from deploy.certificate_dates import lasting
-from deploy.findings import OK, WARNING, WRONG, Finding
+from deploy.findings import OK, WARNING, WRONG, Finding, lasting
 from tests.deploy.device.test_backoff import DAY, NOW, issued
 
 MB = 1 << 20
@@ -62,7 +61,7 @@ def test_a_disk_that_is_nearly_full(free, level, monkeypatch, tmp_path):
 def test_dates(start, end, level, says, tmp_path):
     made = issued(tmp_path, "a", start=NOW + start * DAY, end=NOW + end * DAY)
     shown = x509.load_pem_x509_certificate(made.read_bytes())
-    found = lasting("certificate", "it", shown, "renew it")
+    found = lasting("it", shown, "renew it")
     assert (found.level, says in found.text) == (level, True)
 
 

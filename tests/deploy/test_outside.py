@@ -115,7 +115,7 @@ def test_without_a_registered_key_nothing_can_be_read_or_changed(world):
     assert told(world) == before
 
 
-PATHS = ["edgewire/compact/push", "edgewire/compact/pull", "edgewire/push", "edgewire/pull"]
+PATHS = ["edgewire/compact/push", "edgewire/compact/pull"]
 PATHS += ["push-object", "push-messages", "activate-node"]
 
 

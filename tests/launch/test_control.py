@@ -50,7 +50,7 @@ def test_a_run_that_waits_to_start_is_reported(minutes, lines, tmp_path, caplog,
     clock = iter(range(0, 10**6, 60))
     time = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda seconds: None)
     monkeypatch.setattr(control, "time", time)
-    assert follow(Pending(minutes), 7, tmp_path / "log", None).status == "finished"
+    assert follow(Pending(minutes), 7, tmp_path / "log").status == "finished"
     assert len(caplog.messages) == lines
     assert all("has not started the run for" in line for line in caplog.messages)
 

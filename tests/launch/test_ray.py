@@ -6,7 +6,9 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from flwr.proto.run_pb2 import RunStatus
 from safetensors.torch import load_file
 
 from launch.control import cause_of
-from launch.ray import run_ray
+from launch.ray import run_on_ray
 from simulation.errors import EngineError, UsageError
+from simulation.job import Job
 from tests.proxied import dead_proxies
 from tests.runs import ROOT, result_of, told_to_end
 from tests.simulation.any_app.apps import APPS, start, write
@@ -103,6 +106,24 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "app", FILES, *apps, CONFIG, INCLUDED)
 
 
+@contextmanager
+def often(call: Callable[[], None]) -> Iterator[None]:
+    """Call a function twice a second in another thread, while the context is open."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(0.5):
+            call()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
 def expect_same_model(here: Path, there: Path) -> None:
     """Assert that float64 models are equal except for rounding: sums may have another order."""
     with np.load(here) as found, np.load(there) as expected:
@@ -128,15 +149,12 @@ def test_a_run_learns_as_locally_and_then_fails(
     monkeypatch.setenv("HOME", str(home))
     config = {'it\'s "quoted"': "x" * 10_000, "n": [1, {"a": "\n\t\\ é"}]}
     running: list[int] = []
-
-    with pytest.raises(EngineError, match=r"^KeyError: 'accuracy' \(log: (\S+)\)$") as caught:
-        run_ray(
-            app,
-            run_config={"config": json.dumps(config), "told": str(told), "output": str(there)},
-            num_nodes=5,
-            actors=1,
-            on_poll=lambda: running.append(len(left_over())),
-        )
+    values = {"config": json.dumps(config), "told": str(told), "output": str(there)}
+    with (
+        often(lambda: running.append(len(left_over()))),
+        pytest.raises(EngineError, match=r"^KeyError: 'accuracy' \(log: (\S+)\)$") as caught,
+    ):
+        run_on_ray(Job(app, values, 5, tmp_path), actors=1)
 
     said = beside.communicate(timeout=60)
     assert beside.returncode == 0, said
@@ -155,7 +173,6 @@ def test_a_run_learns_as_locally_and_then_fails(
     assert len(result["token"]) == 64  # only with this token can one join the run's Ray
     assert result["token"] not in log.read_text()
     assert "Traceback" in log.read_text()
-    log.unlink()
     # `left_over` has found the processes of SuperLink, SuperExec, the simulation and Ray.
     assert max(running) > 5
     assert left_over() == []
@@ -168,17 +185,12 @@ def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], l
 
     def interrupt() -> None:
         if output.exists():
+            output.unlink()
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(SystemExit) as caught:
-        run_ray(
-            app,
-            run_config={"mode": "sleep", "told": str(output)},
-            num_nodes=2,
-            actors=1,
-            log_file=tmp_path / "ray.log",
-            on_poll=interrupt,
-        )
+    values = {"mode": "sleep", "told": str(output)}
+    with often(interrupt), pytest.raises(SystemExit) as caught:
+        run_on_ray(Job(app, values, 2, tmp_path), actors=1)
     assert caught.value.code == 128 + signal.SIGTERM
     assert left_over() == []
 
@@ -211,27 +223,30 @@ def test_a_stopped_asynchronous_run_can_be_resumed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_nodes": 0}, "at least one node, not 0"),
         ({"actors": -1}, "at least one actor, not -1"),
         ({"actors": 2, "address": "127.0.0.1:9"}, "number of actors is the cluster's"),
         ({"address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9"),
-        ({"run_config": {"lr": 0.1}}, r"lr: not in \[tool.flwr.app.config\] of .*pyproject.toml"),
     ],
 )
 def test_wrong_arguments(app: Path, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        run_ray(app, **{"run_config": {}, "num_nodes": 2, **arguments})
+        run_on_ray(Job(app, {}, 2, app), **arguments)
+
+
+def test_a_key_that_the_app_does_not_have(app: Path) -> None:
+    with pytest.raises(UsageError, match=r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"):
+        run_on_ray(Job(app, {"lr": 0.1}, 2, app))
 
 
 def test_another_apps_package_in_the_way(app: Path, tmp_path: Path) -> None:
     (tmp_path / "toy_client.py").write_text("")
     with pytest.raises(UsageError, match="Ray would take `toy_client` from"):
-        run_ray(app, run_config={}, num_nodes=2)
+        run_on_ray(Job(app, {}, 2, tmp_path))
 
 
 def test_a_folder_without_an_app(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is no Flower app"):
-        run_ray(tmp_path, run_config={}, num_nodes=2)
+        run_on_ray(Job(tmp_path, {}, 2, tmp_path))
 
 
 LOG = """\

@@ -13,7 +13,7 @@ setting: Made up.
 tables:
   - experiment: e
     against: a
-    columns: [paper, accuracy, difference, seeds]
+    columns: [paper, accuracy, difference, updates]
     rows:
       - {id: a, label: A, overrides: lr=1, paper: "99.0"}
       - {id: b, label: B, overrides: momentum=true lr=2}

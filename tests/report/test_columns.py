@@ -54,16 +54,12 @@ CELLS = {
     "points": "10.00 (one seed)",
     "best difference": "20.00 (one seed)",
     "verdict": "not yet told apart from",
-    "seeds": "0",
     "best accuracy": "90.00 (one seed)",
     "top5": "95.00 (one seed)",
     "loss": "0.100 (one seed)",
-    "rounds": "9",
     "updates": "50",
     "uplink": "1 MB",
     "downlink": "4 MB",
-    "uplink an update": "20 kB",
-    "downlink an update": "80 kB",
     "compression ratio up": "4.00",
     "compression ratio down": "1.00",
     "uplink a round after": "1 MB",
@@ -76,13 +72,10 @@ CELLS = {
     "uplink until": "20 MB",
     "stays": "20",
     "uplink until it stays": "20 MB",
-    "downlink until": "60 MB",
     "both until": "80 MB",
     "time until": "7 s",
     "time a round": "10 s",
-    "virtual time": "1 min 30 s",
     "rounds a second": "0.75",
-    "minutes": "0.2",
     "sweep: runs": "1",
     "sweep: accuracy": "80.00 %",
     "sweep: best accuracy": "90.00 %",
@@ -142,12 +135,6 @@ def test_a_difference_has_the_right_verdict(ours, verdict, cell):
     assert shown("verdict", *finals(*ours), against=against) == verdict
     assert shown("difference", *finals(*ours), against=against) == cell
     assert COLUMNS["difference"].show(TableRow(against, against)) == ("", "-")
-
-
-def test_seeds_in_a_row_are_a_range():
-    runs = [made(seed=seed) for seed in range(2, 6)]
-    assert shown("seeds", *runs) == "2 to 5"
-    assert shown("seeds", *runs[1:]) == "3, 4, 5"
 
 
 def test_a_sweeps_ratios_and_bytes_include_all_of_a_message():

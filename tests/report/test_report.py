@@ -9,7 +9,7 @@ from rich.console import Console
 
 from report import progress
 from report.format import human_bytes, human_seconds, percent
-from report.progress import ProgressLine, RunProgress
+from report.progress import ProgressLine, run_progress
 from report.runs import read_result
 from report.summary import summary_table
 
@@ -46,14 +46,12 @@ ROW = {
 def test_the_bar_follows_the_history(tmp_path):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
-    with RunProgress(tmp_path, 10, console):
-        with (tmp_path / "history.jsonl").open("w") as file:
-            file.write(json.dumps(ROW) + "\n" + json.dumps({**ROW, "round": 4})[:20])
-            file.flush()
-            time.sleep(0.6)
-            half = screen.getvalue()
-            file.write(json.dumps({**ROW, "round": 4, "accuracy": None})[20:] + "\n")
+    with run_progress(tmp_path, 10, console), (tmp_path / "history.jsonl").open("w") as file:
+        file.write(json.dumps(ROW) + "\n" + json.dumps({**ROW, "round": 4})[:20])
+        file.flush()
         time.sleep(0.6)
+        half = screen.getvalue()
+        file.write(json.dumps({**ROW, "round": 4, "accuracy": None})[20:] + "\n")
     for part in ("3/10", "50.00 %", "61.7 kB", "2 MB"):
         assert part in half
     assert "4/10" not in half
@@ -64,7 +62,7 @@ def test_the_bar_follows_the_history(tmp_path):
 def test_a_short_run_prints_no_line_where_there_is_no_bar(tmp_path, shared):
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=shared)
-    with RunProgress(tmp_path, 10, console, shared=shared):
+    with run_progress(tmp_path, 10, console, shared=shared):
         pass
     assert screen.getvalue() == ""
 
@@ -74,7 +72,7 @@ def test_a_log_has_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "FIRST_LINE", 0.05)
     screen = io.StringIO()
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
-    with RunProgress(tmp_path, 10, Console(file=screen, width=20), name="job 3: "):
+    with run_progress(tmp_path, 10, Console(file=screen, width=20), name="job 3: "):
         deadline = time.monotonic() + 60
         while "\n" not in screen.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)

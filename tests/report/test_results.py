@@ -172,7 +172,7 @@ def test_a_picture_without_runs_is_removed(tmp_path):
         ("lr=3", "lr=1", "several rows with the overrides 'lr=1'"),
         ("lr=3", "lr", "lr is not KEY=VALUE"),
         ("id: c", "id: c.d", "an id is letters"),
-        ("[paper, accuracy, difference, seeds]", "accuracy", "columns: Invalid value"),
+        ("[paper, accuracy, difference, updates]", "accuracy", "columns: Invalid value"),
         ("title: A page", "title: [A, page]", "title: Cannot convert"),
         ("{id: c, label: C, overrides: lr=3}", "c", "rows[2]: Invalid type"),
         (PAGE, "- 1", "[1] must have the keys title, claim"),

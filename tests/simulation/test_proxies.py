@@ -8,7 +8,7 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from deploy.node import MistakenWord, client_of, parser
+from deploy.node import client_of, parser
 from launch.superlink_client import Superlink
 from simulation import proxies
 from simulation.errors import UsageError
@@ -157,7 +157,7 @@ def test_an_unreadable_proxy_is_named_without_its_password(name, said, monkeypat
     shown = said.replace("me:secret@", "")
     words = f"{name.lower()}={shown!r}: it must be http://HOST:PORT, or socks5"
     assert str(caught.value) == words
-    with pytest.raises(MistakenWord, match=re.escape(words)):
+    with pytest.raises(UsageError, match=re.escape(words)):
         client_of(node_words("192.0.2.1:1"), new_key())
 
 

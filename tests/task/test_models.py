@@ -8,7 +8,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from task.errors import TaskError
-from task.models import build_model, model_names
+from task.models import build_model
+from task.models.parts import MODELS
 from task.registry import Registry
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -47,7 +48,7 @@ def test_a_choice_sets_a_name_and_the_training_options_that_suit_its_model():
 
 
 @pytest.mark.few(9)
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", MODELS.names())
 def test_forward_and_backward_at_3x32x32(name):
     module = build_model(name, channels=3, size=32, classes=10)
     assert count(module) == PARAMETERS.get(name, count(module))
@@ -76,7 +77,7 @@ def test_published_parameter_counts(name, size, parameters):
 # VGGs for large images have 128 million parameters, so only one case is tested.
 SIZES = [
     (name, channels, size)
-    for name in sorted(set(model_names()) - {"alexnet", "wideresnet"})
+    for name in sorted(set(MODELS.names()) - {"alexnet", "wideresnet"})
     for channels, size in ((1, 28), (2, 15), (1, 65))
     if (name, size) not in [("vgg16", 65), ("vgg16_plain", 65)]
 ]
@@ -90,7 +91,7 @@ def test_images_of_other_sizes(name, channels, size):
         assert module.eval()(torch.randn(2, channels, size, size)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", MODELS.names())
 def test_images_that_are_too_small_are_refused(name):
     smallest = SMALLEST.get(name, 1)
     if name in SMALLEST:

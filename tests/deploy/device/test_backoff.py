@@ -54,7 +54,7 @@ def enter(superlink, folder, *, registers=True, certificates=None):
     try:
         member.enter()
     except WORTH_WAITING as error:
-        reason = reason_of(error, fleet.address, known=member.known)
+        reason = reason_of(error, fleet, member.known)
         assert "\n" not in reason
         return reason
     finally:
@@ -120,7 +120,7 @@ def test_an_unknown_host_name(tmp_path):
     fleet = FleetClient("nowhere.invalid:1", NodeFolder(tmp_path).key(), insecure=True)
     with pytest.raises(httpx.TransportError) as error:
         fleet.bundles()
-    assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet.address)
+    assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet)
 
 
 def tls(superlink, shown):
@@ -155,7 +155,8 @@ def test_a_refusal_gives_flowers_reason(superlink, tmp_path):
     superlink.faults["pull_messages"].append(500)
     with pytest.raises(ServerRefusal) as error:
         fleet.call(PullMessagesRequest(), PullMessagesResponse)
-    assert reason_of(error.value, "a:1") == "a:1 answers 500: Internal Server Error"
+    said = f"{superlink.address} answers 500: Internal Server Error"
+    assert reason_of(error.value, fleet) == said
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import pytest
 from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, FolderError, NodeFolder
+from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder, known_id
 from deploy.node import main
+from simulation.errors import UsageError
 
 
 def message(number):
@@ -76,7 +77,7 @@ def test_an_unused_run_is_removed(restarted, monkeypatch):
 
 def test_another_node_or_an_older_format_gives_one_line(restarted, tmp_path, capsys):
     folder = restarted()
-    with pytest.raises(FolderError, match=r"another node runs on --state .*: give each its own"):
+    with pytest.raises(UsageError, match=r"another node runs on --state .*: give each its own"):
         NodeFolder(tmp_path)
     folder.close()
     (tmp_path / "runs").mkdir()
@@ -86,3 +87,9 @@ def test_another_node_or_an_older_format_gives_one_line(restarted, tmp_path, cap
     said = capsys.readouterr().err.splitlines()[-1]
     assert f"--state {tmp_path} cannot be used: it has format 1" in said
     assert "remove runs and claim in it" in said
+
+
+def test_an_id_belongs_to_a_server_and_a_key(restarted, tmp_path):
+    restarted().remember("a:1", b"key", 7)
+    pairs = [("a:1", b"key"), ("b:1", b"key"), ("a:1", b"other")]
+    assert [known_id(tmp_path, *pair) for pair in pairs] == [7, None, None]

@@ -102,7 +102,7 @@ def world(fab, tmp_path, monkeypatch):
         each.fleet.close()
 
 
-@pytest.mark.parametrize("bundled", [False, True, "compact"])
+@pytest.mark.parametrize("bundled", [False, True])
 def test_a_node_replies_to_message_after_message(bundled, world, caplog):
     w = world(bundled=bundled)
     w.steps()
@@ -112,13 +112,13 @@ def test_a_node_replies_to_message_after_message(bundled, world, caplog):
     assert w.is_as_expected()
     assert len({m["process"] for m in w.said()}) == 1
     assert w.superlink.calls.count("get_fab") == w.superlink.calls.count("get_run") == 1
-    assert {"pull_object", "push_object"}.isdisjoint(w.superlink.calls) == bool(bundled)
-    assert w.superlink.calls.count("edgewire_compact_push") == (4 if bundled == "compact" else 0)
+    assert {"pull_object", "push_object"}.isdisjoint(w.superlink.calls) == bundled
+    assert w.superlink.calls.count("edgewire_compact_push") == (4 if bundled else 0)
     assert caplog.text.count("no bundled calls") == (not bundled)
     assert not w.superlink.objects  # the node confirmed each message
 
 
-@pytest.mark.parametrize("bundled", [False, True, "compact"])
+@pytest.mark.parametrize("bundled", [False, True])
 def test_an_error_of_the_app_is_reported(bundled, world, caplog):
     caplog.set_level("INFO", "edgewire")
     w = world(bundled=bundled)
@@ -137,7 +137,7 @@ def test_an_error_of_the_app_is_reported(bundled, world, caplog):
 CALLS = {
     False: ["register_node", "activate_node", "pull_messages", "get_run", "get_fab", "pull_object",
             "push_messages", "push_object", "confirm_message_received"],
-    True: ["edgewire_pull", "edgewire_push"],
+    True: ["edgewire_compact_pull", "edgewire_compact_push"],
 }  # fmt: skip
 
 
@@ -161,7 +161,12 @@ def test_a_push_without_an_answer_is_repeated_unchanged(bundled, world):
     w = world(bundled=bundled)
     w.steps()
     failed = []
-    for call in ("push_messages", "push_object", "confirm_message_received", "edgewire_push"):
+    for call in (
+        "push_messages",
+        "push_object",
+        "confirm_message_received",
+        "edgewire_compact_push",
+    ):
         w.superlink.faults[call] += ["unanswered", "unanswered"]
         w.ask()
         failed += w.until_replied()

@@ -17,9 +17,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from compression.flower.node.state import store_arrays, stored_arrays
 from compression.flower.records import FlatArray
-from deploy.device.node_database import LARGE, NodeDatabase, OtherFormat, hash_of
+from deploy.device.node_database import LARGE, NodeDatabase, hash_of
 from deploy.device.node_store import open_node_store
 from protocol.lineage import Checkpoint, RunLineage
+from simulation.errors import UsageError
 
 
 def state_of(draw, size=3000):
@@ -259,7 +260,7 @@ def test_a_changed_bit_is_found_or_harmless(node, caplog):
         file.write_bytes(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
         try:
             found = node.begin()
-        except OtherFormat:
+        except UsageError:
             assert 60 <= at < 64  # the number of the format
             continue
         if found.answered:
@@ -383,10 +384,10 @@ def test_a_damaged_state_of_a_checkpoint_is_dropped(node, caplog):
 def test_a_folder_of_another_format_is_refused(node):
     node.begin()
     node.database.connection.execute("PRAGMA user_version = 3")
-    with pytest.raises(OtherFormat, match=r"format 3, .* needs format 2: remove node\.db\* and "):
+    with pytest.raises(UsageError, match=r"format 3, .* needs format 2: remove node\.db\* and "):
         node.begin()
     (node.folder / "runs" / "7").mkdir(parents=True)
-    with pytest.raises(OtherFormat, match=r"format 1, .* remove runs and claim in it, or give"):
+    with pytest.raises(UsageError, match=r"format 1, .* remove runs and claim in it, or give"):
         NodeDatabase(node.folder)
 
 

@@ -9,7 +9,11 @@ from deploy.server.access import FORWARDED, LocalOnly
 INSIDE = [("127.0.0.1", 5), ("127.8.9.1", 5), ("::1", 5), ("::ffff:127.0.0.1", 5)]
 OUTSIDE = [("192.0.2.7", 5), ("fe80::1%eth0", 5), ("::ffff:192.0.2.7", 5), ("0.0.0.0", 5),
            ("localhost", 5), ("", 5), None]  # fmt: skip
-FOR_NODES = ["/v1/fleet/pull-messages", "/v1/fleet/edgewire/pull", "/v1/fleet/activate-node"]
+FOR_NODES = [
+    "/v1/fleet/pull-messages",
+    "/v1/fleet/edgewire/compact/pull",
+    "/v1/fleet/activate-node",
+]
 NOT_FOR_NODES = [
     "/", "/docs", "/openapi.json", "/health", "/v1/control/start-run", "/v1/control/list-nodes",
     "/v1/control/edgewire/runs/a", "/v1/runtime/pull-object", "/v1/runtime/edgewire/push",

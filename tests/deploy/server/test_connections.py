@@ -160,8 +160,8 @@ def test_a_short_head_and_a_long_body_are_accepted(server):
     with httpx.Client(trust_env=False) as client:
         for _ in range(2):  # on one connection
             found = client.post(
-                f"http://{server.address}/v1/fleet/edgewire/push",
-                headers={"x": "y" * (LONGEST_HEAD - 1000)},
+                f"http://{server.address}/v1/fleet/push-messages",
+                headers={"content-type": "application/protobuf", "x": "y" * (LONGEST_HEAD - 1000)},
                 content=bytes(3 << 20),
             )
             assert found.status_code in (400, 401)
@@ -170,8 +170,8 @@ def test_a_short_head_and_a_long_body_are_accepted(server):
 def test_a_client_that_waits_for_a_reply_stays_connected(server):
     node = FakeNode(server.address)
     begun = time.monotonic()
-    assert node.message(wait=1.2) is None
-    assert time.monotonic() - begun > 1.1
+    assert node.message(wait=2) is None
+    assert time.monotonic() - begun > 1.9
     time.sleep(0.8)  # the connection stays open longer than one request may take
     assert node.message() is None
     node.leave()

@@ -87,6 +87,6 @@ def test_a_state_that_was_copied_to_another_machine_is_noticed(machines):
     assert second.pull(request)[0].messages_list[0] == message
     with pytest.raises(ServerRefusal) as refused:
         first.pull(request)
-    said = reason_of(refused.value, first.address)
+    said = reason_of(refused.value, first)
     assert re.match("another node has come online with this node's key and state: ", said)
     assert second.pull(request)[0].messages_list[0] == message

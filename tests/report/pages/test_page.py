@@ -23,7 +23,7 @@ def test_one_seed_is_marked_and_missing_runs_are_named(root):
     assert rows["A"]["remarks"] == ""
     assert rows["C"] == {
         "paper's accuracy, %": "-", "accuracy, %": "", 'difference from "A", points': "",
-        "seeds": "", "remarks": "not run yet",
+        "applied updates": "", "remarks": "not run yet",
     }  # fmt: skip
     assert "B is not run yet A: not run yet." in text
 

@@ -8,7 +8,7 @@ from tests.report.made_pages import PAGE, define, written
 from tests.report.sweeps import add_job
 
 CURVES = PAGE.replace("    against: a\n", "    picture: accuracy\n    least: 50\n").replace(
-    "[paper, accuracy, difference, seeds]", "[accuracy]"
+    "[paper, accuracy, difference, updates]", "[accuracy]"
 )
 CURVES = CURVES.replace("B is {b.verdict} A: {b.difference}.", "A claim.")
 
