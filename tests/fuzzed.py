@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 import tracemalloc
@@ -21,13 +20,10 @@ from client.app import app as honest
 from client.training import Trainer
 from compression.flower.headers import EXAMPLES, LOSS, STEPS
 from compression.flower.server.failure_policy import FailurePolicy
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
+from tests.local_runs import local_run
 from tests.mutations import Mutator
-from tests.runs import composed
+from tests.runs import ROOT, composed
 
-ROOT = Path(__file__).parents[1]
 ALGORITHMS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 CASES = [f"algorithm={name}" for name in ALGORITHMS]
@@ -145,11 +141,9 @@ def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         _listen(patch, app)
         _draw_updates(patch)
-        values = run_config(composed(*words_of(case, replies, app.bad)), folder)
-        job = Job(ROOT, values, json.loads(values["config"])["nodes"], Path(folder), client_app=app)
         logging.disable(logging.CRITICAL)  # otherwise thousands of replies log a line each
         try:
-            run_local(job, workers=1)
+            local_run(Path(folder), *words_of(case, replies, app.bad), client_app=app)
         except Exception as error:
             return app, f"{type(error).__name__}: {error}"[:300]
         finally:
@@ -188,6 +182,3 @@ def _listen(patch: Any, app: Fuzzed) -> None:
         leave_out(self, node, reason, when)
 
     patch.setattr(FailurePolicy, "leave_out", left_out)
-
-
-__all__ = ["CASES", "Fuzzed", "fuzz"]

@@ -15,11 +15,23 @@ from PIL import Image
 
 from conf.load import HERE, compose_config, to_config
 
+ROOT = HERE.parent
 QUICK = ["rounds=3", "engine.workers=1"]
+REAL = {"seconds", "seconds_by_segment", "segments"}  # the columns in real seconds
 
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
+
+
+def history_of(folder):
+    """Return the rows of a run's history, without values in real seconds."""
+    rows = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key not in REAL} for row in rows]
+
+
+def model_bytes(folder):
+    return (folder / "model.safetensors").read_bytes()
 
 
 def write_photos(folder, seed=0):

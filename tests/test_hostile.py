@@ -3,9 +3,7 @@
 `python -m tests.system.hostile_nodes` runs every attack on every strategy and prints accuracies.
 """
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +13,12 @@ from compression.batchnorm import COUNT, own_name
 from conf.load import run_config
 from launch.ray import run_on_ray
 from simulation.job import Job
-from simulation.local import run_local
 from task.models.parts import MODELS
 from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_header
-from tests.runs import composed, result_of
+from tests.local_runs import local_run
+from tests.runs import ROOT, composed, history_of, result_of
 from tests.zoo import makers
 
-ROOT = Path(__file__).parents[1]
 IN_TURN = {
     "fedavg": ["compression=f2i", "downlink=f2i", "local_steps=4"],
     "fedadam": ["strategy=fedadam", "compression=topk", "local_steps=4"],
@@ -38,12 +35,8 @@ ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
 
 def trained(folder, *words, **options):
     """Make a run; return its result and its weights."""
-    folder.mkdir(exist_ok=True)
-    values = run_config(composed("nodes=10", "dataset=digits", *words), str(folder))
-    nodes = json.loads(values["config"])["nodes"]
-    run_local(Job(ROOT, values, nodes, folder, **options), workers=1)
-    result = json.loads((folder / "result.json").read_text())
-    return result, load_file(folder / "model.safetensors")
+    local_run(folder, "nodes=10", "dataset=digits", *words, **options)
+    return result_of(folder), load_file(folder / "model.safetensors")
 
 
 FEW = [*IN_TURN["fedavg"], "rounds=4"]
@@ -73,8 +66,7 @@ def expect_unspoiled(folder, result, weights):
     assert result["ended"] == "finished"
     assert not result["diverged"]
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-    first = json.loads((folder / "history.jsonl").read_text().splitlines()[0])
-    assert result["accuracy"] > first["accuracy"] + 0.2
+    assert result["accuracy"] > history_of(folder)[0]["accuracy"] + 0.2
 
 
 @pytest.mark.few(2)
@@ -185,10 +177,6 @@ def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     assert all(len(line) < 500 and line.isprintable() for line in lines)
 
 
-def by_round(folder, key):
-    return [json.loads(row)[key] for row in (folder / "history.jsonl").read_text().splitlines()]
-
-
 ON_RAY = """import strategy.app
 import tests.hostile
 from flwr.clientapp import ClientApp
@@ -240,7 +228,9 @@ def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left
     assert not result_of(there)["diverged"]
     assert local["failures"] > len(ATTACKS) / 2
     for key in ("client_updates", "failures", "loss", "accuracy", "downlink_bytes", "uplink_bytes"):
-        (*first, last), (*expected, end) = (by_round(folder, key) for folder in (there, here))
+        (*first, last), (*expected, end) = (
+            [row[key] for row in history_of(folder)] for folder in (there, here)
+        )
         assert first == expected
         # After the bad node's error, in the last round but one, its state differs between engines.
         assert last == end or key == "uplink_bytes"

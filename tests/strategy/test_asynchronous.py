@@ -1,8 +1,6 @@
 """The asynchronous server trains like a short event loop; its options and presets are tested."""
 
-import json
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +9,16 @@ from safetensors.torch import load
 from torch.nn import functional as F
 
 from compression import Layout, decode_update, make_codec
-from conf import run_config
 from conf.build import data_of, model_of
 from conf.codecs import codec_of
-from conf.load import compose_config, to_config
-from simulation.job import Job
-from simulation.local import run_local
 from simulation.message_size import size_of
 from simulation.network import Network
 from strategy.asynchronous import Asynchronous
 from strategy.base import Codecs
 from strategy.staleness import Global, PerParameter, Polynomial
 from task.steps import prepare
+from tests.local_runs import local_run
+from tests.runs import configured, history_of, model_bytes
 from tests.strategy.event_loop import CODECS, POLICIES, WAITS, assert_same, at_once, event_loop
 from tests.strategy.federation import (
     NODES,
@@ -33,8 +29,6 @@ from tests.strategy.federation import (
     start,
     strategy_of,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -184,16 +178,9 @@ SMALL = ["nodes=12", "strategy.pushes=40", "eval_every=20", "batch_size=10"]
 
 
 def result_of(folder, name, workers, *words):
-    """Run a preset on the local engine; return its weights, and its history without seconds."""
-    composed = compose_config([f"algorithm={name}", *SMALL, *words])
-    config = to_config(composed)
-    values = run_config(composed, output=str(folder))
-    job = Job(ROOT, values, config.nodes, folder, config.seed, config.network)
-    run_local(job, workers=workers)
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    for row in rows:
-        del row["seconds"]
-    return (folder / "model.safetensors").read_bytes(), rows
+    """Run a preset on the local engine; return its weights and its history."""
+    local_run(folder, f"algorithm={name}", *SMALL, *words, workers=workers)
+    return model_bytes(folder), history_of(folder)
 
 
 @pytest.mark.few(2)
@@ -212,7 +199,7 @@ def test_comp_asgd_selects_over_the_whole_model_and_adacomp_in_each_tensor(name,
     """Comp-ASGD selects over the whole model; AdaComp selects in each tensor."""
     layout = Layout(("large", "small"), ((900,), (100,)), ("float32",) * 2)
     update = np.where(np.arange(1000) < 900, 1, 0.01).astype(np.float32)
-    codec = codec_of(to_config(compose_config([f"algorithm={name}"])))
+    codec = codec_of(configured(f"algorithm={name}"))
     indices = decode_update(codec.encode(update, layout), layout).indices
     assert np.diff(np.searchsorted(indices, layout.offsets)).tolist() == sent
 
@@ -221,15 +208,10 @@ def test_comp_asgd_selects_over_the_whole_model_and_adacomp_in_each_tensor(name,
 def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
     """Nodes take gradients of f + rho / 2 |x - x_t|^2 on a full batch (Xie et al. 2019, Alg. 1)."""
     words = [f"strategy.proximal_mu={rho}", "strategy.server_lr=1", "local_steps=3"]
-    alone = [
-        "nodes=1",
-        "batch_size=2000",
-        "strategy.pushes=1",
-        "eval_every=1",
-        "optimizer.momentum=0",
-    ]
+    alone = ["nodes=1", "batch_size=2000", "strategy.pushes=1", "eval_every=1"]
+    alone.append("optimizer.momentum=0")
     weights, _ = result_of(tmp_path, "fedasync", 1, *words, *alone)
-    config = to_config(compose_config(["algorithm=fedasync", *alone]))
+    config = configured("algorithm=fedasync", *alone)
     data = data_of(config)
     images, labels = prepare(data.train.images, data.mean, data.std), data.train.labels
     model = model_of(config, data)
@@ -246,7 +228,7 @@ def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
 
 @pytest.mark.parametrize(("name", "rho"), [("fedasync", 0.005), ("fedbuff", 0.0)])
 def test_only_fedasync_has_the_papers_rho(name, rho):
-    assert to_config(compose_config([f"algorithm={name}"])).strategy["proximal_mu"] == rho
+    assert configured(f"algorithm={name}").strategy["proximal_mu"] == rho
 
 
 SLOW = ["network.up_mbps=0.02", "network.seconds_per_step=0.1", "network.crash=0.02"]

@@ -1,20 +1,14 @@
 """A stopped run continues from its checkpoint and writes the same files as an uninterrupted one."""
 
-import json
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
 from strategy.run import checkpoint_file
-from strategy.run.run import Run
-from tests.runs import composed
+from tests.local_runs import at_row, local_run, raising
+from tests.runs import REAL, ROOT, composed, history_of, model_bytes, result_of
 
-ROOT = Path(__file__).parents[2]
 PRESETS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
 STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 OURS = {"asynchronous", "sparse_averaging", "split_backprop", "synthetic_gradients"}
@@ -22,7 +16,6 @@ SMALL = ["dataset=digits", "batch_size=16", "eval_every=3"]
 ROUNDS = ["rounds=8", "nodes=6", "local_steps=2"]
 PUSHES = ["strategy.pushes=48", "strategy.record_every=3", "nodes=6", "eval_every=6"]
 CUT = ["rounds=10", "network.seconds_per_step=0.04", "batch_size=32"]
-REAL = {"seconds", "seconds_by_segment", "segments"}  # values in real seconds
 
 
 class Stopped(Exception):
@@ -35,57 +28,31 @@ def always(monkeypatch):
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
 
 
-def run(folder, words, workers=1, *, resume=False):
-    config = composed(*words)
-    values = {**run_config(config, str(folder)), "resume": resume}
-    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
-
-
-def at_record(monkeypatch, record, act):
-    """Call `act` before a run writes row number `record` of its history."""
-    done, count = Run.round_done, 0
-
-    def some(self, server_round, arrays):
-        nonlocal count
-        count += 1
-        if count == record:
-            monkeypatch.setattr(Run, "round_done", done)
-            act()
-        return done(self, server_round, arrays)
-
-    monkeypatch.setattr(Run, "round_done", some)
-
-
 def left(folder):
     """Return the contents of a run's files, without values in real seconds."""
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    rows.append(json.loads((folder / "result.json").read_text()))
-    kept = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
-    return kept, (folder / "model.safetensors").read_bytes()
+    result = {key: value for key, value in result_of(folder).items() if key not in REAL}
+    return history_of(folder), result, model_bytes(folder)
 
 
-def stop():
-    raise Stopped
-
-
-def goes_on(monkeypatch, tmp_path, words, record, workers=None):
-    """Assert that a run resumed at history row `record` leaves the same files as an unbroken run.
+def goes_on(monkeypatch, tmp_path, words, workers=None):
+    """Assert that a run resumed halfway leaves the same files as an uninterrupted run.
 
     `workers` holds the numbers of workers before and after the stop. If it is None, no run is
     stopped: a copy of the first run's folder is used in place of the files of a killed run.
     """
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    row = 8 if any("pushes=" in word for word in words) else 5
     if workers is None:
-        at_record(monkeypatch, record, lambda: shutil.copytree(whole, stopped))
-        run(whole, words)
+        at_row(monkeypatch, row, lambda: shutil.copytree(whole, stopped))
+        local_run(whole, *words)
         assert not (stopped / "result.json").exists()
     else:
-        run(whole, words)
-        at_record(monkeypatch, record, stop)
+        local_run(whole, *words)
+        at_row(monkeypatch, row, raising(Stopped))
         with pytest.raises(Stopped):
-            run(stopped, words, workers[0])
+            local_run(stopped, *words, workers=workers[0])
     assert (stopped / checkpoint_file.FILE).exists()
-    run(stopped, words, workers[1] if workers else 1, resume=True)
+    local_run(stopped, *words, workers=workers[1] if workers else 1, resume=True)
     assert left(stopped) == left(whole)
     assert not (stopped / checkpoint_file.FILE).exists()
 
@@ -102,23 +69,17 @@ def words_of(preset):
     return [*words, *short]
 
 
-def middle_of(words):
-    """Return the number of a history row in the middle of a run."""
-    return 8 if any("pushes=" in word for word in words) else 5
-
-
 @pytest.mark.few(7)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_resumes_bit_for_bit(monkeypatch, tmp_path, preset):
-    words = words_of(preset)
-    goes_on(monkeypatch, tmp_path, words, middle_of(words))
+    goes_on(monkeypatch, tmp_path, words_of(preset))
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - OURS))
 def test_every_flower_strategy_resumes_bit_for_bit(monkeypatch, tmp_path, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
-    goes_on(monkeypatch, tmp_path, words, record=5)
+    goes_on(monkeypatch, tmp_path, words)
 
 
 HARD = {
@@ -158,4 +119,4 @@ WORKERS = [(2, 2), (2, 1), (1, 3)]  # numbers before and after the stop
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
 def test_faulty_networks_resume_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
-    goes_on(monkeypatch, tmp_path, HARD[name], middle_of(HARD[name]), workers)
+    goes_on(monkeypatch, tmp_path, HARD[name], workers)

@@ -3,22 +3,16 @@
 A payload has two parts: one vector of all float32 tensors, and other tensors in their own type.
 """
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
 from compression import decode_update, describe, make_codec
 from compression.wire_natives import NativeTensor
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
-from tests.hostile import app_with, with_payload
-from tests.runs import composed
+from tests.hostile import app_with, payload
+from tests.local_runs import local_run
+from tests.runs import result_of
 
-ROOT = Path(__file__).parents[2]
 SHORT = ["dataset=digits", "model=mlp", "nodes=3", "rounds=2", "eval_every=2", "lr=0.1"]
 PUSHES = ["strategy.pushes=9", "strategy.record_every=9", "eval_every=9"]
 
@@ -48,12 +42,8 @@ def first_beside(payload):
     ids=" ".join,
 )
 def test_a_reply_with_its_first_tensor_beside_the_vector_is_left_out(tmp_path, words, caplog):
-    def attack(message, reply, context):
-        return with_payload(first_beside, reply)
-
-    values = run_config(composed(*SHORT, *words), str(tmp_path))
-    run_local(Job(ROOT, values, 3, tmp_path, client_app=app_with(attack)), workers=1)
-    result = json.loads((tmp_path / "result.json").read_text())
+    local_run(tmp_path, *SHORT, *words, client_app=app_with(payload(first_beside)))
+    result = result_of(tmp_path)
     assert result["ended"] == "finished"
     assert result["failures"] >= 2
     assert result["client_updates"] >= 4

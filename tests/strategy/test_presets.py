@@ -1,8 +1,5 @@
 """Each preset of sparse averaging trains exactly like SGD if nodes send every entry."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -11,15 +8,11 @@ from torch import nn
 
 from client.node import Node
 from client.training import Trainer
-from conf import run_config
 from conf.build import data_of, model_of
-from conf.load import to_config
 from docs.configuration import preset
-from simulation.job import Job
-from simulation.local import run_local
-from tests.runs import composed, configured
+from tests.local_runs import local_run
+from tests.runs import ROOT, configured, history_of, result_of
 
-ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 ROUNDS = 8
 SAME = [
@@ -62,12 +55,9 @@ def words(name):
 
 def run(folder, *overrides):
     """Run in this process; return the weights, the result and the training losses."""
-    made = composed(*overrides)
-    config, values = to_config(made), run_config(made, output=str(folder))
-    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=1)
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    result = json.loads((folder / "result.json").read_text())
-    return load_file(folder / "model.safetensors"), result, [row["train_loss"] for row in rows]
+    local_run(folder, *overrides)
+    losses = [row["train_loss"] for row in history_of(folder)]
+    return load_file(folder / "model.safetensors"), result_of(folder), losses
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 import client.app
 from client.segment import app as segment_module
-from tests.strategy.cut import AHEAD, PIPED, QUICK, ROOT, SPLIT, run, same
+from tests.runs import ROOT
+from tests.strategy.cut import AHEAD, PIPED, QUICK, SPLIT, run, same
 
 CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 
