@@ -24,9 +24,8 @@ from compression.flower.server.model_sync import DeltaSync
 from compression.flower.server.session import VersionTracker
 from compression.flower.tensor_split import Model, TensorSplit
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from tests.compression.flower.federation import NODES, SHAPES, initial
+from tests.grids import pool_of
 
 ROUNDS = 25
 CODECS = {
@@ -47,8 +46,8 @@ CODECS = {
 class Lossy(LocalGrid):
     """A grid that loses a fifth of requests and replies, and sometimes repeats an old reply."""
 
-    def __init__(self, pool, nodes):
-        super().__init__(pool, nodes)
+    def __init__(self, *options):
+        super().__init__(*options)
         self.draw = np.random.default_rng(3)
         self.old = {}
         self.lost = self.again = 0
@@ -134,7 +133,7 @@ def still_kept(codec, state, acks, node, layout):
 )
 def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
     codec, given = make_codec(**CODECS[name]), {}
-    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
+    pool = pool_of(app_with(CompressionMod(codec), given), NODES)
     grid = Lossy(pool, NODES)
     downlink = make_codec(quantizer="int8") if changes else None
     compressed = CompressedGrid(grid, downlink=downlink)
@@ -155,7 +154,7 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
 def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
     monkeypatch.setattr(type(codec), "restore", None)  # a call would raise
-    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
+    pool = pool_of(app_with(CompressionMod(codec), {}), NODES)
     compressed = CompressedGrid(LocalGrid(pool, NODES))
     FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=5)
     assert compressed.traffic.failures == 0
@@ -163,7 +162,7 @@ def test_without_losses_nothing_is_put_back(monkeypatch):
 
 def test_a_node_that_lost_its_state_takes_part_again():
     codec = make_codec("topk", density=0.05)
-    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
+    pool = pool_of(app_with(CompressionMod(codec), {}), 2)
     strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
     compressed = CompressedGrid(LocalGrid(pool, 2), downlink="int8")
     failures = []
@@ -185,7 +184,7 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
         """Run each node like a separate process: nodes of one process share a replica."""
         return app_with(CompressionMod(codec), {})(message, context)
 
-    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 1)
+    pool = pool_of(app, NODES)
     compressed = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     failures, sizes = [], []
 
@@ -221,7 +220,7 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
         content = {"arrays": arrays, "m": MetricRecord({"num-examples": 1})}
         return Message(RecordDict(content), reply_to=message)
 
-    pool = make_pool(NodeHostSpec(app, 2, 1, {}), 1)
+    pool = pool_of(app, 2)
     target = np.random.default_rng(9).normal(size=layout_of(initial()).size).astype(np.float32)
 
     class Fixed(FedAvg):
@@ -246,7 +245,7 @@ def test_payload_of_a_change_is_smaller_than_the_model():
         return inner(message, context)
 
     inner = app_with(CompressionMod(make_codec()), {})
-    pool = make_pool(NodeHostSpec(cap_weights, NODES, 1, {}), 1)
+    pool = pool_of(cap_weights, NODES)
     compressed = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=3)
     whole, changes = sizes[:NODES], sizes[NODES:]

@@ -25,10 +25,9 @@ from compression.flower import (
     to_vector,
 )
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from tests.compression.flower.apps import ask, grid_of, moving, to_targets
+from tests.compression.flower.apps import ask, moving, to_targets
 from tests.compression.flower.federation import INT8, NODES, compressed_run, initial, run
+from tests.grids import grid_of
 
 CLIP = 0.1
 PRIVATE = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyServerSideFixedClipping)
@@ -44,10 +43,8 @@ def app_with(mods, arrays=None, fails=None):
 
     @app.train(mods=mods)
     def train(message, context):
-        node, number = (
-            context.node_config["partition-id"],
-            message.content["config"]["server-round"],
-        )
+        node = context.node_config["partition-id"]
+        number = message.content["config"]["server-round"]
         if fails and fails(node, number):
             raise RuntimeError("out of battery")
         draw = np.random.default_rng([node, number])
@@ -83,7 +80,7 @@ MISTAKES = {
 def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
     mods, arrays, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
-        compressed_run(fedavg(), app_with(mods, arrays))
+        compressed_run(app_with(mods, arrays))
     assert str(raised.value).startswith("no update could be used in round 1: ")
     assert reason in str(raised.value)
 
@@ -94,13 +91,11 @@ def test_later_rounds_raise_too_unless_patience_allows_them():
 
     app = app_with([CompressionMod(INT8)], fails=fails)
     with pytest.raises(PayloadError, match=r"in round 2: .*out of battery"):
-        compressed_run(fedavg(), app)
+        compressed_run(app)
     with pytest.raises(PayloadError, match="in 2 rounds: "):
-        compressed_run(fedavg(), app, failures=FailureLimits(patience=2))
-    seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
-    _, traffic = compressed_run(
-        fedavg(), app, failures=FailureLimits(patience=3), evaluate_fn=evaluate_fn
-    )
+        compressed_run(app, failures=FailureLimits(patience=2))
+    seen, note = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
+    _, traffic = compressed_run(app, evaluate_fn=note, failures=FailureLimits(patience=3))
     assert seen[1] == seen[2] == seen[3] != seen[0]  # what the model has learned is kept
     assert traffic.failures == 2 * NODES
 
@@ -110,8 +105,7 @@ def test_a_run_without_any_reply_raises_at_its_end():
         def send_and_receive(self, messages, *, timeout=None):
             return []
 
-    grid = Deaf(make_pool(NodeHostSpec(app_with([CompressionMod(INT8)]), 3, 1, {}), 1), 3)
-    compressed = CompressedGrid(grid)
+    compressed = CompressedGrid(grid_of(app_with([CompressionMod(INT8)]), kind=Deaf))
     fedavg().start(compressed, initial(), num_rounds=2)
     with pytest.raises(PayloadError, match="no node has answered: the model is as it was"):
         compressed.end()
@@ -119,7 +113,7 @@ def test_a_run_without_any_reply_raises_at_its_end():
 
 def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(caplog):
     with caplog.at_level(logging.WARNING, "edgewire"):
-        run(fedavg(), app_with([CompressionMod(INT8)]))
+        run(app_with([CompressionMod(INT8)]))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
     assert "nothing is compressed: start its strategy with CompressedGrid(grid)" in line
 
@@ -217,9 +211,8 @@ def clipped(codec, inner, **options):
     """Train with Flower's client-side clipping to the norm CLIP; return the traffic."""
     options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
-    return compressed_run(
-        strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options
-    )[1]
+    app = app_with([CompressionMod(codec), fixedclipping_mod])
+    return compressed_run(app, strategy=strategy, **options)[1]
 
 
 @pytest.mark.parametrize("name", KEEP)
@@ -263,11 +256,9 @@ def with_extra(extra):
 @pytest.mark.parametrize("wrapper", PRIVATE)
 @pytest.mark.parametrize("extra", ["bn.running_var", "steps"])
 def test_methods_that_the_noise_does_not_cover_are_refused(wrapper, extra):
-    grid = LocalGrid(make_pool(NodeHostSpec(app_with([]), NODES, 1, {}), 1), NODES)
+    strategy = StatisticsAveraging(wrapper(fedavg(), 1.0, CLIP, NODES))
     with pytest.raises(ValueError, match="take a model without"):
-        StatisticsAveraging(wrapper(fedavg(), 1.0, CLIP, NODES)).start(
-            CompressedGrid(grid), with_extra(extra)
-        )
+        compressed_run(app_with([]), strategy=strategy, arrays=with_extra(extra))
 
 
 def test_values_at_a_node_that_clips_are_refused():
@@ -280,7 +271,7 @@ def test_any_method_works_where_the_server_clips(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
     app = app_with([CompressionMod(make_codec(**DO_NOT[name]))])
-    compressed_run(strategy, app, arrays=without_scalars())
+    compressed_run(app, strategy=strategy, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
 
