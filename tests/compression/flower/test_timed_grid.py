@@ -9,18 +9,16 @@ import pytest
 from compression.flower import timed_grid
 from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
 from simulation.any_app.grid import GuestGrid
-from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from tests.compression.flower.fleet import Fleet, Remote
+from tests.grids import grid_of
 
 DECLARED = {name: member for name, member in vars(TimedGrid).items() if not name.startswith("_")}
 
 
 @pytest.fixture
 def local():
-    return LocalGrid(make_pool(NodeHostSpec("client.app:app", 3, 1, {}), 1), 3, VirtualClock())
+    return grid_of()
 
 
 @pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])

@@ -1,11 +1,10 @@
 """With a lossless method, `CompressedGrid` changes no result; it leaves out bad replies."""
 
-import logging
 from functools import cache
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import Array, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAdagrad,
@@ -25,6 +24,7 @@ from compression import Layout, make_codec
 from compression.flower import CompressionMod, Traffic, payload_of, payload_record
 from compression.flower.headers import HEADER
 from compression.screening import Screening
+from tests.compression.flower.apps import record_of
 from tests.compression.flower.federation import (
     INT8,
     NODES,
@@ -58,16 +58,15 @@ STRATEGIES = {
 @cache
 def uncompressed(name):
     """Return the model that the Flower strategy `name` trains without compression."""
-    return run(STRATEGIES[name](), node_app())
+    return run(node_app(), strategy=STRATEGIES[name]())
 
 
 @pytest.mark.parametrize("codec", [PLAIN, make_codec()], ids=["raw", "entropy"])
 @pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink):
-    got, traffic = compressed_run(
-        STRATEGIES[name](), node_app(CompressionMod(codec)), downlink=downlink
-    )
+    app, strategy = node_app(CompressionMod(codec)), STRATEGIES[name]()
+    got, traffic = compressed_run(app, strategy=strategy, downlink=downlink)
     assert traffic.failures == 0
     assert list(got) == list(SHAPES)
     for key, value in uncompressed(name).items():
@@ -78,7 +77,7 @@ def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_int8_payloads_are_close_and_four_times_smaller(name):
     plain = uncompressed(name)
-    got, traffic = compressed_run(STRATEGIES[name](), node_app(CompressionMod("int8")))
+    got, traffic = compressed_run(node_app(CompressionMod("int8")), strategy=STRATEGIES[name]())
     moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
     assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
@@ -88,9 +87,7 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
 
 def test_entries_that_nodes_do_not_send_are_counted():
     size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
-    _, traffic = compressed_run(
-        FedAvg(fraction_evaluate=0), node_app(CompressionMod("topk", density=0.25))
-    )
+    _, traffic = compressed_run(node_app(CompressionMod("topk", density=0.25)))
     assert traffic.uplink_entries_whole == size * NODES * ROUNDS
     assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
     assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
@@ -101,10 +98,8 @@ def test_equal_gives_all_nodes_the_same_weight():
     # Node 0 reports 10^9 samples.
     app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))
     equal = Screening(equal=True)
-    got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, screening=equal)
-    honest, _ = compressed_run(
-        FedAvg(fraction_evaluate=0), node_app(CompressionMod(PLAIN)), screening=equal
-    )
+    got, traffic = compressed_run(app, screening=equal)
+    honest, _ = compressed_run(node_app(CompressionMod(PLAIN)), screening=equal)
     assert traffic.failures == 0
     for key, value in honest.items():
         np.testing.assert_array_equal(got[key], value)
@@ -114,7 +109,6 @@ def test_equal_gives_all_nodes_the_same_weight():
 def test_evaluate_fn_and_result_get_named_arrays():
     seen = []
     compressed_run(
-        FedAvg(fraction_evaluate=0),
         node_app(CompressionMod(PLAIN)),
         evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
     )
@@ -125,7 +119,6 @@ def reply_with(change):
     def spoil(reply):
         name, payload = payload_of(reply.content)
         reply.content[name] = payload_record(change(payload))
-        return reply
 
     return spoil
 
@@ -133,7 +126,6 @@ def reply_with(change):
 def with_metric(name, value):
     def spoil(reply):
         reply.content["metrics"][name] = value
-        return reply
 
     return spoil
 
@@ -141,24 +133,20 @@ def with_metric(name, value):
 def with_note(**entries):
     def spoil(reply):
         reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], **entries})
-        return reply
 
     return spoil
 
 
 def with_other_note(reply):
     reply.content[HEADER] = MetricRecord({"sequence": 1})
-    return reply
 
 
 def without_payload(reply):
-    reply.content["arrays"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
-    return reply
+    reply.content["arrays"] = record_of({"x": np.ones(3, np.float32)})
 
 
 def with_second_record(reply):
-    reply.content["more"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
-    return reply
+    reply.content["more"] = record_of({"x": np.ones(3, np.float32)})
 
 
 def raising(reply):
@@ -168,7 +156,8 @@ def raising(reply):
 def with_tiny_tensors(reply):
     tiny = Layout(tuple(map(str, range(300))), ((),) * 300, ("float32",) * 300)
     payload = INT8.encode(np.ones(300, np.float32), tiny, names=True)
-    return with_note(named=1)(reply_with(lambda p: payload)(reply))
+    reply_with(lambda p: payload)(reply)
+    with_note(named=1)(reply)
 
 
 OTHER = Layout(("w",), ((3, 3),), ("float32",))
@@ -202,8 +191,7 @@ SPOILED = {
 def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
     spoil, reason = SPOILED[case]
     app = node_app(CompressionMod(PLAIN), spoil)
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
+    got, traffic = compressed_run(app)
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * (NODES - 1)
     lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
@@ -218,7 +206,8 @@ def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
 )
 def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
     def spoil(reply):
-        return reply if "arrays" in reply.content else with_metric(name, value)(reply)
+        if "arrays" not in reply.content:
+            with_metric(name, value)(reply)
 
     seen = []
 
@@ -227,7 +216,9 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
             seen.append(super().aggregate_evaluate(server_round, replies))
             return seen[-1]
 
-    _, traffic = compressed_run(Seeing(fraction_evaluate=1), node_app(CompressionMod(PLAIN), spoil))
+    _, traffic = compressed_run(
+        node_app(CompressionMod(PLAIN), spoil), strategy=Seeing(fraction_evaluate=1)
+    )
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * NODES
     assert seen[-1]["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
@@ -236,8 +227,8 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
 def test_the_mean_is_over_the_nodes_that_remain():
     """If node 3 fails, the model equals that of Flower's FedAvg without node 3."""
     app = node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?"))
-    spoiled, _ = compressed_run(FedAvg(fraction_evaluate=0), app)
-    plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
+    spoiled, _ = compressed_run(app)
+    plain = run(node_app(spoil=raising))
     np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
 
 
@@ -252,7 +243,7 @@ def test_bytes_are_the_payloads_lengths():
 
     inner = node_app(CompressionMod("int8"))
     app = lambda message, context: cap_weights(message, context, inner)  # noqa: E731
-    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
+    _, traffic = compressed_run(app)
     assert traffic.uplink_bytes == lengths["up"] > 0
     assert traffic.downlink_bytes == lengths["down"] > 0
     flower = sum(len(Array(a.numpy().astype(np.float32)).data) for a in initial().values())

@@ -4,8 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,8 +21,9 @@ from compression.flower.server.update_filter import (
 )
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.screening import Screening
-from tests.compression.flower.apps import grid_of, moving, to_targets
+from tests.compression.flower.apps import moving, spoiling, to_targets
 from tests.compression.flower.federation import initial
+from tests.grids import grid_of
 
 MODEL = np.ones(100, np.float32)  # of norm 10
 
@@ -199,18 +199,12 @@ def test_evaluation_weights_have_their_own_usual_weight():
 def test_a_false_number_of_samples_is_limited(lies, caplog):
     """A false `num-examples` must not decide the mean metrics of training or evaluation."""
 
-    def told(message, context, call_next):
-        reply = call_next(message, context)
-        if context.node_config["partition-id"] == 0 and message.metadata.message_type == lies:
-            reply.content["metrics"]["num-examples"] = 1 << 62
-            reply.content["metrics"]["loss"] = 0.0
-        return reply
+    def lie(reply):
+        if ("arrays" in reply.content) == (lies == "train"):
+            reply.content["metrics"] = MetricRecord({"num-examples": 1 << 62, "loss": 0.0})
 
-    app = moving(to_targets, None, lambda node, values, state: {})
-    nodes = ClientApp(mods=[told, CompressionMod("int8")])
-    nodes.train()(lambda message, context: app(message, context))
-    nodes.evaluate()(lambda message, context: app(message, context))
-    compressed = CompressedGrid(grid_of(nodes, 10))
+    app = moving(to_targets, CompressionMod("int8"), lambda node, values, state: {})
+    compressed = CompressedGrid(grid_of(spoiling(app, lie), 10))
     result = FedAvg(fraction_evaluate=1).start(compressed, initial(), num_rounds=2)
     found = {"train": result.train_metrics_clientapp, "evaluate": result.evaluate_metrics_clientapp}
     assert found[lies][2]["loss"] == pytest.approx(9 / 19)  # node 0 counts as 10 of 19 nodes
