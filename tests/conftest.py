@@ -108,6 +108,14 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture
+def identity():
+    """Set the identity of this process, without which Flower makes no messages."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+@pytest.fixture
 def cli(monkeypatch, capsys):
     """Return a function that runs the command in this process; it returns exit code and output."""
     from command import main  # here, because it sets variables that pytest's own children inherit

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from PIL import Image
 
 from client.app import LocalError, app
@@ -20,9 +19,8 @@ SMALL = "rounds=1", "nodes=2", "engine.workers=1", "local_steps=1"
 
 
 @pytest.fixture
-def ask():
+def ask(identity):
     """Return a function that sends a node one message, with a configuration from the server."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def call(values, node_config=None, action="train", **records):
         node_config = node_config or {"partition-id": 0, "num-partitions": 2}

@@ -6,7 +6,6 @@ import pickle
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from compression import PayloadError, decode, make_codec
 from compression.flower import CompressionMod, payload_of
@@ -36,6 +35,7 @@ from tests.strategy.federation import (
     start,
 )
 
+pytestmark = pytest.mark.usefixtures("identity")
 TOPK = {"sparsifier": "topk", "density": 0.1}
 OPTIMIZERS = [SGD, MOMENTUM, ADAM]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o["_target_"][16:])
@@ -45,7 +45,6 @@ class TrainingRun:
     """A server with a log of its steps, and a ClientApp that a test calls directly."""
 
     def __init__(self, optimizer=ADAM, update="gradient", **compression):
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
         self.trainer = Trainer(update, optimizer=optimizer, **compression)
         self.app = app_of(self.trainer)
         self.replica = Replica.start(self.trainer.optimizer, TRAINED, start())

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, MetricRecord
+from flwr.app import Array
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAdagrad,
@@ -21,10 +21,9 @@ from flwr.serverapp.strategy import (
 )
 
 from compression import Layout, make_codec
-from compression.flower import CompressionMod, Traffic, payload_of, payload_record
-from compression.flower.headers import HEADER
+from compression.flower import CompressionMod, Traffic, payload_of
 from compression.screening import Screening
-from tests.compression.flower.apps import record_of
+from tests import spoil
 from tests.compression.flower.federation import (
     INT8,
     NODES,
@@ -36,6 +35,7 @@ from tests.compression.flower.federation import (
     node_app,
     run,
 )
+from tests.spoil import UNUSABLE
 
 STRATEGIES = {
     "FedAvg": lambda: FedAvg(fraction_evaluate=0),
@@ -96,7 +96,7 @@ def test_entries_that_nodes_do_not_send_are_counted():
 
 def test_equal_gives_all_nodes_the_same_weight():
     # Node 0 reports 10^9 samples.
-    app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))
+    app = node_app(CompressionMod(PLAIN), spoil.metrics(num_examples=10**9))
     equal = Screening(equal=True)
     got, traffic = compressed_run(app, screening=equal)
     honest, _ = compressed_run(node_app(CompressionMod(PLAIN)), screening=equal)
@@ -115,82 +115,35 @@ def test_evaluate_fn_and_result_get_named_arrays():
     assert seen == [(r, list(SHAPES), SHAPES["fc.weight"]) for r in range(ROUNDS + 1)]
 
 
-def reply_with(change):
-    def spoil(reply):
-        name, payload = payload_of(reply.content)
-        reply.content[name] = payload_record(change(payload))
-
-    return spoil
-
-
-def with_metric(name, value):
-    def spoil(reply):
-        reply.content["metrics"][name] = value
-
-    return spoil
-
-
-def with_note(**entries):
-    def spoil(reply):
-        reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], **entries})
-
-    return spoil
-
-
-def with_other_note(reply):
-    reply.content[HEADER] = MetricRecord({"sequence": 1})
-
-
-def without_payload(reply):
-    reply.content["arrays"] = record_of({"x": np.ones(3, np.float32)})
-
-
-def with_second_record(reply):
-    reply.content["more"] = record_of({"x": np.ones(3, np.float32)})
-
-
-def raising(reply):
+def raises(reply):
     raise OSError("the sensor is gone\nand more lines")
 
 
 def with_tiny_tensors(reply):
     tiny = Layout(tuple(map(str, range(300))), ((),) * 300, ("float32",) * 300)
     payload = INT8.encode(np.ones(300, np.float32), tiny, names=True)
-    reply_with(lambda p: payload)(reply)
-    with_note(named=1)(reply)
+    spoil.payload(lambda data: payload)(reply)
+    spoil.header(named=1)(reply)
 
 
-OTHER = Layout(("w",), ((3, 3),), ("float32",))
+FEW = ("a flipped bit", "another model", "a version of words", "no header")
 SPOILED = {
-    "corrupt": (reply_with(lambda p: p[:-9] + bytes([p[-9] ^ 1]) + p[-8:]), "checksum"),
-    "truncated": (reply_with(lambda p: p[: len(p) // 2]), ""),
-    "empty": (reply_with(lambda p: b""), ""),
-    "another model": (
-        reply_with(lambda p: INT8.encode(np.ones(9, np.float32), OTHER)),
-        "another model",
-    ),
+    **{name: UNUSABLE[name] for name in FEW},
     "hundreds of tensors": (with_tiny_tensors, "300 tensors; at most 256"),
-    "no payload": (without_payload, "no payload"),
-    "two records": (with_second_record, "records or metrics"),
-    "no weight": (with_metric("num-examples", 0), "num-examples"),
-    "weight is NaN": (with_metric("num-examples", float("nan")), "num-examples"),
-    "other metrics": (with_metric("extra", 1.0), "metrics"),
-    "a list for a number": (with_metric("loss", [1.0, 2.0]), "metrics"),
-    "raises": (raising, "and more lines"),
-    "a note of words": (with_note(sequence="x"), "'x' as sequence"),
-    "a note of halves": (with_note(sequence=1.5), "1.5 as sequence"),
-    "a note of lists": (with_note(sequence=[1]), "as sequence"),
-    "a note below 1": (with_note(sequence=-1), "-1 as sequence"),
-    "a note of a short name": (with_note(version=b"abc"), "as version"),
-    "another message's": (with_note(number=ROUNDS + 1), "replies to message"),
-    "no ConfigRecord": (with_other_note, "must be a ConfigRecord"),
+    "no payload": (spoil.record("arrays", spoil.PLAIN), "no payload"),
+    "two records": (spoil.record("more", spoil.PLAIN), "records or metrics"),
+    "no weight": (spoil.metrics(num_examples=0), "num-examples"),
+    "other metrics": (spoil.metrics(extra=1.0), "metrics"),
+    "a list for a number": (spoil.metrics(loss=[1.0, 2.0]), "metrics"),
+    "raises": (raises, "and more lines"),
+    "another message's": (spoil.header(number=ROUNDS + 1), "replies to message"),
 }
 
 
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
-    spoil, reason = SPOILED[case]
-    app = node_app(CompressionMod(PLAIN), spoil)
+    change, reason = SPOILED[case]
+    app = node_app(CompressionMod(PLAIN), change)
     got, traffic = compressed_run(app)
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * (NODES - 1)
@@ -201,13 +154,12 @@ def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("loss", [1.0, 2.0]), ("extra", 1.0), ("num-examples", -4), ("num-examples", 0)],
+    "metrics", [{"loss": [1.0, 2.0]}, {"extra": 1.0}, {"num_examples": -4}, {"num_examples": 0}]
 )
-def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
-    def spoil(reply):
+def test_a_bad_reply_to_an_evaluation_is_left_out(metrics):
+    def lie(reply):
         if "arrays" not in reply.content:
-            with_metric(name, value)(reply)
+            spoil.metrics(**metrics)(reply)
 
     seen = []
 
@@ -217,7 +169,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
             return seen[-1]
 
     _, traffic = compressed_run(
-        node_app(CompressionMod(PLAIN), spoil), strategy=Seeing(fraction_evaluate=1)
+        node_app(CompressionMod(PLAIN), lie), strategy=Seeing(fraction_evaluate=1)
     )
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * NODES
@@ -226,9 +178,9 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
 
 def test_the_mean_is_over_the_nodes_that_remain():
     """If node 3 fails, the model equals that of Flower's FedAvg without node 3."""
-    app = node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?"))
+    app = node_app(CompressionMod(PLAIN), spoil.payload(lambda data: b"?"))
     spoiled, _ = compressed_run(app)
-    plain = run(node_app(spoil=raising))
+    plain = run(node_app(spoil=raises))
     np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
 
 

@@ -1,11 +1,8 @@
 """The server's session: what it sends to each node, which replies it accepts, what it counts."""
 
-import math
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
@@ -19,7 +16,9 @@ from compression.flower.native_tensors import (
 )
 from compression.flower.records import STYPE, payload_records
 from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
+from tests.spoil import COUNTED, UNUSABLE
 
+pytestmark = pytest.mark.usefixtures("identity")
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
 PLAIN_BYTES = 1000  # the model's bytes in Flower's format
 CODEC = make_codec(coder="raw")
@@ -43,11 +42,6 @@ class Newest:
         size = 100 if base is None else self.version - base
         header = {"version": self.version, **({} if base is None else {"base": base})}
         return ModelUpdate(payload_records({"payload": bytes(size)}), header, size)
-
-
-@pytest.fixture(autouse=True)
-def server():
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
 
 def session(version=5):
@@ -148,10 +142,9 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown():
     assert talk.versions.base_of(7) == 5
     (message,) = asked(talk, 7)
     before = talk.traffic.as_dict()
+    error = Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message)
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
-        talk.read(
-            Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), 7, NUMBER
-        )
+        talk.read(error, 7, NUMBER)
     assert talk.versions.base_of(7) is None
     assert talk.traffic.as_dict() == before  # no bytes are counted
 
@@ -176,83 +169,19 @@ def test_a_reason_is_reported_in_plain_words(given, said):
     assert reason_of(Message(Error(1, given), reply_to=message)) == said
 
 
-def without(name):
-    return lambda content: content.pop(name)
-
-
-def measured(**changes):
-    def change(content):
-        names = {name.replace("_", "-"): value for name, value in changes.items()}
-        found = {**content["metrics"], **names}
-        content["metrics"] = MetricRecord({k: v for k, v in found.items() if v is not None})
-
-    return change
-
-
-def payload(change):
-    def spoil(content):
-        content["arrays"] = payload_record(change(content["arrays"]["payload"].data))
-
-    return spoil
-
-
-def named(content):
-    content["arrays"] = ArrayRecord({"weight": Array(np.ones((8, 5), np.float32))})
-
-
-def noted(**values):
-    return lambda content: content.update({HEADER: ConfigRecord(values)})
-
-
-OTHER = Layout(("weight",), ((3,),), ("float32",))
-CAME = {  # these replies hold a payload, which is counted
-    "no samples": (measured(num_examples=0), "number of samples"),
-    "fewer than none": (measured(num_examples=-3), "number of samples"),
-    "samples that nobody counted": (measured(num_examples=None), "num-examples"),
-    "more than anybody counts": (measured(num_examples=1e39), "number of samples"),
-    "endless samples": (measured(num_examples=math.inf), "finite number"),
-    "no loss": (measured(loss=None), "'loss' must be a finite number, not None"),
-    "a loss that is none": (measured(loss=math.nan), "finite number"),
-    "losses": (measured(loss=[1.0]), "finite number"),
-    "a flipped bit": (payload(lambda d: d[:30] + bytes([d[30] ^ 1]) + d[31:]), "damaged"),
-    "half": (payload(lambda d: d[: len(d) // 2]), "damaged"),
-    "empty": (payload(lambda d: b""), "no payload"),
-    "another model": (
-        payload(lambda d: CODEC.encode(np.ones(3, np.float32), OTHER)),
-        "another model",
-    ),
-    "the model itself": (noted(number=NUMBER, whole=1), "an update is asked for"),
-    "another message's": (noted(number=1), "replies to message 1: 2 was to be answered"),
-    "nobody's": (noted(), "replies to message None"),
-    "no metrics": (without("metrics"), "and a MetricRecord"),
-    "a note of another program": (noted(colour="red"), "holds 'red' as colour"),
-    "a version that is no number": (noted(version="five"), "holds 'five' as version"),
-    "a number below none": (noted(sequence=-1), "holds -1 as sequence"),
-    "a number beyond all": (noted(sequence=2**62), "as sequence"),
-    "a note that is none": (
-        lambda content: content.update({HEADER: MetricRecord({"version": 5})}),
-        "must be a ConfigRecord",
-    ),
-}
-NEVER_CAME = {
-    "no arrays": (without("arrays"), "must hold a payload"),
-    "plain arrays": (named, "must hold a payload"),
-}
-
-
-@pytest.mark.parametrize("name", [*CAME, *NEVER_CAME])
+@pytest.mark.parametrize("name", UNUSABLE)
 def test_an_unusable_reply_is_refused_in_one_line(name):
     talk = session()
     (message,) = asked(talk, 7)
     reply = answer(message, sequence=1, version=5)
-    spoil, words = {**CAME, **NEVER_CAME}[name]
-    spoil(reply.content)
+    spoil, words = UNUSABLE[name]
+    spoil(reply)
     size = sum(len(a.data) for a in reply.content.get("arrays", ArrayRecord()).values())
     with pytest.raises(PayloadError, match=words) as refused:
         talk.read(reply, 7, NUMBER, ["loss"])
     assert "\n" not in str(refused.value)
-    assert talk.traffic.uplink_bytes == (size if name in CAME else 0)
-    assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in CAME else 0)
+    assert talk.traffic.uplink_bytes == (size if name in COUNTED else 0)
+    assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in COUNTED else 0)
     assert talk.acks.pending == []
     talk.acks.applied(talk.acks.pending)
     assert talk.acks.last_applied(7) == 0

@@ -1,0 +1,83 @@
+"""Functions that spoil a node's reply in place, and replies that no server can use."""
+
+import math
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+
+from compression import Layout, make_codec
+from compression.flower import payload_of, payload_record
+from compression.flower.headers import HEADER
+
+
+def payload(change):
+    def spoil(reply):
+        name, data = payload_of(reply.content)
+        reply.content[name] = payload_record(change(data))
+
+    return spoil
+
+
+def metrics(**changes):
+    """Return a function that changes metrics, named with `_` for `-`; None removes a metric."""
+    named = {name.replace("_", "-"): value for name, value in changes.items()}
+
+    def spoil(reply):
+        found = {**reply.content["metrics"], **named}
+        reply.content["metrics"] = MetricRecord({k: v for k, v in found.items() if v is not None})
+
+    return spoil
+
+
+def header(**changes):
+    def spoil(reply):
+        reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], **changes})
+
+    return spoil
+
+
+def record(name, found):
+    return lambda reply: reply.content.update({name: found})
+
+
+def without(name):
+    return lambda reply: reply.content.pop(name)
+
+
+OTHER = Layout(("w",), ((3, 3),), ("float32",))
+PLAIN = ArrayRecord({"x": Array(np.ones(3, np.float32))})
+# For each reply that the server refuses, a part of the reason.
+COUNTED = {  # the payload of these replies is counted
+    "no samples": (metrics(num_examples=0), "number of samples"),
+    "fewer than none": (metrics(num_examples=-3), "number of samples"),
+    "samples that nobody counted": (metrics(num_examples=None), "num-examples"),
+    "more than anybody counts": (metrics(num_examples=1e39), "number of samples"),
+    "endless samples": (metrics(num_examples=math.inf), "finite number"),
+    "no loss": (metrics(loss=None), "'loss' must be a finite number, not None"),
+    "a loss that is none": (metrics(loss=math.nan), "finite number"),
+    "losses": (metrics(loss=[1.0]), "finite number"),
+    "a flipped bit": (payload(lambda d: d[:30] + bytes([d[30] ^ 1]) + d[31:]), "damaged"),
+    "half": (payload(lambda d: d[: len(d) // 2]), "damaged"),
+    "empty": (payload(lambda d: b""), "no payload"),
+    "another model": (
+        payload(lambda d: make_codec().encode(np.ones(9, np.float32), OTHER)),
+        "another model",
+    ),
+    "the model itself": (header(whole=1), "an update is asked for"),
+    "another message's": (header(number=99), "replies to message 99: 2 was to be answered"),
+    "nobody's": (without(HEADER), "replies to message None"),
+    "no metrics": (without("metrics"), "and a MetricRecord"),
+    "a header of another program": (header(colour="red"), "holds 'red' as colour"),
+    "a version of words": (header(version="five"), "holds 'five' as version"),
+    "a short version": (header(version=b"abc"), "as version"),
+    "half a number": (header(sequence=1.5), "holds 1.5 as sequence"),
+    "a list of numbers": (header(sequence=[1]), "as sequence"),
+    "a number below none": (header(sequence=-1), "holds -1 as sequence"),
+    "a number beyond all": (header(sequence=2**62), "as sequence"),
+    "no header": (record(HEADER, MetricRecord({"version": 5})), "must be a ConfigRecord"),
+}
+UNUSABLE = {
+    **COUNTED,
+    "no arrays": (without("arrays"), "must hold a payload"),
+    "plain arrays": (record("arrays", PLAIN), "must hold a payload"),
+}
