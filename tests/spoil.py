@@ -4,10 +4,13 @@ import math
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from xxhash import xxh3_64_intdigest
 
 from compression import Layout, make_codec
 from compression.flower import payload_of, payload_record
 from compression.flower.headers import HEADER
+from compression.flower.records import STYPE
+from compression.wire_header import varint
 
 
 def payload(change):
@@ -81,3 +84,32 @@ UNUSABLE = {
     "no arrays": (without("arrays"), "must hold a payload"),
     "plain arrays": (record("arrays", PLAIN), "must hold a payload"),
 }
+
+
+def declaring(entries, own=False):
+    """Return a payload of about 40 bytes that declares this many entries and holds none.
+
+    The tensor is in the float32 vector, or with `own` in its own type.
+    """
+    size = varint(entries)
+    table = b"\x01\x00\x05\x01" + size + b"\x01x" if own else b""
+    shapes = b"\x00" if own else b"\x01\x01" + size
+    body = b"EWP\x01\x01\x00\x00" + bytes([4 * own]) + table + shapes + b"\x01\x00\x00\x00"
+    body += bytes(-len(body) % 8)
+    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def array(name, change, add=False):
+    """Return a function that changes a reply's payload `name`; with `add`, it may be new."""
+
+    def spoil(reply):
+        held = dict(reply.content["arrays"])
+        if add or name in held:
+            data = change(held[name].data if name in held else b"")
+            held[name] = Array("uint8", (len(data),), STYPE, data)
+        reply.content["arrays"] = ArrayRecord(held)
+
+    return spoil
+
+
+no_arrays = record("arrays", ArrayRecord())

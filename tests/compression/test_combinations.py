@@ -190,13 +190,5 @@ def test_coding_never_makes_a_payload_larger(sparsifier, quantizer, coder, lenet
 @every_decoder
 def test_describe(sparsifier, quantizer, coder, mixed, update_for):
     payload = make_codec(sparsifier, quantizer, coder).encode(update_for(mixed), mixed)
-    assert describe(payload) == Description(
-        1,
-        sparsifier,
-        quantizer,
-        coder,
-        mixed.size,
-        len(decode_update(payload).values),
-        len(mixed),
-        len(payload),
-    )
+    sizes = mixed.size, len(decode_update(payload).values), len(mixed), len(payload)
+    assert describe(payload) == Description(1, sparsifier, quantizer, coder, *sizes)

@@ -48,16 +48,9 @@ every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
 @pytest.fixture(scope="module")
 def normed():
     """Return a layout with BatchNorm statistics between two blocks of trained entries."""
-    names = (
-        "conv.weight",
-        "bn.weight",
-        "bn.running_mean",
-        "bn.running_var",
-        "fc.weight",
-        "fc.bias",
-    )
+    norm = "bn.weight", "bn.running_mean", "bn.running_var"
     shapes = ((8, 3, 3, 3), (8,), (8,), (8,), (30, 40), (30,))
-    return Layout(names, shapes, ("float32",) * 6)
+    return Layout(("conv.weight", *norm, "fc.weight", "fc.bias"), shapes, ("float32",) * 6)
 
 
 def updates(layout, steps=6):
@@ -82,9 +75,7 @@ def given_by(codec, update, layout, memory, loss):
 
 
 def kept_by(codec, memory):
-    return memory[
-        "error" if codec.sparsifier.residual_key is None else codec.sparsifier.residual_key
-    ]
+    return memory[codec.sparsifier.residual_key or "error"]
 
 
 def close(left, right, scale):
@@ -130,7 +121,7 @@ def test_feedback_keeps_every_quantizers_error(name, quantizer, normed):
 def test_a_lost_payload_is_put_back(variant, quantizer, normed):
     name, options = variant
     codec = make_codec(name, quantizer, "raw", feedback=True, **options)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     for number, update in enumerate(updates(normed)):
         given = given_by(codec, update, normed, memory, 1.0 / (number + 1))
         payload = codec.encode(
@@ -140,24 +131,20 @@ def test_a_lost_payload_is_put_back(variant, quantizer, normed):
         close(kept_by(codec, memory), given, np.abs(given).max())
 
 
-@pytest.mark.parametrize("name", methods("sparsifier"))
-@pytest.mark.parametrize("feedback", [False, True])
-def test_memory_has_the_declared_size(name, feedback, lenet, normed):
-    codec = make_codec(name, "float32", "raw", feedback=feedback)
+@pytest.mark.parametrize(
+    "stages",
+    [*((name, "float32") for name in methods("sparsifier")),
+     *(("dense", name) for name in methods("quantizer"))],
+    ids="-".join,
+)  # fmt: skip
+@pytest.mark.parametrize("feedback", [None, False, True])
+def test_memory_has_the_declared_size(stages, feedback, lenet, normed):
+    codec = make_codec(*stages, "raw", feedback=feedback)
     for layout in (lenet, normed):
-        memory: dict[str, np.ndarray] = {}
+        memory = {}
         for number, update in enumerate(updates(layout, 4)):
             codec.encode(update, layout, memory=memory, seed=number, loss=1.0)
         assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(layout)
-
-
-@pytest.mark.parametrize("quantizer", methods("quantizer"))
-def test_memory_of_quantizers_has_the_declared_size(quantizer, lenet):
-    codec = make_codec("dense", quantizer, "raw")
-    memory: dict[str, np.ndarray] = {}
-    for number, update in enumerate(updates(lenet, 2)):
-        codec.encode(update, lenet, memory=memory, seed=number)
-    assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(lenet)
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -176,7 +163,7 @@ def test_everything_sent_is_the_update_itself(name, normed):
 @pytest.mark.parametrize("name", methods("sparsifier"))
 def test_memory_of_another_model_is_refused(name, lenet, normed):
     codec = make_codec(name, "float32", "raw", feedback=True)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     codec.encode(updates(lenet, 1)[0], lenet, memory=memory)
     with pytest.raises(ValueError, match="another model"):
         codec.encode(updates(normed, 1)[0], normed, memory=memory)
@@ -185,7 +172,7 @@ def test_memory_of_another_model_is_refused(name, lenet, normed):
 @pytest.mark.parametrize("name", methods("sparsifier"))
 def test_an_update_that_is_not_finite_leaves_the_memory_alone(name, lenet):
     codec = make_codec(name, "float32", "raw", feedback=True)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     good = updates(lenet, 1)[0]
     codec.encode(good, lenet, memory=memory)
     before = {key: array.copy() for key, array in memory.items()}
@@ -205,7 +192,7 @@ REPEATING = [name for name in methods("sparsifier") if get("sparsifier", name).r
 def test_an_unchanged_index_set_is_not_sent_again(name, lenet):
     options = {"cap": 0.0} if name == "esgd" else {}
     codec = make_codec(name, "float32", "raw", **options)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     first, second, third = updates(lenet, 3)
     whole = codec.encode(first, lenet, memory=memory, loss=2.0, as_before=True)
     indices = decode_update(whole, lenet).indices

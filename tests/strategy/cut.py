@@ -3,6 +3,7 @@
 import torch
 from safetensors.torch import load_file
 
+import client.app
 from tests.local_runs import local_run
 from tests.runs import history_of, result_of
 
@@ -21,3 +22,18 @@ def run(folder, *words, workers=1, app="client.app:app"):
 def same(one, other):
     assert one.keys() == other.keys()
     assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def spoiling(change, node=1, times=(3, 4)):
+    """Return an app in which `change` modifies the replies of `node` with the numbers `times`."""
+    count = {}
+
+    def app(message, context):
+        reply = client.app.app(message, context)
+        here = context.node_config["partition-id"]
+        count[here] = count.get(here, 0) + 1
+        if here == node and count[here] in times:
+            change(reply)
+        return reply
+
+    return app

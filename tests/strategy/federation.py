@@ -53,6 +53,19 @@ def gradient(node, number):
     return draw.integers(-8, 9, SIZE).astype(np.float32) / 8
 
 
+def nan(made):
+    return made * np.float32(np.nan)
+
+
+def breaks(made):
+    raise RuntimeError("no power")
+
+
+def always(change, numbers):
+    """Return `spoil` for a `Trainer`: all nodes' gradients with these numbers are changed."""
+    return {(node, number): change for node in range(1, NODES + 1) for number in numbers}
+
+
 class Trainer(real.Trainer):
     """A trainer without a model: its gradients are random.
 

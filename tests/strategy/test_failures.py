@@ -18,7 +18,9 @@ from tests.strategy.federation import (
     TRAINED,
     Federation,
     Trainer,
+    always,
     assert_models,
+    breaks,
     by_hand,
 )
 
@@ -50,9 +52,6 @@ def test_an_update_that_is_not_finite_is_left_out(bad, compression):
 
 
 def test_a_node_that_raises_gets_a_snapshot_next_time():
-    def breaks(made):
-        raise RuntimeError("no power")
-
     federation = Federation(Trainer(optimizer=MOMENTUM, spoil={(3, 2): breaks, (3, 3): breaks}))
     strategy = federation.run(6, verify_every=1)
     assert strategy.traffic.failures == 2
@@ -106,8 +105,7 @@ def beyond(made):
 
 
 def test_a_mean_beyond_float32_ends_the_run():
-    rounds = range(2, 2 + MAX_CONSECUTIVE_FAILURES)
-    huge = {(n, r): beyond for n in ALL for r in rounds}
+    huge = always(beyond, range(2, 2 + MAX_CONSECUTIVE_FAILURES))
     with pytest.raises(PayloadError, match="beyond float32: training has diverged"):
         Federation(Trainer(spoil=huge)).run(2 + MAX_CONSECUTIVE_FAILURES)
 

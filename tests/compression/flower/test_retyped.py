@@ -13,7 +13,7 @@ from compression import Layout, make_codec
 from compression.flower import CompressedGrid, CompressionMod, payload_record
 from compression.flower.headers import HEADER
 from compression.flower.records import NUMPY
-from compression.wire_header import DTYPES, varint
+from compression.wire_header import DTYPES
 from compression.wire_natives import NativeTensor
 from tests.compression.flower.apps import (
     NODES,
@@ -28,6 +28,7 @@ from tests.compression.flower.apps import (
 )
 from tests.compression.flower.federation import SHAPES, initial
 from tests.grids import grid_of
+from tests.spoil import declaring
 
 ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES.values())
 RAW = make_codec(coder="raw")
@@ -148,15 +149,9 @@ def test_new_tensors_may_have_any_numpy_dtype(method):
 
 @pytest.mark.parametrize("entries", [1 << 22, 1 << 27, 1 << 40])
 @pytest.mark.parametrize("part", ["vector", "own"])
-def test_a_false_declared_size_is_refused(caplog, with_checksum, part, entries):
+def test_a_false_declared_size_is_refused(caplog, part, entries):
     """A payload of 40 bytes that declares a huge tensor is refused, in little memory."""
-    size = varint(entries)
-    table = b"\x01\x00\x05\x01" + size + b"\x01x" if part == "own" else b""
-    shapes = b"\x00" if part == "own" else b"\x01\x01" + size
-    body = b"EWP\x01\x01\x00\x00" + bytes([4 * (part == "own")]) + table + shapes
-    body += b"\x01\x00\x00\x00"
-    payload = with_checksum(body + bytes(-len(body) % 8))
-    compressed = compressed_of(with_payload(payload))
+    compressed = compressed_of(with_payload(declaring(entries, part == "own")))
     messages = ask(compressed, initial())
     tracemalloc.start()
     try:
