@@ -116,6 +116,17 @@ def identity():
 
 
 @pytest.fixture
+def naps(monkeypatch):
+    """Return the seconds of all sleeps in `timed_grid`; its clock advances only by these sleeps."""
+    from compression.flower import timed_grid
+
+    slept = []
+    monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
+    monkeypatch.setattr(timed_grid.time, "monotonic", lambda: 100 + sum(slept))
+    return slept
+
+
+@pytest.fixture
 def cli(monkeypatch, capsys):
     """Return a function that runs the command in this process; it returns exit code and output."""
     from command import main  # here, because it sets variables that pytest's own children inherit

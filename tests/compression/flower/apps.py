@@ -15,6 +15,11 @@ def values_of(arrays):
     return {name: array.numpy() for name, array in arrays.items()}
 
 
+def vector(seed):
+    """Return a record of 5,000 random entries."""
+    return record_of({"w": np.random.default_rng(seed).normal(size=5000).astype(np.float32)})
+
+
 def moving(train, mod=None, evaluate=None):
     """Return an app that replies with the records that `train(partition, values, state)` makes."""
     app = ClientApp(mods=[mod] if mod else [])

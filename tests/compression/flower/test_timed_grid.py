@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from compression.flower import timed_grid
 from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
 from simulation.any_app.grid import GuestGrid
 from simulation.grid import LocalGrid
@@ -65,15 +64,6 @@ def test_other_nodes_are_ordered_by_registration():
     assert list(grid.get_node_ids()) == [9, 3, 7]
     assert list(grid.get_node_ids()) == [9, 3, 7, 5]
     assert grid.virtual_seconds is None
-
-
-@pytest.fixture
-def naps(monkeypatch):
-    """Return the list of sleeps; the clock advances only by these sleeps."""
-    slept = []
-    monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
-    monkeypatch.setattr(timed_grid.time, "monotonic", lambda: 100 + sum(slept))
-    return slept
 
 
 def test_polling_ends_with_the_first_replies(naps):

@@ -1,21 +1,16 @@
 """`Traffic` counts all bytes that cross the grid, and the bytes that Flower alone would send."""
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.message_size import size_of
+from tests.compression.flower.apps import vector
 from tests.compression.flower.plain_grid import PlainGrid
 
-ENTRIES, ROUNDS, NODES = 3000, 3, 3
-
-
-def vector(seed):
-    drawn = np.random.default_rng(seed).normal(size=ENTRIES).astype(np.float32)
-    return ArrayRecord({"w": Array(drawn)})
+ROUNDS, NODES = 3, 3
 
 
 class Weighing(PlainGrid):

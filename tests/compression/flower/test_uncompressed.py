@@ -9,14 +9,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod
+from tests.compression.flower.apps import vector
 from tests.compression.flower.plain_grid import PlainGrid
 
-ENTRIES, NODES, CALLS = 5000, 3, 5
-
-
-def vector(seed):
-    drawn = np.random.default_rng(seed).normal(size=ENTRIES).astype(np.float32)
-    return ArrayRecord({"w": Array(drawn)})
+NODES, CALLS = 3, 5
 
 
 def trees(size):
@@ -116,7 +112,7 @@ def test_a_node_that_replies_again_is_sent_changes(compressed_run):
     compressed.send_and_receive([Message(content, 1, "train")])
     assert compressed.traffic.failures == 0
     assert (
-        compressed.traffic.downlink_bytes - before < 2 * ENTRIES
+        compressed.traffic.downlink_bytes - before < 2 * 5000
     )  # two messages of one byte an entry
 
 
