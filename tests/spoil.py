@@ -6,11 +6,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from xxhash import xxh3_64_intdigest
 
-from compression import Layout, make_codec
+from compression import Layout, decode_update, describe, make_codec
 from compression.flower import payload_of, payload_record
 from compression.flower.headers import HEADER
 from compression.flower.records import STYPE
 from compression.wire_header import varint
+from compression.wire_natives import NativeTensor
 
 
 def payload(change):
@@ -47,6 +48,15 @@ def without(name):
     return lambda reply: reply.content.pop(name)
 
 
+def first_beside(data):
+    """Encode a payload again by its own methods; the first tensor leaves the float32 vector."""
+    update, said = decode_update(data), describe(data)
+    own = NativeTensor(0, "w", np.ones(update.layout.shapes[0], np.float32))
+    rest = update.layout.without((0,))
+    codec = make_codec(quantizer=said.quantizer, coder=said.coder)
+    return codec.encode(np.ones(rest.size, np.float32), rest, own=[own])
+
+
 OTHER = Layout(("w",), ((3, 3),), ("float32",))
 PLAIN = ArrayRecord({"x": Array(np.ones(3, np.float32))})
 # For each reply that the server refuses, a part of the reason.
@@ -66,6 +76,7 @@ COUNTED = {  # the payload of these replies is counted
         payload(lambda d: make_codec().encode(np.ones(9, np.float32), OTHER)),
         "another model",
     ),
+    "a tensor beside the vector": (payload(first_beside), "must travel in the vector"),
     "the model itself": (header(whole=1), "an update is asked for"),
     "another message's": (header(number=99), "replies to message 99: 2 was to be answered"),
     "nobody's": (without(HEADER), "replies to message None"),

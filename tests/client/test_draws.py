@@ -17,8 +17,7 @@ from client.training import Trainer
 from compression.flower.headers import TrainConfig
 from task.models.parts import MODELS
 from task.rng import IsolatedRng
-from tests.local_runs import local_run
-from tests.runs import configured, history_of, model_bytes
+from tests.runs import configured
 
 NODES = 4
 
@@ -94,20 +93,6 @@ def test_every_node_round_and_seed_has_different_masks():
         masks += trained
         assert gradients == trained[:1]  # both use the round's random numbers
     assert len(set(masks)) == len(masks) == 8
-
-
-@pytest.mark.parametrize(("model", "algorithm"), [("functional", "asgd"), ("recurrent", "fedavg")])
-def test_weights_are_the_same_at_every_run_and_for_any_number_of_workers(
-    model, algorithm, tmp_path
-):
-    asynchronous = ["strategy.pushes=12", "local_steps=null"]
-    more = ["rounds=2"] if algorithm == "fedavg" else asynchronous
-    chosen, found = words(model, f"algorithm={algorithm}", "eval_every=2", *more), []
-    for workers in (1, 2):
-        torch.manual_seed(workers)
-        local_run(tmp_path / str(workers), *chosen, workers=workers)
-        found.append([read(tmp_path / str(workers)) for read in (model_bytes, history_of)])
-    assert found[0] == found[1]
 
 
 def test_the_processs_own_random_states_are_unchanged():

@@ -152,9 +152,7 @@ class Federation:
         self.clock = VirtualClock(network, seed)
         self.grid = LocalGrid(self.pool, nodes, self.clock)
 
-    def run(
-        self, rounds=4, timeout=1e9, lr=0.5, after=lambda done: None, downlink=AVERAGE, **options
-    ):
+    def run(self, rounds=4, timeout=1e9, lr=0.5, after=None, downlink=AVERAGE, **options):
         """Train synchronously; return the strategy. Call `after` with the number of each round."""
         update = self.trainer.config.strategy["update"]
         options = {"verify_every": 0, "update": update, **options}
@@ -176,7 +174,8 @@ class Federation:
     def _train(self, strategy, rounds, timeout, lr, after=None):
         def each(done, arrays):
             self.models.append(to_vector(arrays).copy())
-            after and after(done)
+            if after:
+                after(done)
             return MetricRecord({"models": len(self.models)})
 
         result = strategy.start(

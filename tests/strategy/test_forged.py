@@ -1,6 +1,6 @@
 """If a node of a cut model sends what the server did not ask for, its reply is left out.
 
-The log names the node. A cut model is divided into segments on different nodes.
+The log names the node.
 """
 
 import tracemalloc

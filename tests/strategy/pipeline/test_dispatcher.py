@@ -1,6 +1,6 @@
 """If a node of a cut model sends something unusable, only one mini-batch is lost.
 
-The log names the node. A cut model is divided into segments on different nodes.
+The log names the node.
 """
 
 import json

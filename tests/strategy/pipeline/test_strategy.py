@@ -1,7 +1,4 @@
-"""Runs of cut models do not depend on the number of workers, and count every byte.
-
-A cut model is divided into segments on different nodes.
-"""
+"""Runs of cut models do not depend on the number of workers, and count every byte."""
 
 import functools
 import math

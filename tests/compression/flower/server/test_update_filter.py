@@ -92,11 +92,6 @@ def test_a_node_that_sends_often_does_not_set_the_usual_norm():
         screen.clip_factor(1, 11.0, MODEL)
 
 
-def test_clipping_limits_the_norm_to_a_multiple_of_the_usual_norm():
-    found, _ = screened(Screening(clip=2), [1.0, 1.0, 1.0, 8.0])
-    assert found == [1.0, 1.0, 1.0, 0.25]
-
-
 @given(st.lists(st.floats(0.1, 50), min_size=LEAST, max_size=9), st.floats(1, 4))
 def test_a_clipped_update_is_stored_with_the_norm_that_is_used(norms, clip):
     state = UpdateFilterState()
@@ -183,9 +178,8 @@ def test_a_weight_is_limited_to_a_multiple_of_the_usual_weight(node):
     weights = dict.fromkeys(range(4), 5.0) | {node: 1e18}
     assert UpdateFilter(Screening(weight=10)).cap_weights(weights)[node] == 50
     assert UpdateFilter(Screening(weight=None)).cap_weights(weights)[node] == 1e18
-    assert (
-        UpdateFilter().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
-    )  # two nodes are too few to tell which weight is usual
+    # Two nodes are too few to tell which weight is usual.
+    assert UpdateFilter().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
 
 
 def test_evaluation_weights_have_their_own_usual_weight():
