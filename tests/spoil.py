@@ -4,20 +4,23 @@ import math
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
-from xxhash import xxh3_64_intdigest
 
-from compression import Layout, decode_update, describe, make_codec
-from compression.flower import payload_of, payload_record
+from compression import Layout, decode_update, make_codec
+from compression.flower import payload_of
 from compression.flower.headers import HEADER
-from compression.flower.records import STYPE
+from compression.flower.records import STYPE, payload_records
 from compression.wire_header import varint
 from compression.wire_natives import NativeTensor
+from tests.compression.surgery import encoded_again, with_checksum
 
 
 def payload(change):
+    """Return a function that changes all payloads; nodes of a cut model send several."""
+
     def spoil(reply):
-        name, data = payload_of(reply.content)
-        reply.content[name] = payload_record(change(data))
+        if found := payload_of(reply.content):
+            payloads = {k: change(array.data) for k, array in reply.content[found[0]].items()}
+            reply.content[found[0]] = payload_records(payloads)
 
     return spoil
 
@@ -27,15 +30,17 @@ def metrics(**changes):
     named = {name.replace("_", "-"): value for name, value in changes.items()}
 
     def spoil(reply):
-        found = {**reply.content["metrics"], **named}
-        reply.content["metrics"] = MetricRecord({k: v for k, v in found.items() if v is not None})
+        for name, held in reply.content.metric_records.items():
+            found = {k: v for k, v in {**held, **named}.items() if v is not None}
+            reply.content[name] = MetricRecord(found)
 
     return spoil
 
 
 def header(**changes):
     def spoil(reply):
-        reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], **changes})
+        said = reply.content.get(HEADER, ConfigRecord())
+        reply.content[HEADER] = ConfigRecord({**said, **changes})
 
     return spoil
 
@@ -45,16 +50,15 @@ def record(name, found):
 
 
 def without(name):
-    return lambda reply: reply.content.pop(name)
+    return lambda reply: reply.content.pop(name, None)
 
 
 def first_beside(data):
-    """Encode a payload again by its own methods; the first tensor leaves the float32 vector."""
-    update, said = decode_update(data), describe(data)
-    own = NativeTensor(0, "w", np.ones(update.layout.shapes[0], np.float32))
-    rest = update.layout.without((0,))
-    codec = make_codec(quantizer=said.quantizer, coder=said.coder)
-    return codec.encode(np.ones(rest.size, np.float32), rest, own=[own])
+    """Encode a payload again; the first tensor leaves the float32 vector."""
+    layout = decode_update(data).layout
+    own = NativeTensor(0, "w", np.ones(layout.shapes[0], np.float32))
+    rest = layout.without((0,))
+    return encoded_again(data, np.ones(rest.size), rest, whole=True, own=[own])
 
 
 OTHER = Layout(("w",), ((3, 3),), ("float32",))
@@ -106,8 +110,7 @@ def declaring(entries, own=False):
     table = b"\x01\x00\x05\x01" + size + b"\x01x" if own else b""
     shapes = b"\x00" if own else b"\x01\x01" + size
     body = b"EWP\x01\x01\x00\x00" + bytes([4 * own]) + table + shapes + b"\x01\x00\x00\x00"
-    body += bytes(-len(body) % 8)
-    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+    return with_checksum(body + bytes(-len(body) % 8))
 
 
 def array(name, change, add=False):

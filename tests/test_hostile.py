@@ -14,7 +14,7 @@ from conf.load import run_config
 from launch.ray import run_on_ray
 from simulation.job import Job
 from task.models.parts import MODELS
-from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_header
+from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, header
 from tests.local_runs import local_run
 from tests.runs import ROOT, composed, history_of, result_of
 from tests.zoo import makers
@@ -169,8 +169,8 @@ def test_a_node_that_replies_at_once_does_not_dominate_the_model(algorithm, tmp_
 
 def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     said = {"\x1b[31m": "x\n" * 10**6, "y" * 10**6: 1.0}
-    for header in said.items():
-        attack = other_header(dict([header]))
+    for name, value in said.items():
+        attack = header(**{name: value})
         trained(tmp_path, "rounds=2", client_app=app_with(attack))
     lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(lines) == 2  # one a run: a node that fails again for the same reason is not logged

@@ -12,6 +12,7 @@ from compression import PayloadError, decode, describe, make_codec
 from compression import names as methods
 from compression.coders.zstd import zstd
 from compression.wire_header import varint
+from tests.compression.surgery import with_checksum
 
 SIZE = 1000
 MEGABYTE = 1 << 20
@@ -26,7 +27,7 @@ def layout(make_layout):
 
 
 @pytest.fixture
-def craft(with_checksum):
+def craft():
     """Return a function that builds a payload from given parts, valid or not."""
 
     def build(

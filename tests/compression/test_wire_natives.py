@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as arrays
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression.wire_header import DTYPES
 from compression.wire_natives import NativeTensor
+from tests.compression.surgery import with_checksum
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
 LAYOUT = Layout(("w", "b"), ((40, 5), (5,)), ("float32",) * 2)
@@ -76,7 +77,7 @@ def test_declared_sizes_are_bounded_before_anything_is_allocated():
         decode_update(payload, max_size=1000)
 
 
-def test_a_bool_is_0_or_1(with_checksum):
+def test_a_bool_is_0_or_1():
     payload = encoded([NativeTensor(1, "on", np.array([True, False]))])
     at = payload.rindex(b"\x01\x00", 0, len(payload) - 8)
     with pytest.raises(PayloadError, match="neither 0 nor 1"):
