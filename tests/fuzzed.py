@@ -22,12 +22,10 @@ from compression.flower.headers import EXAMPLES, LOSS, STEPS
 from compression.flower.server.failure_policy import FailurePolicy
 from tests.local_runs import local_run
 from tests.mutations import Mutator
-from tests.runs import ROOT, composed
+from tests.runs import choices, composed
 
-ALGORITHMS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
-STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
-CASES = [f"algorithm={name}" for name in ALGORITHMS]
-CASES += [f"strategy={name}" for name in STRATEGIES if name not in ALGORITHMS]
+CASES = [f"algorithm={name}" for name in choices("algorithm")]
+CASES += [f"strategy={name}" for name in choices("strategy") if name not in choices("algorithm")]
 CASES += [f"algorithm={name} model=four_layers" for name in ("fedavg", "esgd", "adacomp")]
 CASES += ["strategy=fedmedian model=four_layers"]
 # Four nodes of five mutate every second reply; a node that always fails would get no messages.

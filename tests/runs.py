@@ -20,6 +20,11 @@ QUICK = ["rounds=3", "engine.workers=1"]
 REAL = {"seconds", "seconds_by_segment", "segments"}  # the columns in real seconds
 
 
+def choices(group):
+    """Return the names of a group's choices in `conf`."""
+    return sorted(path.stem for path in (HERE / group).glob("*.yaml"))
+
+
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 

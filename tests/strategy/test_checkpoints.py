@@ -7,10 +7,8 @@ import pytest
 
 from strategy.run import checkpoint_file
 from tests.local_runs import at_row, local_run, raising
-from tests.runs import REAL, ROOT, composed, history_of, model_bytes, result_of
+from tests.runs import REAL, choices, composed, history_of, model_bytes, result_of
 
-PRESETS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
-STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 OURS = {"asynchronous", "sparse_averaging", "split_backprop", "synthetic_gradients"}
 SMALL = ["dataset=digits", "batch_size=16", "eval_every=3"]
 ROUNDS = ["rounds=8", "nodes=6", "local_steps=2"]
@@ -70,13 +68,13 @@ def words_of(preset):
 
 
 @pytest.mark.few(7)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", choices("algorithm"))
 def test_every_preset_resumes_bit_for_bit(monkeypatch, tmp_path, preset):
     goes_on(monkeypatch, tmp_path, words_of(preset))
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - OURS))
+@pytest.mark.parametrize("strategy", sorted({*choices("strategy")} - OURS))
 def test_every_flower_strategy_resumes_bit_for_bit(monkeypatch, tmp_path, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
     goes_on(monkeypatch, tmp_path, words)

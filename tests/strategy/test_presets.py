@@ -9,11 +9,11 @@ from torch import nn
 from client.node import Node
 from client.training import Trainer
 from conf.build import data_of, model_of
+from conf.load import HERE
 from docs.configuration import preset
 from tests.local_runs import local_run
-from tests.runs import ROOT, configured, history_of, result_of
+from tests.runs import choices, configured, history_of, result_of
 
-CONF = ROOT / "conf"
 ROUNDS = 8
 SAME = [
     f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8",
@@ -35,8 +35,7 @@ WHOLE = {
 
 def presets():
     """Return the settings of each preset of sparse averaging, read from its file to save time."""
-    names = sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml"))
-    found = {name: preset(name) for name in names}
+    found = {name: preset(name) for name in choices("algorithm")}
     return {name: sets for name, sets in found.items() if sets["strategy"] == "sparse_averaging"}
 
 
@@ -46,7 +45,7 @@ DELTAS = [name for name, sets in PRESETS.items() if sets.get("strategy.update") 
 
 def words(name):
     """Return the overrides with which a preset sends every entry."""
-    choice = OmegaConf.load(CONF / "compression" / f"{PRESETS[name]['compression']}.yaml")
+    choice = OmegaConf.load(HERE / "compression" / f"{PRESETS[name]['compression']}.yaml")
     options = WHOLE[choice.get("sparsifier", "dense")]
     given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
     unset = [f"compression.{key}=null" for key in ("levels", "bucket", "rank", "means", "clip")]

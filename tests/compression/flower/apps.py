@@ -20,9 +20,18 @@ def vector(seed):
     return record_of({"w": np.random.default_rng(seed).normal(size=5000).astype(np.float32)})
 
 
-def moving(train, mod=None, evaluate=None):
-    """Return an app that replies with the records that `train(partition, values, state)` makes."""
-    app = ClientApp(mods=[mod] if mod else [])
+def counted(state):
+    """Count a node's messages in the node's state; return the count."""
+    state["count"] = ConfigRecord({"n": state["count"]["n"] + 1 if "count" in state else 1})
+    return state["count"]["n"]
+
+
+def moving(train, mods=None, evaluate=None):
+    """Return an app that replies with the records that `train(partition, values, state)` makes.
+
+    `mods`: one mod, or a list.
+    """
+    app = ClientApp(mods=mods if isinstance(mods, list) else [mods] if mods else [])
 
     def answer(function, message, context):
         values = values_of(message.content["arrays"])

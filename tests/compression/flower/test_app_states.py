@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod, FailureLimits
-from tests.compression.flower.apps import NODES, ask, moving, record_of, to_targets
+from tests.compression.flower.apps import NODES, ask, counted, moving, record_of, to_targets
 from tests.compression.flower.federation import SHAPES, compressed_run, initial
 from tests.grids import grid_of
 
@@ -32,10 +32,7 @@ def test_a_nodes_error_does_not_change_its_memory():
     given = np.zeros(36 * 5 + 36 + 4 + 1)
 
     def train(node, values, state):
-        if not state:
-            state["times"] = ConfigRecord({"n": 0})
-        state["times"]["n"] += 1
-        if state["times"]["n"] == 2:
+        if counted(state) == 2:
             raise RuntimeError("no power")
         made = to_targets(node, values, state)
         given[:] += np.concatenate(
@@ -93,8 +90,7 @@ def test_two_models_are_told_apart():
 @pytest.mark.parametrize("method", ["int8", "topk", "dgc", "powersgd"])
 def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
     def train(node, values, state):
-        state["n"] = ConfigRecord({"n": state["n"]["n"] + 1 if "n" in state else 1})
-        if node == 0 and state["n"]["n"] % 3 == 0:
+        if counted(state) % 3 == 0 and node == 0:
             raise RuntimeError("no power")
         moved = to_targets(node, values, state)["arrays"]
         del moved["conv.bias"]  # the reply has one layer fewer

@@ -1,11 +1,8 @@
 """A user's mistake raises an error at once where possible, else after the first round."""
 
-import logging
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
@@ -13,7 +10,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
-from compression import PayloadError, make_codec
+from compression import Layout, PayloadError, decode, make_codec
 from compression.flower import (
     CompressedGrid,
     CompressionMod,
@@ -24,8 +21,9 @@ from compression.flower import (
     layout_of,
     to_vector,
 )
+from compression.flower.privacy import within_clip
 from simulation.grid import LocalGrid
-from tests.compression.flower.apps import ask, moving, to_targets
+from tests.compression.flower.apps import ask, counted, moving, to_targets
 from tests.compression.flower.federation import INT8, NODES, compressed_run, initial, run
 from tests.grids import grid_of
 
@@ -37,59 +35,50 @@ def fedavg():
     return FedAvg(fraction_evaluate=0)
 
 
-def app_with(mods, arrays=None, fails=None):
-    """Return an app whose nodes move each tensor by a random step."""
-    app = ClientApp()
+def app_with(mods, records=lambda moved: {"arrays": moved}, fails=()):
+    """Return an app whose nodes move each tensor by a random step; `fails`: failing messages."""
 
-    @app.train(mods=mods)
-    def train(message, context):
-        node = context.node_config["partition-id"]
-        number = message.content["config"]["server-round"]
-        if fails and fails(node, number):
+    def train(node, values, state):
+        number = counted(state)
+        if number in fails:
             raise RuntimeError("out of battery")
         draw = np.random.default_rng([node, number])
-        moved = {
-            name: Array(np.asarray(a.numpy() + draw.normal(size=a.shape), np.float32))
-            for name, a in message.content["arrays"].items()
-        }
-        content = {"metrics": MetricRecord({"num-examples": 1, "loss": 1.0})}
-        content |= arrays(moved) if arrays else {"arrays": ArrayRecord(moved)}
-        return Message(RecordDict(content), reply_to=message)
+        return records(
+            {n: np.float32(value + draw.normal(size=value.shape)) for n, value in values.items()}
+        )
 
-    return app
+    return moving(train, mods)
 
 
 def two_records(moved):
-    names = list(moved)
-    return {
-        "first": ArrayRecord({name: moved[name] for name in names[:1]}),
-        "second": ArrayRecord({name: moved[name] for name in names[1:]}),
-    }
+    first, *others = moved.items()
+    return {"first": dict([first]), "second": dict(others)}
 
 
 MISTAKES = {
-    "no mod": ([], None, "give it mods=[CompressionMod(...)], before any other mod"),
-    "two records": ([CompressionMod(INT8)], two_records, "none of them 'arrays', the model"),
-    "the mod after another": (
-        [LocalDpMod(1.0, 1.0, 1.0, 0.5), CompressionMod(INT8)], None, "before any other mod",
+    "no mod": (app_with([]), "give it mods=[CompressionMod(...)], before any other mod"),
+    "two records": (
+        app_with(CompressionMod(INT8), two_records),
+        "none of them 'arrays', the model",
     ),
-}  # fmt: skip
+    "the mod after another": (
+        app_with([LocalDpMod(1.0, 1.0, 1.0, 0.5), CompressionMod(INT8)]),
+        "before any other mod",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
-    mods, arrays, reason = MISTAKES[case]
+    app, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
-        compressed_run(app_with(mods, arrays))
+        compressed_run(app)
     assert str(raised.value).startswith("no update could be used in round 1: ")
     assert reason in str(raised.value)
 
 
 def test_later_rounds_raise_too_unless_patience_allows_them():
-    def fails(node, number):
-        return number in (2, 3)
-
-    app = app_with([CompressionMod(INT8)], fails=fails)
+    app = app_with(CompressionMod(INT8), fails=(2, 3))
     with pytest.raises(PayloadError, match=r"in round 2: .*out of battery"):
         compressed_run(app)
     with pytest.raises(PayloadError, match="in 2 rounds: "):
@@ -105,15 +94,14 @@ def test_a_run_without_any_reply_raises_at_its_end():
         def send_and_receive(self, messages, *, timeout=None):
             return []
 
-    compressed = CompressedGrid(grid_of(app_with([CompressionMod(INT8)]), kind=Deaf))
+    compressed = CompressedGrid(grid_of(app_with(CompressionMod(INT8)), kind=Deaf))
     fedavg().start(compressed, initial(), num_rounds=2)
     with pytest.raises(PayloadError, match="no node has answered: the model is as it was"):
         compressed.end()
 
 
 def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(caplog):
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        run(app_with([CompressionMod(INT8)]))
+    run(app_with(CompressionMod(INT8)))
     (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
     assert "nothing is compressed: start its strategy with CompressedGrid(grid)" in line
 
@@ -234,9 +222,6 @@ def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
     codec, delta = make_codec(quantizer="int8"), np.full(100_000, 0.51, np.float32)
     delta[0] = 127
     delta *= np.float32(CLIP / np.linalg.norm(delta))
-    from compression import Layout, decode
-    from compression.flower.privacy import within_clip
-
     layout = Layout(("w",), ((len(delta),),), ("float32",))
 
     def norm(values):
@@ -247,10 +232,8 @@ def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
 
 
 def with_extra(extra):
-    arrays = initial()
     kind = np.int64 if extra == "steps" else np.float32
-    arrays[extra] = Array(np.ones(3, kind))
-    return arrays
+    return ArrayRecord({**initial(), extra: Array(np.ones(3, kind))})
 
 
 @pytest.mark.parametrize("wrapper", PRIVATE)
@@ -270,7 +253,7 @@ def test_values_at_a_node_that_clips_are_refused():
 def test_any_method_works_where_the_server_clips(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
-    app = app_with([CompressionMod(make_codec(**DO_NOT[name]))])
+    app = app_with(CompressionMod(make_codec(**DO_NOT[name])))
     compressed_run(app, strategy=strategy, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)

@@ -14,8 +14,6 @@ from compression.flower.headers import (
     HEALS,
     DownlinkHeader,
     TrainConfig,
-    UplinkHeader,
-    read,
     written,
 )
 from compression.flower.node.state import MEMORY, checksum, stored_arrays
@@ -89,17 +87,6 @@ class TrainingRun:
 def context_of(node):
     place = {"partition-id": node - 1, "num-partitions": NODES}
     return Context(1, node, place, RecordDict(), {})
-
-
-@every_optimizer
-def test_a_node_follows_through_snapshots_and_updates(optimizer):
-    course = TrainingRun(optimizer)
-    base = None
-    for missed in (0, 1, 0, 3, 2):
-        content = course.go(missed).ask(1, base, checksum=course.steps.checksum())
-        course.assert_follows(1)
-        base = read(content, UplinkHeader).version  # the version that the server reads
-        assert base == course.replica.version
 
 
 @every_optimizer
@@ -258,12 +245,3 @@ def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
     message = Message(RecordDict({"arrays": model_update.arrays, HEADER: told}), 1, "train")
     with pytest.raises(PayloadError, match=f"knows no {lacks}"):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
-
-
-def test_a_message_without_steps_is_followed():
-    """If the model has not changed since a node's last message, the next one holds no payload."""
-    course = TrainingRun().go(1)
-    course.ask(1, None)
-    assert not course.steps.model_update(1).arrays
-    assert payload_of(course.ask(1, 1)) is not None
-    course.assert_follows(1)

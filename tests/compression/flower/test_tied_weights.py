@@ -20,7 +20,14 @@ from compression.screening import Screening
 from compression.wire_natives import NativeTensor
 from simulation.grid import LocalGrid
 from strategy.run.serialization import from_bytes, to_bytes
-from tests.compression.flower.apps import left_out, moving, record_of, replies_to, values_of
+from tests.compression.flower.apps import (
+    counted,
+    left_out,
+    moving,
+    record_of,
+    replies_to,
+    values_of,
+)
 from tests.compression.flower.plain_grid import PlainGrid
 from tests.grids import grid_of, pool_of
 from tests.mutations import Mutator
@@ -70,7 +77,7 @@ def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
     """
 
     def train(node, values, state):
-        number = count(state)
+        number = counted(state)
         of = {} if node in apart and number >= since else dict(pairs(copies))
         places = {name: place for place, name in enumerate(values)}
         moved = {}
@@ -82,13 +89,6 @@ def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
         return {"arrays": moved}
 
     return train
-
-
-def count(state):
-    """Count a node's messages in the node's state; return the count."""
-    number = state["count"]["n"] + 1 if "count" in state else 1
-    state["count"] = ConfigRecord({"n": number})
-    return number
 
 
 def mod_of(method):

@@ -5,7 +5,7 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod
+from compression.flower import CompressedGrid, CompressionMod, payload_of
 from compression.flower.message_size import size_of
 from tests.compression.flower.apps import vector
 from tests.compression.flower.plain_grid import PlainGrid
@@ -16,7 +16,7 @@ ROUNDS, NODES = 3, 3
 class Weighing(PlainGrid):
     """A grid that counts the bytes of all messages and replies."""
 
-    down = up = 0
+    down = up = payloads = 0
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -26,6 +26,8 @@ class Weighing(PlainGrid):
     def pull_messages(self, message_ids):
         replies = super().pull_messages(message_ids)
         self.up += sum(size_of(reply.content) for reply in replies)
+        found = filter(None, (payload_of(reply.content) for reply in replies))
+        self.payloads += sum(len(payload) for _, payload in found)
         return replies
 
 
@@ -88,6 +90,7 @@ def test_all_that_crosses_the_grid_is_counted(downlink):
     sent = traffic.downlink_bytes, traffic.downlink_other_bytes, traffic.downlink_header_bytes
     came = traffic.uplink_bytes, traffic.uplink_other_bytes, traffic.uplink_header_bytes
     assert (sum(sent), sum(came)) == (grid.down, grid.up)
+    assert traffic.uplink_bytes == grid.payloads > 0
     assert traffic.downlink_bytes_float32 + traffic.downlink_other_bytes == plain.down
     assert traffic.uplink_bytes_float32 + traffic.uplink_other_bytes == plain.up
     assert traffic.uplink_ratio == plain.up / grid.up

@@ -9,10 +9,8 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 import client.app
 from client.segment import app as segment_module
-from tests.runs import ROOT
+from tests.runs import choices
 from tests.strategy.cut import AHEAD, PIPED, QUICK, SPLIT, run, same
-
-CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +150,7 @@ def test_which_nodes_receive_labels_and_images(watched):
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", choices("compression"))
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
     words = [f"compression={name}", f"compression@gradients={name}", "rounds=4"]
     result, _, _ = run(tmp_path, *QUICK, *words)
