@@ -116,6 +116,12 @@ def identity():
 
 
 @pytest.fixture
+def logged(caplog):
+    """Return a function that returns the messages that EdgeWire has logged."""
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+
+
+@pytest.fixture
 def naps(monkeypatch):
     """Return the seconds of all sleeps in `timed_grid`; its clock advances only by these sleeps."""
     from compression.flower import timed_grid

@@ -178,16 +178,6 @@ def test_a_node_with_a_new_message_also_loses_its_memory():
     assert begun.count(False) == crashes + 1 > 3
 
 
-def test_a_returning_node_is_sent_messages_and_its_replies_count():
-    network = Network(waiting="fixed", waiting_seconds=1.0, crash=0.2, rejoin_seconds=20.0)
-    trainer = Trainer(steps=at_once, **CODECS["topk"])
-    federation = Federation(trainer, network, nodes=6, seed=1)
-    strategy = federation.push(150, timeout=3.0)
-    assert strategy.traffic.client_updates == 150
-    last = max(number for _, number in federation.seen)
-    assert last > 20
-
-
 def test_an_unusable_reply_is_counted_and_its_node_asked_again(caplog):
     spoil = {(2, number): nan for number in (1, 3)}
     federation = Federation(Trainer(steps=at_once, spoil=spoil), WAITS)

@@ -100,9 +100,9 @@ def test_a_run_without_any_reply_raises_at_its_end():
         compressed.end()
 
 
-def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(caplog):
+def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(logged):
     run(app_with(CompressionMod(INT8)))
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+    (line,) = logged()
     assert "nothing is compressed: start its strategy with CompressedGrid(grid)" in line
 
 

@@ -36,7 +36,7 @@ def part(arrays, names):
     return ArrayRecord({name: arrays[name] for name in names})
 
 
-def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
+def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(logged):
     """Arrays in a reply to an evaluation are sent exactly, and the residual does not change."""
     matrix = np.random.default_rng(2).normal(size=(3, 3)).astype(np.float32)
     seen = []
@@ -55,7 +55,7 @@ def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
     for found in seen:
         np.testing.assert_array_equal(found, matrix)
     assert traffic.failures == 0
-    assert not [each for each in caplog.records if each.name == "edgewire"]
+    assert not logged()
 
 
 def test_replies_pass_unchanged_if_none_has_arrays():
@@ -274,7 +274,7 @@ def test_a_reply_with_an_unreadable_array_is_an_error(kind, version):
     assert failed > len(made) * 3 // 4
 
 
-def test_floats_of_another_byte_order_are_floats(caplog):
+def test_floats_of_another_byte_order_are_floats(logged):
     start = {name: array.numpy().astype(">f4") for name, array in initial().items()}
     arrays = record_of(start)
     assert arrays["scale"].dtype == ">f4"
@@ -284,4 +284,4 @@ def test_floats_of_another_byte_order_are_floats(caplog):
         # The mean may differ in its last bit.
         np.testing.assert_allclose(model[name], value, rtol=1e-6)
     assert traffic.uplink_bytes > 0
-    assert not [each for each in caplog.records if each.name == "edgewire"]
+    assert not logged()

@@ -140,13 +140,13 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
+def test_a_bad_reply_is_left_out_counted_and_named(case, logged):
     change, reason = SPOILED[case]
     app = node_app(CompressionMod(PLAIN), change)
     got, traffic = compressed_run(app)
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * (NODES - 1)
-    lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+    lines = logged()
     assert len(lines) == len({line.partition(": ")[2] for line in lines})  # each reason once
     assert all("node 3 left out" in line and reason in line for line in lines)
     assert all(np.isfinite(value).all() for value in got.values())
