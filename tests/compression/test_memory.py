@@ -36,13 +36,7 @@ VARIANTS = [
     ("dgc", {"sparsity": 0.9, "clip_norm": 0.5, "workers": 4, "warmup_steps": 4}),
     ("dgc", {"layers": "conv", "sparsity": 0.99}),
 ]
-
-
-def ids(variant):
-    return "-".join([variant[0], *map(str, variant[1].values())])
-
-
-every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
+QUANTIZED = [(name, True) for name in methods("quantizer")]
 
 
 @pytest.fixture(scope="module")
@@ -82,53 +76,33 @@ def close(left, right, scale):
     np.testing.assert_allclose(left, right, rtol=0, atol=2e-6 * scale)
 
 
-@pytest.mark.few(7)
-@every_variant
-def test_sent_plus_kept_equals_given(variant, normed, lenet):
-    name, options = variant
-    codec = make_codec(name, "float32", "raw", **options)
+@pytest.mark.few(40)
+@pytest.mark.parametrize(
+    ("variant", "quantizer", "feedback"),
+    [*((variant, "float32", None) for variant in VARIANTS),
+     *((variant, quantizer, True) for variant in VARIANTS for quantizer in ("float32", "int8")),
+     *(((name, {}), *stage) for name in methods("sparsifier") for stage in QUANTIZED)],
+    ids=str,
+)  # fmt: skip
+def test_sent_plus_kept_equals_given(variant, quantizer, feedback, normed, lenet):
+    """If the payload is lost, it is put back: then the memory holds all that was given."""
+    codec = make_codec(variant[0], quantizer, "raw", feedback=feedback, **variant[1])
     for layout in (lenet, normed):
-        memory, before = {}, None
-        where = trained_of(layout)
+        memory, before, where = {}, None, trained_of(layout)
         for number, update in enumerate(updates(layout)):
-            given = given_by(codec, update, layout, memory, 1.0 / (number + 1))
-            payload = codec.encode(
-                update, layout, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
-            )
+            about = {"seed": number, "loss": 1.0 / (number + 1), "as_before": True}
+            given = given_by(codec, update, layout, memory, about["loss"])
+            payload = codec.encode(update, layout, memory=memory, **about)
             sent = decode_update(payload, layout, before=before)
-            before = sent.selected
+            before, vector = sent.selected, sent.dense()
             assert codec.keeps
-            close(sent.dense()[where] + kept_by(codec, memory), given, np.abs(given).max())
+            scale = max(np.abs(given).max(), np.abs(vector[where]).max())
+            close(vector[where] + kept_by(codec, memory), given, scale)
             others = np.setdiff1d(np.arange(layout.size), where)
-            np.testing.assert_array_equal(sent.dense()[others], update[others])
-
-
-@pytest.mark.parametrize("quantizer", methods("quantizer"))
-@pytest.mark.parametrize("name", methods("sparsifier"))
-def test_feedback_keeps_every_quantizers_error(name, quantizer, normed):
-    codec = make_codec(name, quantizer, "raw", feedback=True)
-    memory, before = {}, None
-    for number, update in enumerate(updates(normed, 3)):
-        given = given_by(codec, update, normed, memory, None)
-        payload = codec.encode(update, normed, memory=memory, seed=number)
-        sent = decode_update(payload, normed, before=before).dense()[trained_of(normed)]
-        scale = max(np.abs(given).max(), np.abs(sent).max())
-        close(sent + kept_by(codec, memory), given, scale)
-
-
-@every_variant
-@pytest.mark.parametrize("quantizer", ["float32", "int8"])
-def test_a_lost_payload_is_put_back(variant, quantizer, normed):
-    name, options = variant
-    codec = make_codec(name, quantizer, "raw", feedback=True, **options)
-    memory = {}
-    for number, update in enumerate(updates(normed)):
-        given = given_by(codec, update, normed, memory, 1.0 / (number + 1))
-        payload = codec.encode(
-            update, normed, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
-        )
-        codec.restore(payload, normed, memory)
-        close(kept_by(codec, memory), given, np.abs(given).max())
+            np.testing.assert_array_equal(vector[others], update[others])
+            lost = {name: array.copy() for name, array in memory.items()}
+            codec.restore(payload, layout, lost)
+            close(kept_by(codec, lost), given, scale)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from tests.strategy.federation import (
     TRAINED,
     Federation,
     Trainer,
+    assert_models,
+    by_hand,
     gradient,
     start,
     strategy_of,
@@ -112,21 +114,13 @@ def test_a_lossless_downlink_changes_no_result():
     one, other = (Federation(Trainer(steps=at_once), WAITS) for _ in range(2))
     one.push(30)
     other.push(30, downlink=make_codec())
-    for left, right in zip(one.models, other.models, strict=True):
-        assert left.tobytes() == right.tobytes()
+    assert_models(one, other.models)
 
 
 def test_one_node_alone_is_plain_sgd():
     federation = Federation(Trainer(), nodes=1)
     federation.push(6, staleness=PerParameter())
-    expected = [start()]
-    for number in range(1, 7):
-        x, g = expected[-1].copy(), gradient(1, number)
-        x[:TRAINED] -= np.float32(0.5) * g[:TRAINED]
-        x[TRAINED:] = g[TRAINED:]
-        expected.append(x)
-    for found, model in zip(federation.models, expected, strict=True):
-        assert found.tobytes() == model.tobytes()
+    assert_models(federation, by_hand([[1]] * 6))
 
 
 def test_mixing_moves_the_model_towards_the_nodes_model():
