@@ -60,12 +60,6 @@ def test_a_deltas_rate_is_the_server_lr():
     assert not np.array_equal(one.models[1], by_hand([ALL], lr=9.0)[1])
 
 
-def test_updates_are_weighed_by_a_metric():
-    federation = Federation(Trainer())
-    federation.run(5, weighted_by_key="num-examples")
-    assert_models(federation, by_hand([ALL] * 5, weight=float))
-
-
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAM], ids=lambda o: o["_target_"][16:])
 @pytest.mark.parametrize("downlink", DOWNLINKS)
 @pytest.mark.parametrize("share", [0.5, 1.0])

@@ -118,14 +118,6 @@ def test_a_strategy_that_cannot_be_saved_is_named_once_and_still_trains(
     assert result_of(tmp_path)["ended"] == "finished"
 
 
-def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch, caplog):
-    parts_seen(monkeypatch)
-    monkeypatch.setattr(checkpoint_file, "write", raising(FULL))
-    run(tmp_path, "rounds=3")
-    assert "no checkpoint could be written" in caplog.text
-    assert result_of(tmp_path)["ended"] == "finished"
-
-
 def test_a_checkpoint_of_another_engine_or_strategy_is_refused(tmp_path, monkeypatch):
     parts_seen(monkeypatch)
     at_row(monkeypatch, 3, raising(PayloadError("enough")))
