@@ -8,6 +8,7 @@ from compression import names as methods
 from compression.base import Rng, SparsifyContext
 from compression.batchnorm import exact_tensors, separate
 from compression.registry import get
+from tests.same import expect_same
 
 KEEPING = [
     name for name in methods("sparsifier") if get("sparsifier", name)().residual_key is not None
@@ -154,9 +155,7 @@ def test_an_update_that_is_not_finite_leaves_the_memory_alone(name, lenet):
     bad[7] = np.nan
     with pytest.raises(PayloadError, match="NaN"):
         codec.encode(bad, lenet, memory=memory)
-    assert memory.keys() == before.keys()
-    for key, array in memory.items():
-        np.testing.assert_array_equal(array, before[key])
+    expect_same(memory, before)
 
 
 REPEATING = [name for name in methods("sparsifier") if get("sparsifier", name).repeats]

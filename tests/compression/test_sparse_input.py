@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from compression import Layout, PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.batchnorm import exact_tensors, separate
+from tests.same import expect_same
 
 SHAPES = {
     "0.running_mean": (6,),
@@ -118,9 +119,7 @@ def test_selecting_or_feedback_methods_get_the_whole_vector(
         one = codec.encode_sparse(indices, values, layout, memory=memories[0], seed=number)
         two = codec.encode(vector, layout, memory=memories[1], seed=number)
         assert one == two
-        assert memories[0].keys() == memories[1].keys()
-        for name, array in memories[0].items():
-            np.testing.assert_array_equal(array, memories[1][name])
+        expect_same(*memories)
 
 
 @every_layout

@@ -1,6 +1,5 @@
 """Makes short runs of cut models: models that are divided into segments on different nodes."""
 
-import torch
 from safetensors.torch import load_file
 
 import client.app
@@ -17,11 +16,6 @@ def run(folder, *words, workers=1, app="client.app:app"):
     """Run a cut model on the local engine; return its result, history (no seconds) and weights."""
     local_run(folder, *words, workers=workers, client_app=app)
     return result_of(folder), history_of(folder), load_file(folder / "model.safetensors")
-
-
-def same(one, other):
-    assert one.keys() == other.keys()
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def spoiling(change, node=1, times=(3, 4)):

@@ -13,6 +13,7 @@ from conf.load import HERE
 from docs.configuration import preset
 from tests.local_runs import local_run
 from tests.runs import choices, configured, history_of, result_of
+from tests.same import expect_same
 
 ROUNDS = 8
 SAME = [
@@ -79,8 +80,7 @@ def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
     weights, result, losses = run(tmp_path, *words(name), *gradients)
     expected, reference, expected_losses = sgd()
     assert losses == expected_losses
-    for key in expected:
-        assert torch.equal(weights[key], expected[key])
+    expect_same(weights, expected)
     assert result["failures"] == 0
     assert result["client_updates"] == reference["client_updates"] == 4 * ROUNDS
     assert reference["sparsity"] == 0
@@ -93,8 +93,7 @@ def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_pa
     weights, _, losses = run(tmp_path, *words(name), *deltas)
     expected, _, expected_losses = sgd(*deltas)
     assert losses == expected_losses
-    for key in expected:
-        assert torch.equal(weights[key], expected[key])
+    expect_same(weights, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
@@ -127,8 +126,7 @@ def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
     overrides = [f"algorithm={name}", "rounds=12", "nodes=4", "batch_size=16", "eval_every=12"]
     full, _, _ = run(tmp_path / "full", *overrides, "downlink=full")
     average, result, _ = run(tmp_path / "average", *overrides, "strategy.verify_every=5")
-    for key in full:
-        assert torch.equal(full[key], average[key])
+    expect_same(average, full)
     assert result["failures"] == 0
 
 

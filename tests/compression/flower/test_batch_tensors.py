@@ -19,6 +19,7 @@ from compression.flower.batch_tensors import (
     unpack_labels,
 )
 from compression.wire_natives import NativeTensor
+from tests.same import expect_same
 from tests.spoil import declaring
 
 EXACT = make_codec()
@@ -115,12 +116,8 @@ def test_40_bytes_that_declare_a_huge_tensor_take_little_memory(take, entries):
 def test_a_copy_holds_all_it_was_given():
     vectors = {"segment": np.arange(5, dtype=np.float32), "segment step": np.ones(1, np.float32)}
     found, others = unpack_copy(pack_copy(vectors, BESIDE), FORM, whole=True)
-    assert found.keys() == vectors.keys()
-    for name, vector in vectors.items():
-        np.testing.assert_array_equal(found[name], vector)
-    for name, array in BESIDE.items():
-        assert others[name].dtype == array.dtype
-        np.testing.assert_array_equal(others[name], array)
+    expect_same(found, vectors)
+    expect_same(others, BESIDE)
 
 
 def vectors(**sizes):

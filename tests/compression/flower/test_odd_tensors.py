@@ -17,6 +17,7 @@ from tests.compression.flower.apps import (
 )
 from tests.compression.flower.federation import SHAPES, compressed_run, initial, run
 from tests.grids import grid_of
+from tests.same import expect_same
 
 
 def with_tensor(name, value):
@@ -43,8 +44,7 @@ def test_a_lossless_method_changes_no_bit_of_float64():
 
     plain = run(moving(train), NODES, arrays=start)
     found, _ = compressed_run(moving(train, CompressionMod("dense")), NODES, arrays=start)
-    for name, value in plain.items():
-        np.testing.assert_array_equal(found[name], value)
+    expect_same(found, plain)
 
 
 def test_integers_stay_exact_once_a_mean_has_made_floats_of_them():
@@ -75,8 +75,7 @@ def test_a_tensor_that_holds_infinity_at_first_is_sent_exactly(caplog, dtype, me
     np.testing.assert_array_equal(model["mask"], plain["mask"])
     assert len([r for r in caplog.records if "infinity in 'mask'" in r.getMessage()]) == 1
     if method == "dense" and downlink is None:
-        for name, value in plain.items():
-            np.testing.assert_array_equal(model[name], value)
+        expect_same(model, plain)
 
 
 def test_a_second_model_may_be_infinite_at_first_too():
@@ -123,5 +122,4 @@ def test_tensors_may_have_any_name(name):
     app = moving(to_targets, CompressionMod("dense"))
     model, traffic = compressed_run(app, NODES, arrays=arrays)
     assert traffic.failures == 0
-    for key, value in plain.items():
-        assert np.array_equal(model[key], value)
+    expect_same(model, plain)

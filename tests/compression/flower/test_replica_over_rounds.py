@@ -19,6 +19,7 @@ from compression.flower.headers import (
 from compression.flower.node.state import MEMORY, checksum, stored_arrays
 from compression.flower.node_replica import MODEL, REPLICA, VERSION, Replica
 from compression.flower.server.model_sync import StepLogSync
+from tests.same import expect_same
 from tests.strategy.federation import (
     ADAM,
     LAYOUT,
@@ -78,10 +79,7 @@ class TrainingRun:
         return stored_arrays(self.contexts[node].state, REPLICA)
 
     def assert_follows(self, node):
-        own = self.arrays(node)
-        assert own.keys() == self.replica.arrays.keys()
-        for name, array in self.replica.arrays.items():
-            np.testing.assert_array_equal(own[name], array)
+        expect_same(self.arrays(node), self.replica.arrays)
         assert self.trainer.models[node, self.number].tobytes() == self.replica.model.tobytes()
 
 
@@ -112,8 +110,7 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(wrong):
     changed = {"base": 3, "rates": [0.1]} if wrong == "gap" else {"base": 0, "rates": [0.1]}
     with pytest.raises(PayloadError, match="a version that this node does not have"):
         course.ask(1, 2, **changed)
-    for name, array in course.arrays(1).items():
-        np.testing.assert_array_equal(array, before[name])
+    expect_same(course.arrays(1), before)
     course.ask(1, 2)
     course.assert_follows(1)
 

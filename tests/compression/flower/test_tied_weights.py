@@ -31,6 +31,7 @@ from tests.compression.flower.apps import (
 from tests.compression.flower.plain_grid import PlainGrid
 from tests.grids import grid_of, pool_of
 from tests.mutations import Mutator
+from tests.same import expect_same
 
 ROUNDS = 4
 TOPK = {"sparsifier": "topk", "density": 0.1}
@@ -168,8 +169,7 @@ def test_an_app_that_replies_in_another_dtype_may_tie_its_weights(method, since)
     assert compressed.traffic.failures == 0
     assert compressed.traffic.client_updates == 2 * ROUNDS
     if method == "dense":
-        for name, value in plain.items():
-            np.testing.assert_array_equal(found[name], value)
+        expect_same(found, plain)
 
 
 class Losing(LocalGrid):
@@ -229,8 +229,7 @@ def test_tensors_that_are_equal_by_chance_are_not_tied(method, monkeypatch):
     found, compressed = federated(values, learns(), METHODS[method])
     monkeypatch.setattr("compression.flower.server.sent_model.ties_in", lambda *given: ())
     plain, other = federated(values, learns(), METHODS[method])
-    for name, value in plain.items():
-        np.testing.assert_array_equal(found[name], value)
+    expect_same(found, plain)
     assert compressed.traffic.uplink_bytes == other.traffic.uplink_bytes
     assert compressed.traffic.failures == 0
 

@@ -14,8 +14,9 @@ import client.app
 from compression import PayloadError, decode_update, make_codec
 from compression.flower.batch_tensors import pack, pack_copy, pack_labels
 from compression.flower.records import STYPE
+from tests.same import expect_same
 from tests.spoil import array, metrics, no_arrays, without
-from tests.strategy.cut import PIPED, QUICK, SPLIT, run, same, spoiling
+from tests.strategy.cut import PIPED, QUICK, SPLIT, run, spoiling
 
 LABELS = pack_labels(np.zeros((1, 64)), 10)
 PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
@@ -54,7 +55,7 @@ def test_only_the_first_node_may_send_labels(tmp_path, caplog):
     forge = array("labels", lambda data: LABELS, add=True)
     forged = run(tmp_path / "1", *QUICK, app=spoiling(forge))
     lost = run(tmp_path / "2", *QUICK, app=spoiling(no_arrays))
-    same(forged[2], lost[2])  # both runs lose this mini-batch, and nothing else
+    expect_same(forged[2], lost[2])  # both runs lose this mini-batch, and nothing else
     assert "segment 1: the reply holds 'labels', which was not asked for" in caplog.text
 
 

@@ -34,6 +34,7 @@ from tests.compression.flower.federation import (
     node_app,
     run,
 )
+from tests.same import expect_same
 from tests.spoil import UNUSABLE
 
 STRATEGIES = {
@@ -68,9 +69,7 @@ def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink)
     got, traffic = compressed_run(app, strategy=strategy, downlink=downlink)
     assert traffic.failures == 0
     assert list(got) == list(SHAPES)
-    for key, value in uncompressed(name).items():
-        assert got[key].dtype == value.dtype
-        np.testing.assert_array_equal(got[key], value)
+    expect_same(got, uncompressed(name))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -100,8 +99,7 @@ def test_equal_gives_all_nodes_the_same_weight():
     got, traffic = compressed_run(app, screening=equal)
     honest, _ = compressed_run(node_app(CompressionMod(PLAIN)), screening=equal)
     assert traffic.failures == 0
-    for key, value in honest.items():
-        np.testing.assert_array_equal(got[key], value)
+    expect_same(got, honest)
     assert np.abs(honest["fc.weight"] - uncompressed("FedAvg")["fc.weight"]).max() > 1e-3
 
 

@@ -15,6 +15,7 @@ from compression.flower.records import STYPE
 from compression.flower.server.model_sync import StepLogSync
 from compression.flower.server.session import VersionTracker
 from task.optimizers import SGD, Adam, Momentum
+from tests.same import expect_same
 
 LAYOUT = Layout(("weight", "bias", "running_mean"), ((20, 20), (4,), (6,)), ("float32",) * 3)
 SIZE, TRAINED = 410, 404
@@ -88,9 +89,7 @@ def test_an_unknown_node_gets_a_snapshot(rule):
     assert set(model_update.arrays) == {MODEL, *rule.names}
     assert model_update.header == {"version": 4}
     own = snapshot(server, model_update)
-    for name, array in server.replica.arrays.items():
-        np.testing.assert_array_equal(own.arrays[name], array)
-        assert own.arrays[name].dtype == array.dtype
+    expect_same(own.arrays, server.replica.arrays)
     assert server.steps.checksum() == checksum(own.model)
 
 
@@ -128,8 +127,7 @@ def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, e
             for version in range(own.version + 1, base + len(rates) + 1):
                 update = decode_update(contents(model_update)[str(version)], LAYOUT)
                 own.apply(update.indices, update.values, rates[version - base - 1])
-        for name, array in server.replica.arrays.items():
-            np.testing.assert_array_equal(nodes[node].arrays[name], array)
+        expect_same(nodes[node].arrays, server.replica.arrays)
         if fate == 0:
             versions.invalidate(node)
         elif fate > 1:  # fate 1: the reply is lost, so the server does not know the node's version
