@@ -92,27 +92,19 @@ def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
     return train
 
 
-def mod_of(method):
-    """Return a mod that compresses and reports loss 0.5 for odd messages, 1.0 for even ones."""
-    uplink = CompressionMod(make_codec(**method))
-
-    def mod(message, context, call_next):
-        def trained(message, context):
-            reply = call_next(message, context)
-            odd = context.state["count"]["n"] % 2
-            reply.content["metrics"]["loss"] = 0.5 if odd else 1.0
-            return reply
-
-        return uplink(message, context, trained)
-
-    return mod
+def report_loss(message, context, call_next):
+    """Report loss 0.5 for odd messages, 1.0 for even ones."""
+    reply = call_next(message, context)
+    reply.content["metrics"]["loss"] = 0.5 if context.state["count"]["n"] % 2 else 1.0
+    return reply
 
 
 def federated(
     values, train, method, downlink=None, rounds=ROUNDS, strategy=FedAvg, grid_of=grid_of, nodes=2
 ):
     """Train over a `CompressedGrid`, or a plain grid if `method` is None; return model and grid."""
-    grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
+    mods = None if method is None else [CompressionMod(make_codec(**method)), report_loss]
+    grid = grid_of(moving(train, mods), nodes)
     if method is not None:
         limits, screening = FailureLimits(patience=rounds), Screening(refuse=None)
         grid = CompressedGrid(grid, downlink=downlink, failures=limits, screening=screening)

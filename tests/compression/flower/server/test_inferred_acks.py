@@ -35,10 +35,8 @@ def federation():
     def train(node, values, state):
         return {"arrays": {"w": values["w"] + np.float32(1)}}
 
-    def mods(message, context, call_next):
-        return kept_back(message, context, lambda m, c: uplink(m, c, call_next))
-
-    return CompressedGrid(grid_of(moving(train, mods), NODES)), kept_back.by_node
+    app = moving(train, [kept_back, uplink])
+    return CompressedGrid(grid_of(app, NODES)), kept_back.by_node
 
 
 def asking(compressed, model, nodes=None, number=None):

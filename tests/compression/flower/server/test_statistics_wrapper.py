@@ -34,7 +34,7 @@ def run(strategy, seed, scale):
         reply.content["metrics"]["num-examples"] = int(draw.integers(1, 100))
         return reply
 
-    app = moving(train, lambda *words: weigh(*words[:2], lambda m, c: MOD(m, c, words[2])))
+    app = moving(train, [weigh, MOD])
     compressed_run(
         app, NODES, StatisticsAveraging(strategy), ROUNDS, record_of(INITIAL),
         evaluate_fn=lambda r, arrays: found.append(arrays["bn.running_var"].numpy()),
