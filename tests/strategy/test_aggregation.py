@@ -86,7 +86,6 @@ def test_an_update_of_every_entry_may_come_with_its_indices(given_rounds, which)
 
 @pytest.mark.parametrize("count", [4, 400])
 def test_few_indices_are_sorted_and_many_are_marked(monkeypatch, count):
-    """Few indices of several updates are joined by sorting; many indices are joined by marking."""
     size, draw, mean = 1000, np.random.default_rng(0), SparseMean(1000)
     calls, unique = [], np.unique
     monkeypatch.setattr(np, "unique", lambda array: calls.append(array) or unique(array))

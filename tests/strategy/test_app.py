@@ -76,7 +76,6 @@ def refused_with(status):
     ],
 )
 def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch, raised, ended):
-    """If the third round raises an error, the second round's model and the reason are saved."""
     at_row(monkeypatch, 4, raising(raised))
     with pytest.raises(type(raised)):
         local_run(tmp_path, "rounds=9", "eval_every=9", "nodes=3")
@@ -89,7 +88,6 @@ def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize("while_saving", [False, True])
 def test_an_error_while_a_signal_waits_counts_as_a_stop(tmp_path, monkeypatch, while_saving):
-    """If an error follows a stop signal, the run counts as stopped and not as failed."""
     heard, write = [], checkpoint_file.write
 
     def ends(number, frame):

@@ -194,7 +194,6 @@ def test_a_preset_is_the_same_for_any_number_of_workers(name, words, tmp_path):
 
 @pytest.mark.parametrize(("name", "sent"), [("comp_asgd", [10, 0]), ("adacomp", [9, 1])])
 def test_comp_asgd_selects_over_the_whole_model_and_adacomp_in_each_tensor(name, sent):
-    """Comp-ASGD selects over the whole model; AdaComp selects in each tensor."""
     layout = Layout(("large", "small"), ((900,), (100,)), ("float32",) * 2)
     update = np.where(np.arange(1000) < 900, 1, 0.01).astype(np.float32)
     codec = codec_of(configured(f"algorithm={name}"))

@@ -75,7 +75,6 @@ NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", 
 @BOTH
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
-    """If a payload declares a huge size, the server does not allocate memory of this size."""
     payloads = [declaring(1 << 26), declaring(1 << 40)] * len(NAMES)
     both = zip(NAMES * 2, payloads, strict=True)
     changes = [array(name, lambda data, made=made: made, add=True) for name, made in both]

@@ -98,7 +98,6 @@ def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_pa
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
-    """SGD on four nodes equals a torch optimiser that is given the mean of the four gradients."""
     overrides = ["algorithm=sgd", *SAME, f"strategy/optimizer={optimizer}", "lr=0.01"]
     weights, _, _ = run(tmp_path, *overrides)
     config = configured(*overrides)
@@ -122,7 +121,6 @@ def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["esgd", "dgc", "cesgd", "fedavg_topk", "qsgd"])
 def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
-    """Nodes that apply sparse averages have the same model as nodes that get the whole model."""
     overrides = [f"algorithm={name}", "rounds=12", "nodes=4", "batch_size=16", "eval_every=12"]
     full, _, _ = run(tmp_path / "full", *overrides, "downlink=full")
     average, result, _ = run(tmp_path / "average", *overrides, "strategy.verify_every=5")

@@ -13,7 +13,6 @@ from tests.grids import grid_of
 
 @pytest.mark.parametrize("options", [{"downlink": "int8"}, {}])
 def test_an_app_does_not_see_the_mods_state_and_may_clear_its_own(options):
-    """The app's state holds no record of the mod; the mod works if the app clears the state."""
     seen = []
 
     def train(node, values, state):
@@ -69,8 +68,6 @@ def test_an_applied_update_is_not_put_back_for_any_model_type(method, kind):
 
 
 def test_two_models_are_told_apart():
-    """With two models, an update of one model is not taken for an update of the other model."""
-
     def train(node, values, state):
         return {"arrays": {name: value + 1 for name, value in values.items()}}
 

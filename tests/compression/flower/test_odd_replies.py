@@ -127,7 +127,6 @@ def test_nodes_that_reply_with_different_layers(uneven):
 
 
 def test_nodes_that_are_sent_different_layers():
-    """Nodes to which different layers were sent may reply with different layers."""
     grid = grid_of(moving(to_targets, CompressionMod("int8")))
     compressed = CompressedGrid(grid, downlink="int8")
     for _ in range(3):
@@ -193,7 +192,6 @@ def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes)
 
 
 def test_a_clipping_norm_without_a_clipping_mod_has_no_effect():
-    """`clipping_norm` in a message has no effect if no mod clips."""
     compressed = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))))
     found = {}
     for norm in (1e-3, 1e9):

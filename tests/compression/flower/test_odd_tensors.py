@@ -79,7 +79,6 @@ def test_a_tensor_that_holds_infinity_at_first_is_sent_exactly(caplog, dtype, me
 
 
 def test_a_second_model_may_be_infinite_at_first_too():
-    """In an app with two models, each may hold infinities in its first version."""
     mask = np.array([0, -np.inf], np.float32)
     compressed = CompressedGrid(grid_of(moving(same, CompressionMod("int8")), 2), downlink="int8")
     other = record_of({"other": np.ones(3, np.float32), "mask": mask})

@@ -129,7 +129,6 @@ def test_replies_in_another_dtype_are_used(method, dtype):
 
 @pytest.mark.parametrize("method", ["dense", "topk"])
 def test_new_tensors_may_have_any_numpy_dtype(method):
-    """A reply may hold new tensors, such as adapters, of any NumPy dtype."""
     kinds = [kind for kind in DTYPES if kind != "bfloat16"]
     values = {f"adapter.{kind}": np.ones((4, 2), kind) for kind in kinds}
 

@@ -37,7 +37,6 @@ def ask(compressed, content, kind="train"):
 
 @pytest.mark.parametrize("downlink", ["int8", "topk"])
 def test_messages_without_replies_are_compressed(logged, downlink):
-    """Messages without replies are compressed too (as in vertical federated learning)."""
     got = []
 
     def answer(content, context):
@@ -65,7 +64,6 @@ def test_messages_without_replies_are_compressed(logged, downlink):
 
 @pytest.mark.parametrize("pulled", [True, False])
 def test_a_grid_that_compresses_neither_direction_warns(logged, pulled):
-    """If neither direction is compressed, `CompressedGrid` warns and suggests a `downlink`."""
     compressed = compressed_run(
         lambda content, _: RecordDict({"m": MetricRecord({"num-examples": 5})})
     )
@@ -88,7 +86,6 @@ def test_a_grid_that_compresses_replies_does_not_warn(logged):
 
 
 def test_a_node_that_replies_again_is_sent_changes():
-    """If a node replies again after a silence, the server sends changes, not the whole model."""
     compressed = compressed_run(
         lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8"
     )

@@ -192,7 +192,6 @@ def test_no_values():
 
 
 def test_error_feedback_recovers_the_gradient():
-    """With error feedback the mean of decoded values approaches the gradient."""
     gradient, parts = normal(600), parts_of((20, 30))
     errors = []
     for memory, feedback in (({}, True), ({}, False)):
