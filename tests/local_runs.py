@@ -1,10 +1,16 @@
 """Makes runs on the local engine in this process, and stops them at a chosen moment."""
 
+import math
+import shutil
+
+import pytest
+
 from conf.load import run_config, to_config
 from simulation.job import Job
 from simulation.local import run_local
+from strategy.run import checkpoint_file
 from strategy.run.run import Run
-from tests.runs import ROOT, composed
+from tests.runs import REAL, ROOT, composed, history_of, model_bytes, result_of
 
 
 def local_run(folder, *words, workers=1, resume=False, **job):
@@ -39,3 +45,36 @@ def raising(error):
         raise error
 
     return act
+
+
+class Stopped(Exception):
+    """Raised to end a run suddenly."""
+
+
+def expect_resumed(monkeypatch, folder, words, row, workers=None):
+    """Assert that a run resumed at a row of its history leaves the files of an uninterrupted run.
+
+    `workers` holds the numbers of workers before and after the stop. If it is None, no run is
+    stopped: a copy of the first run's folder is used in place of the files of a killed run.
+    """
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)  # every checkpoint that is due
+    whole, stopped = folder / "whole", folder / "stopped"
+    if workers is None:
+        at_row(monkeypatch, row, lambda: shutil.copytree(whole, stopped))
+        local_run(whole, *words)
+        assert not (stopped / "result.json").exists()
+    else:
+        local_run(whole, *words)
+        at_row(monkeypatch, row, raising(Stopped))
+        with pytest.raises(Stopped):
+            local_run(stopped, *words, workers=workers[0])
+    assert (stopped / checkpoint_file.FILE).exists()
+    local_run(stopped, *words, workers=workers[1] if workers else 1, resume=True)
+    assert files_of(stopped) == files_of(whole)
+    assert not (stopped / checkpoint_file.FILE).exists()
+
+
+def files_of(folder):
+    """Return the contents of a run's files, without values in real seconds."""
+    result = {key: value for key, value in result_of(folder).items() if key not in REAL}
+    return history_of(folder), result, model_bytes(folder)

@@ -10,9 +10,8 @@ from torch import nn
 
 import client.app
 from client.training import Trainer
-from strategy.run import checkpoint_file
 from task.models.parts import MODELS
-from tests.local_runs import at_row, local_run, raising
+from tests.local_runs import expect_resumed, local_run
 from tests.runs import history_of, model_bytes, result_of
 from tests.zoo import ZOO, makers
 
@@ -118,12 +117,7 @@ def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
 @pytest.mark.parametrize("kind", ["a memory", "steps, followed", "pushes, buffered"])
 def test_a_run_resumes_with_its_whole_state(kind, tmp_path, monkeypatch):
     words = [*of("zoo_all"), *KINDS[kind], "checkpoint_every=1"]
-    whole = run(tmp_path / "whole", words)
-    monkeypatch.setattr(checkpoint_file, "SHARE", float("inf"))
-    at_row(monkeypatch, 3, raising(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "cut", words)
-    assert run(tmp_path / "cut", words, resume=True) == whole
+    expect_resumed(monkeypatch, tmp_path, words, row=3)
 
 
 def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch):

@@ -1,13 +1,9 @@
 """A stopped run continues from its checkpoint and writes the same files as an uninterrupted one."""
 
-import math
-import shutil
-
 import pytest
 
-from strategy.run import checkpoint_file
-from tests.local_runs import at_row, local_run, raising
-from tests.runs import REAL, choices, composed, history_of, model_bytes, result_of
+from tests.local_runs import expect_resumed
+from tests.runs import choices, composed
 
 OURS = {"asynchronous", "sparse_averaging", "split_backprop", "synthetic_gradients"}
 SMALL = ["dataset=digits", "batch_size=16", "eval_every=3"]
@@ -16,43 +12,15 @@ PUSHES = ["strategy.pushes=48", "strategy.record_every=3", "nodes=6", "eval_ever
 CUT = ["rounds=10", "network.seconds_per_step=0.04", "batch_size=32"]
 
 
-class Stopped(Exception):
-    """Raised to end a run suddenly."""
+@pytest.fixture
+def goes_on(monkeypatch, tmp_path):
+    """Return a function that asserts that a run resumed halfway ends like an uninterrupted one."""
 
+    def check(words, workers=None):
+        row = 8 if any("pushes=" in word for word in words) else 5
+        expect_resumed(monkeypatch, tmp_path, words, row, workers)
 
-@pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Write every checkpoint that is due, however long the writing takes."""
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
-
-
-def left(folder):
-    """Return the contents of a run's files, without values in real seconds."""
-    result = {key: value for key, value in result_of(folder).items() if key not in REAL}
-    return history_of(folder), result, model_bytes(folder)
-
-
-def goes_on(monkeypatch, tmp_path, words, workers=None):
-    """Assert that a run resumed halfway leaves the same files as an uninterrupted run.
-
-    `workers` holds the numbers of workers before and after the stop. If it is None, no run is
-    stopped: a copy of the first run's folder is used in place of the files of a killed run.
-    """
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    row = 8 if any("pushes=" in word for word in words) else 5
-    if workers is None:
-        at_row(monkeypatch, row, lambda: shutil.copytree(whole, stopped))
-        local_run(whole, *words)
-        assert not (stopped / "result.json").exists()
-    else:
-        local_run(whole, *words)
-        at_row(monkeypatch, row, raising(Stopped))
-        with pytest.raises(Stopped):
-            local_run(stopped, *words, workers=workers[0])
-    assert (stopped / checkpoint_file.FILE).exists()
-    local_run(stopped, *words, workers=workers[1] if workers else 1, resume=True)
-    assert left(stopped) == left(whole)
-    assert not (stopped / checkpoint_file.FILE).exists()
+    return check
 
 
 def words_of(preset):
@@ -69,15 +37,15 @@ def words_of(preset):
 
 @pytest.mark.few(7)
 @pytest.mark.parametrize("preset", choices("algorithm"))
-def test_every_preset_resumes_bit_for_bit(monkeypatch, tmp_path, preset):
-    goes_on(monkeypatch, tmp_path, words_of(preset))
+def test_every_preset_resumes_bit_for_bit(goes_on, preset):
+    goes_on(words_of(preset))
 
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("strategy", sorted({*choices("strategy")} - OURS))
-def test_every_flower_strategy_resumes_bit_for_bit(monkeypatch, tmp_path, strategy):
+def test_every_flower_strategy_resumes_bit_for_bit(goes_on, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
-    goes_on(monkeypatch, tmp_path, words)
+    goes_on(words)
 
 
 HARD = {
@@ -116,5 +84,5 @@ WORKERS = [(2, 2), (2, 1), (1, 3)]  # numbers before and after the stop
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
-def test_faulty_networks_resume_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
-    goes_on(monkeypatch, tmp_path, HARD[name], workers)
+def test_faulty_networks_resume_for_any_number_of_workers(goes_on, name, workers):
+    goes_on(HARD[name], workers)
