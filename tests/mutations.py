@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -312,6 +311,3 @@ class Mutator:
         tensor, value = self.some(tensors), self.some((0, -1, 5, 1e5, 1e-30, 3e38))
         tensor[3] = np.full_like(tensor[3], value)
         return f"of {value}"
-
-
-Mutation = Callable[[Message], str]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from compression import PayloadError, decode, make_codec
+from compression import PayloadError, decode
 from compression.flower import CompressionMod, payload_of
 from compression.flower.headers import (
     HEADER,
@@ -17,8 +17,8 @@ from compression.flower.headers import (
     written,
 )
 from compression.flower.node.state import MEMORY, checksum, stored_arrays
-from compression.flower.node_replica import MODEL, REPLICA, VERSION, Replica
-from compression.flower.server.model_sync import StepLogSync
+from compression.flower.node_replica import MODEL, REPLICA, VERSION
+from tests.compression.flower.stepping import SteppingServer
 from tests.same import expect_same
 from tests.strategy.federation import (
     ADAM,
@@ -41,27 +41,15 @@ OPTIMIZERS = [SGD, MOMENTUM, ADAM]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o["_target_"][16:])
 
 
-class TrainingRun:
+class TrainingRun(SteppingServer):
     """A server with a log of its steps, and a ClientApp that a test calls directly."""
 
     def __init__(self, optimizer=ADAM, update="gradient", **compression):
         self.trainer = Trainer(update, optimizer=optimizer, **compression)
+        super().__init__(self.trainer.optimizer, LAYOUT, TRAINED)
         self.app = app_of(self.trainer)
-        self.replica = Replica.start(self.trainer.optimizer, TRAINED, start())
-        self.steps = StepLogSync(self.replica, LAYOUT, follow=True)
         self.contexts = {n: context_of(n) for n in range(1, NODES + 1)}
         self.number = 0
-
-    def go(self, count=1):
-        """Let the server's model take `count` random steps."""
-        for _ in range(count):
-            draw = np.random.default_rng([99, self.replica.version])
-            indices = np.sort(draw.choice(LAYOUT.size, 5, replace=False)).astype(np.uint32)
-            values = draw.normal(size=5).astype(np.float32)
-            self.replica.apply(indices, values, 0.1)
-            payload = make_codec(coder="raw").encode_sparse(indices, values, LAYOUT)
-            self.steps.add(payload, 0.1)
-        return self
 
     def ask(self, node, known, model_update=None, **header):
         """Send `node` a model update and return the content of its reply.

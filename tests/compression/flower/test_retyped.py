@@ -30,7 +30,6 @@ from tests.compression.flower.federation import SHAPES, initial
 from tests.grids import grid_of
 from tests.spoil import declaring
 
-ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES.values())
 RAW = make_codec(coder="raw")
 
 
