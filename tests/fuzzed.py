@@ -20,6 +20,7 @@ from client.app import app as honest
 from client.training import Trainer
 from compression.flower.headers import EXAMPLES, LOSS, STEPS
 from compression.flower.server.failure_policy import FailurePolicy
+from simulation.network import Network
 from tests.local_runs import local_run
 from tests.mutations import Mutator
 from tests.runs import choices, composed
@@ -141,7 +142,8 @@ def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed
         _draw_updates(patch)
         logging.disable(logging.CRITICAL)  # otherwise thousands of replies log a line each
         try:
-            local_run(Path(folder), *words_of(case, replies, app.bad), client_app=app)
+            words = words_of(case, replies, app.bad)
+            local_run(Path(folder), *words, client_app=app, network=Network())
         except Exception as error:
             return app, f"{type(error).__name__}: {error}"[:300]
         finally:

@@ -14,13 +14,11 @@ from tests.runs import REAL, ROOT, composed, history_of, model_bytes, result_of
 
 
 def local_run(folder, *words, workers=1, resume=False, **job):
-    """Make a run on the local engine; `job` holds further fields of `Job`."""
+    """Make a run on the local engine; `job` holds fields of `Job` that differ from the words."""
     made = composed(*words)
     config, values = to_config(made), {**run_config(made, str(folder)), "resume": resume}
-    run_local(
-        Job(ROOT, values, config.nodes, folder, config.seed, config.network, **job),
-        workers=workers,
-    )
+    job = {"seed": config.seed, "network": config.network, **job}
+    run_local(Job(ROOT, values, config.nodes, folder, **job), workers=workers)
 
 
 def at_row(monkeypatch, row, act):

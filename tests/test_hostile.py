@@ -13,6 +13,7 @@ from compression.batchnorm import COUNT, own_name
 from conf.load import run_config
 from launch.ray import run_on_ray
 from simulation.job import Job
+from simulation.network import Network
 from task.models.parts import MODELS
 from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, header
 from tests.local_runs import local_run
@@ -35,7 +36,7 @@ ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
 
 def trained(folder, *words, **options):
     """Make a run; return its result and its weights."""
-    local_run(folder, "nodes=10", "dataset=digits", *words, **options)
+    local_run(folder, "nodes=10", "dataset=digits", *words, network=Network(), **options)
     return result_of(folder), load_file(folder / "model.safetensors")
 
 

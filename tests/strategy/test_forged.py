@@ -78,6 +78,7 @@ def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
     payloads = [declaring(1 << 26), declaring(1 << 40)] * len(NAMES)
     both = zip(NAMES * 2, payloads, strict=True)
     changes = [array(name, lambda data, made=made: made, add=True) for name, made in both]
+    run(tmp_path / "before", *words)  # loads the data set
     tracemalloc.start()
     try:
         result, _, _ = run(
