@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.runs import ROOT, composed, run_here
+from tests.local_runs import local_run
+from tests.runs import ROOT, composed
 
 CONF = ROOT / "conf"
 REAL = {"seconds", "seconds_by_segment", "segments", "versions"}  # differ in any two runs
@@ -81,7 +82,7 @@ def digest_of(words: list[str], workers: int) -> str:
     """Run on the local engine; return the run's `digest`, or the error's type and text."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            run_here(Path(folder), [*SMALL, *words, *length(words)], workers)
+            local_run(Path(folder), *SMALL, *words, *length(words), workers=workers)
         except RuntimeError as error:  # a run may end with an error, which must then stay the same
             return f"{type(error).__name__}: {error}"
         return digest(Path(folder))

@@ -108,6 +108,31 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.fixture
+def identity():
+    """Set the identity of this process, without which Flower makes no messages."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+
+
+@pytest.fixture
+def logged(caplog):
+    """Return a function that returns the messages that EdgeWire has logged."""
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+
+
+@pytest.fixture
+def naps(monkeypatch):
+    """Return the seconds of all sleeps in `timed_grid`; its clock advances only by these sleeps."""
+    from compression.flower import timed_grid
+
+    slept = []
+    monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
+    monkeypatch.setattr(timed_grid.time, "monotonic", lambda: 100 + sum(slept))
+    return slept
+
+
+@pytest.fixture
 def cli(monkeypatch, capsys):
     """Return a function that runs the command in this process; it returns exit code and output."""
     from command import main  # here, because it sets variables that pytest's own children inherit

@@ -20,13 +20,13 @@ from client.app import app as honest
 from client.training import Trainer
 from compression.flower.headers import EXAMPLES, LOSS, STEPS
 from compression.flower.server.failure_policy import FailurePolicy
+from simulation.network import Network
+from tests.local_runs import local_run
 from tests.mutations import Mutator
-from tests.runs import ROOT, composed, run_here
+from tests.runs import choices, composed
 
-ALGORITHMS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
-STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
-CASES = [f"algorithm={name}" for name in ALGORITHMS]
-CASES += [f"strategy={name}" for name in STRATEGIES if name not in ALGORITHMS]
+CASES = [f"algorithm={name}" for name in choices("algorithm")]
+CASES += [f"strategy={name}" for name in choices("strategy") if name not in choices("algorithm")]
 CASES += [f"algorithm={name} model=four_layers" for name in ("fedavg", "esgd", "adacomp")]
 CASES += ["strategy=fedmedian model=four_layers"]
 # Four nodes of five mutate every second reply; a node that always fails would get no messages.
@@ -142,7 +142,8 @@ def fuzz(case: str, replies: int, seed: int, measured: str = "") -> tuple[Fuzzed
         _draw_updates(patch)
         logging.disable(logging.CRITICAL)  # otherwise thousands of replies log a line each
         try:
-            run_here(Path(folder), words_of(case, replies, app.bad), client_app=app)
+            words = words_of(case, replies, app.bad)
+            local_run(Path(folder), *words, client_app=app, network=Network())
         except Exception as error:
             return app, f"{type(error).__name__}: {error}"[:300]
         finally:
@@ -181,6 +182,3 @@ def _listen(patch: Any, app: Fuzzed) -> None:
         leave_out(self, node, reason, when)
 
     patch.setattr(FailurePolicy, "leave_out", left_out)
-
-
-__all__ = ["CASES", "Fuzzed", "fuzz"]

@@ -1,4 +1,4 @@
-"""Attacks: functions that change a malicious node's replies, for tests of the server."""
+"""Attacks: what a malicious node may reply, for tests of the server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from xxhash import xxh3_64_intdigest
 
 from client.app import app as honest
 from client.node import node_of
@@ -19,32 +18,33 @@ from compression import decode_update, describe, make_codec
 from compression.batchnorm import own_name
 from compression.flower import payload_of, payload_record
 from compression.flower.headers import HEADER
-from compression.flower.records import STYPE, payload_records
+from compression.flower.records import STYPE
 from conf import load_config
+from tests import spoil
+from tests.compression.surgery import encoded_again
 
 BAD = 0  # the malicious node's partition
-Attack = Callable[[Message, Message, Context], Message]
+# An attack changes the reply in place, or returns another one.
+Attack = Callable[[Message, Message, Context], Message | None]
 
 
-def replaced(reply: Message, **records: Any) -> Message:
-    """Return a reply with other records; None removes a record."""
-    kept = {k: v for k, v in reply.content.items() if k not in records}
-    found = {k: v for k, v in records.items() if v is not None}
-    reply.content = RecordDict({**kept, **found})
-    return reply
+def in_place(change: Callable[[Message], object]) -> Attack:
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        change(reply)
+
+    return attack
 
 
-def parcel(reply: Message) -> tuple[str, bytes] | None:
-    return payload_of(reply.content)
+def metrics(**changes: Any) -> Attack:
+    return in_place(spoil.metrics(**changes))
 
 
-def with_payload(change: Callable[[bytes], bytes], reply: Message) -> Message:
-    """Change all payloads of a reply; nodes of a cut model send several."""
-    found = parcel(reply)
-    if found is None:
-        return reply
-    payloads = {k: change(array.data) for k, array in reply.content[found[0]].items()}
-    return replaced(reply, **{found[0]: payload_records(payloads)})
+def header(**changes: Any) -> Attack:
+    return in_place(spoil.header(**changes))
+
+
+def payload(change: Callable[[bytes], bytes]) -> Attack:
+    return in_place(spoil.payload(change))
 
 
 def unchanged(values: Any) -> Any:
@@ -56,8 +56,8 @@ def with_values(
     reply: Message,
     context: Context,
     counted: Callable[[Any], Any] = unchanged,
-) -> Message:
-    """Return a reply with changed values; its payload is valid and encoded by the same method.
+) -> None:
+    """Change the values of a reply; its payload is valid and encoded by the same method.
 
     `change` gets the update's float32 vector; `counted` gets each integer tensor, such as
     BatchNorm's counters. Tensors that must be sent exactly are sent exactly; otherwise the server
@@ -66,45 +66,23 @@ def with_values(
     known = {layout.size: layout for layout in [layout_in(context)] if layout is not None}
 
     def encoded(payload: bytes) -> bytes:
-        update, said = decode_update(payload), describe(payload)
+        update = decode_update(payload)
         layout = known.get(update.layout.size, update.layout)
-        stages = {"quantizer": said.quantizer, "coder": said.coder}
-        whole = said.sparsifier == "dense"  # the server also checks which tensors are exact
-        codec = make_codec(**stages) if whole else make_codec("topk", density=1.0, **stages)
-        values = np.ascontiguousarray(change(update.dense()), dtype=np.float32)
         own = tuple(
             each._replace(array=counted(each.array)) if each.array.dtype.kind == "i" else each
             for each in update.own
         )
-        made = bytearray(codec.encode(values, layout, memory={}, own=own))
-        made[4] = payload[4]  # the sparsifier's id
-        return bytes(made[:-8]) + xxh3_64_intdigest(made[:-8]).to_bytes(8, "little")
+        whole = describe(payload).sparsifier == "dense"  # the server checks which are exact
+        return encoded_again(payload, change(update.dense()), layout, whole, own=own)
 
     try:
-        return with_payload(encoded, reply)
+        spoil.payload(encoded)(reply)
     except Exception:
-        return with_payload(lambda payload: payload[:-9], reply)
-
-
-def with_metrics(change: dict[str, Any], reply: Message) -> Message:
-    name = next((k for k, v in reply.content.items() if isinstance(v, MetricRecord)), None)
-    if name is None:
-        return reply
-    said = {k: v for k, v in {**reply.content[name], **change}.items() if v is not None}
-    return replaced(reply, **{name: MetricRecord(said)})
+        spoil.payload(lambda payload: payload[:-9])(reply)
 
 
 def filled_with(value: float, values: Any) -> Any:
     return np.full_like(values, value)
-
-
-def metrics(**change: Any) -> Attack:
-    said = {name.replace("_", "-"): value for name, value in change.items()}
-    return lambda message, reply, context: with_metrics(said, reply)
-
-
-def payload(change: Callable[[bytes], bytes]) -> Attack:
-    return lambda message, reply, context: with_payload(change, reply)
 
 
 def values(change: Callable[[Any], Any]) -> Attack:
@@ -114,7 +92,7 @@ def values(change: Callable[[Any], Any]) -> Attack:
 def statistics(name: str, value: float) -> Attack:
     """Return an attack that sets one of BatchNorm's statistics to `value` in all channels."""
 
-    def attack(message: Message, reply: Message, context: Context) -> Message:
+    def attack(message: Message, reply: Message, context: Context) -> None:
         def changed(entries: Any) -> Any:
             if layout is None or entries.size != layout.size:
                 return entries
@@ -125,7 +103,7 @@ def statistics(name: str, value: float) -> Attack:
             return entries
 
         layout = layout_in(context)
-        return with_values(changed, reply, context)
+        with_values(changed, reply, context)
 
     return attack
 
@@ -148,70 +126,57 @@ def configured(context: Context) -> tuple[Any, str | None]:
     return load_config(context.run_config, node.count, context.node_config), node.folder
 
 
-def fails(message: Message, reply: Message, context: Context) -> Message:
+def fails(reply: Message) -> None:
     raise RuntimeError("no power " * 1000)
 
 
-def renamed(message: Message, reply: Message, context: Context) -> Message:
+def renamed(reply: Message) -> None:
     reply.content = RecordDict({f"x{k}": v for k, v in reply.content.items() if k != HEADER})
-    return reply
 
 
-def renamed_metrics(message: Message, reply: Message, context: Context) -> Message:
-    found = {k: v for k, v in reply.content.items() if isinstance(v, MetricRecord)}
-    rest = {k: v for k, v in reply.content.items() if k not in found}
-    reply.content = RecordDict({**rest, **{f"x{k}": v for k, v in found.items()}})
-    return reply
+def renamed_metrics(reply: Message) -> None:
+    for name in tuple(reply.content.metric_records):
+        reply.content[f"x{name}"] = reply.content.pop(name)
 
 
-def two_models(message: Message, reply: Message, context: Context) -> Message:
-    found = parcel(reply)
-    return reply if found is None else replaced(reply, more=payload_record(found[1]))
+def with_model(name: str, made: Callable[[bytes], ArrayRecord | None]) -> Attack:
+    """Return an attack that puts a record made of the payload under `name`; "" is the model's."""
 
-
-def no_model(message: Message, reply: Message, context: Context) -> Message:
-    found = parcel(reply)
-    return reply if found is None else replaced(reply, **{found[0]: None})
-
-
-def plain_model(message: Message, reply: Message, context: Context) -> Message:
-    found = parcel(reply)
-    record = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    return reply if found is None else replaced(reply, **{found[0]: record})
-
-
-def other_header(said: dict[str, Any]) -> Attack:
-    def attack(message: Message, reply: Message, context: Context) -> Message:
-        header = reply.content.get(HEADER, ConfigRecord())
-        return replaced(reply, **{HEADER: ConfigRecord({**header, **said})})
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        if found := payload_of(reply.content):
+            record = made(found[1])
+            spoil.without(name or found[0])(reply)
+            if record is not None:
+                reply.content[name or found[0]] = record
 
     return attack
 
 
-def replayed(message: Message, reply: Message, context: Context) -> Message:
+def plain_model(data: bytes) -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+
+
+def replayed(message: Message, reply: Message, context: Context) -> None:
     """Always reply with the payload of the first reply."""
     kept = context.state.config_records.get("first")
-    found = parcel(reply)
-    if found is None:
-        return reply
-    if kept is None:
-        context.state["first"] = ConfigRecord({"payload": found[1]})
-        return reply
-    return replaced(reply, **{found[0]: payload_record(kept["payload"])})
+    if found := payload_of(reply.content):
+        if kept is None:
+            context.state["first"] = ConfigRecord({"payload": found[1]})
+        else:
+            reply.content[found[0]] = payload_record(kept["payload"])
 
 
-def replayed_whole(message: Message, reply: Message, context: Context) -> Message:
+def replayed_whole(message: Message, reply: Message, context: Context) -> None:
     """Always reply with the first reply, including its number and its metrics."""
     kept = {k: v for k, v in context.state.items() if k.startswith("first ")}
     if not kept:
         for name, record in reply.content.items():
             context.state[f"first {name}"] = copy.deepcopy(record)
-        return reply
-    reply.content = RecordDict({k.removeprefix("first "): v for k, v in kept.items()})
-    return reply
+    else:
+        reply.content = RecordDict({k.removeprefix("first "): v for k, v in kept.items()})
 
 
-def esgd_named(message: Message, reply: Message, context: Context) -> Message:
+def esgd_named(reply: Message) -> None:
     """Reply with a payload of eSGD, for which the server would store indices, and with a seed."""
 
     def encoded(data: bytes) -> bytes:
@@ -219,7 +184,8 @@ def esgd_named(message: Message, reply: Message, context: Context) -> Message:
         codec = make_codec("esgd", drop=0.5)
         return codec.encode(update.dense(), update.layout, memory={}, seed=1, own=update.own)
 
-    return other_header({"sequence": 1})(message, with_payload(encoded, reply), context)
+    spoil.payload(encoded)(reply)
+    spoil.header(sequence=1)(reply)
 
 
 def garbled(data: bytes) -> bytes:
@@ -228,20 +194,16 @@ def garbled(data: bytes) -> bytes:
 
 
 def other_model(data: bytes) -> bytes:
-    from compression import Layout
-
-    layout = Layout(("w",), ((7,),), ("float32",))
-    return make_codec().encode(np.ones(7, np.float32), layout)
+    return make_codec().encode(np.ones(9, np.float32), spoil.OTHER)
 
 
-BEYOND = 1e18
 ATTACKS: dict[str, Attack] = {
-    "raises": fails,
-    "records renamed": renamed,
-    "metrics renamed": renamed_metrics,
-    "two models": two_models,
-    "no model": no_model,
-    "a model without a payload": plain_model,
+    "raises": in_place(fails),
+    "records renamed": in_place(renamed),
+    "metrics renamed": in_place(renamed_metrics),
+    "two models": with_model("more", payload_record),
+    "no model": with_model("", lambda data: None),
+    "a model without a payload": with_model("", plain_model),
     "nothing at all": lambda m, r, c: Message(RecordDict(), reply_to=m),
     "a cut payload": payload(lambda data: data[:-9]),
     "an empty payload": payload(lambda data: b""),
@@ -277,16 +239,16 @@ ATTACKS: dict[str, Attack] = {
     "gradients refused": metrics(gradients_refused=1),
     "steps of NaN": metrics(num_steps=float("nan")),
     "a million metrics": metrics(more=[1.0] * 100_000),
-    "a strange note": other_header({"hello": "there"}),
-    "a note of a megabyte": other_header({"hello": "x" * 10**6}),
-    "a note of another type": lambda m, r, c: replaced(r, **{HEADER: MetricRecord({"version": 1})}),
-    "a version it has not": other_header({"version": 10**6}),
-    "a sequence from far ahead": other_header({"sequence": 10**15}),
-    "a model where an update is asked": other_header({"whole": 1}),
-    "other tensors' names": other_header({"named": 1}),
-    "another method's payload": esgd_named,
-    "an array of another kind": lambda m, r, c: replaced(
-        r, arrays=ArrayRecord({"payload": Array("float32", (4,), STYPE, b"1234")})
+    "a strange note": header(hello="there"),
+    "a note of a megabyte": header(hello="x" * 10**6),
+    "a note of another type": in_place(spoil.record(HEADER, MetricRecord({"version": 1}))),
+    "a version it has not": header(version=10**6),
+    "a sequence from far ahead": header(sequence=10**15),
+    "a model where an update is asked": header(whole=1),
+    "other tensors' names": header(named=1),
+    "another method's payload": in_place(esgd_named),
+    "an array of another kind": in_place(
+        spoil.record("arrays", ArrayRecord({"payload": Array("float32", (4,), STYPE, b"1234")}))
     ),
 }
 
@@ -309,9 +271,10 @@ LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md lists
 }
 
 
-def at_once(message: Message, reply: Message, context: Context) -> Message:
+def at_once(message: Message, reply: Message, context: Context) -> None:
     """Send zeros and report 0 steps, which take no time on a virtual clock."""
-    return with_metrics({"num-steps": 0}, with_values(np.zeros_like, reply, context))
+    with_values(np.zeros_like, reply, context)
+    spoil.metrics(num_steps=0)(reply)
 
 
 def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Message]:
@@ -321,7 +284,8 @@ def app_with(attack: Attack, bad: int = BAD) -> Callable[[Message, Context], Mes
         reply = honest(message, context)
         if context.node_config["partition-id"] != bad or reply.has_error():
             return reply
-        return attack(message, copy.deepcopy(reply), context)
+        reply = copy.deepcopy(reply)
+        return attack(message, reply, context) or reply
 
     return answer
 
@@ -333,7 +297,7 @@ def all_in_turn() -> Callable[[Message, Context], Message]:
     """
     attacks = list(ATTACKS.values())
 
-    def attack(message: Message, reply: Message, context: Context) -> Message:
+    def attack(message: Message, reply: Message, context: Context) -> Message | None:
         count = message.content.config_records[HEADER]["number"]
         return attacks[count % len(attacks)](message, reply, context)
 

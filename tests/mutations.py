@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from xxhash import xxh3_64_intdigest
 
-from compression import Layout, Update, decode_update, describe, make_codec
+from compression import Layout, Update, decode_update, make_codec
 from compression.flower.headers import HEADER, UplinkHeader
 from compression.flower.records import STYPE
 from compression.wire_natives import NativeTensor
-from tests.compression.surgery import Surgery
+from tests.compression.surgery import Surgery, encoded_again, with_checksum
 
 NUMBERS = (0, 1, -1, 2, 3, 10**6, 2**31, 2**40, 2**62, 2**63 - 1, 10**300, 0.0, -0.5, 1e30,
            1e308, float("nan"), float("inf"), True, "x", b"12345678", [1, 2], [0.5], ["a"],
@@ -24,10 +22,6 @@ TYPES = ("float16", "float64", "int8", "int64", "uint64", "bool", "bfloat16", "c
 EXTRA = ("copy", "gradients-0", "gradients", "output", "input", "labels", "payload", "native",
          "initial", "more", "")  # fmt: skip
 HUGE = (1 << 20, 1 << 30, 1 << 31, 1 << 32, 1 << 40, 1 << 62)
-
-
-def with_checksum(body: bytes) -> bytes:
-    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
 def payload_array(payload: bytes) -> Array:
@@ -244,7 +238,7 @@ class Mutator:
     def change_payload(self, reply: Message) -> str:
         """Change the tensors of a payload, and encode them by the payload's own methods."""
         record, name, array = self.some(self.payloads(reply))
-        update, said = decode_update(array.data), describe(array.data)
+        update = decode_update(array.data)
         vector = np.array(update.dense())
         bounds = update.layout.offsets.tolist()
         tensors = [
@@ -259,11 +253,9 @@ class Mutator:
         columns = [tuple(t[0] for t in tensors), tuple(tuple(t[1]) for t in tensors)]
         layout = Layout(*columns, tuple(t[2] for t in tensors))
         values = np.concatenate([np.empty(0, np.float32), *(t[3] for t in tensors)])
-        codec = make_codec("topk", density=1.0, quantizer=said.quantizer, coder=said.coder)
         named = bool(self.draw.integers(2))
-        made = codec.encode(np.asarray(values, np.float32), layout, memory={}, names=named, own=own)
-        made = made[:4] + array.data[4:5] + made[5:]  # the sparsifier's id
-        reply.content[record][name] = payload_array(with_checksum(made[:-8]))
+        made = encoded_again(array.data, values, layout, names=named, own=own)
+        reply.content[record][name] = payload_array(made)
         if self.draw.integers(2):
             header = reply.content.get(HEADER) or ConfigRecord()
             reply.content[HEADER] = ConfigRecord({**header, "named": int(named)})
@@ -319,6 +311,3 @@ class Mutator:
         tensor, value = self.some(tensors), self.some((0, -1, 5, 1e5, 1e-30, 3e38))
         tensor[3] = np.full_like(tensor[3], value)
         return f"of {value}"
-
-
-Mutation = Callable[[Message], str]

@@ -7,31 +7,36 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from PIL import Image
 
-from conf.load import HERE, compose_config, run_config, to_config
-from simulation.job import Job
-from simulation.local import run_local
+from conf.load import HERE, compose_config, to_config
 
-ROOT = Path(__file__).parents[1]
+ROOT = HERE.parent
 QUICK = ["rounds=3", "engine.workers=1"]
+REAL = {"seconds", "seconds_by_segment", "segments"}  # the columns in real seconds
 
 
-def run_here(folder, words, workers=1, *, resume=False, **options):
-    """Run the overrides on the local engine in this process; `options`: other fields of the job."""
-    config = composed(*words)
-    values = {**run_config(config, str(folder)), "resume": resume}
-    options = {"seed": config.seed, "network": config.network, **options}
-    run_local(Job(ROOT, values, config.nodes, folder, **options), workers=workers)
+def choices(group):
+    """Return the names of a group's choices in `conf`."""
+    return sorted(path.stem for path in (HERE / group).glob("*.yaml"))
 
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
+
+
+def history_of(folder):
+    """Return the rows of a run's history, without values in real seconds."""
+    rows = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key not in REAL} for row in rows]
+
+
+def model_bytes(folder):
+    return (folder / "model.safetensors").read_bytes()
 
 
 def write_photos(folder, seed=0):

@@ -3,7 +3,6 @@
 `python -m tests.system.hostile_nodes` runs every attack on every strategy and prints accuracies.
 """
 
-import json
 import re
 
 import pytest
@@ -14,9 +13,11 @@ from compression.batchnorm import COUNT, own_name
 from conf.load import run_config
 from launch.ray import run_on_ray
 from simulation.job import Job
+from simulation.network import Network
 from task.models.parts import MODELS
-from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, other_header
-from tests.runs import ROOT, composed, result_of, run_here
+from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, header
+from tests.local_runs import local_run
+from tests.runs import ROOT, composed, history_of, result_of
 from tests.zoo import makers
 
 IN_TURN = {
@@ -35,8 +36,7 @@ ONE_BY_ONE = ["raises", "no model", "3e38 everywhere", "1e5 everywhere",
 
 def trained(folder, *words, **options):
     """Make a run; return its result and its weights."""
-    folder.mkdir(exist_ok=True)
-    run_here(folder, ["nodes=10", "dataset=digits", "network=ideal", *words], **options)
+    local_run(folder, "nodes=10", "dataset=digits", *words, network=Network(), **options)
     return result_of(folder), load_file(folder / "model.safetensors")
 
 
@@ -67,8 +67,7 @@ def expect_unspoiled(folder, result, weights):
     assert result["ended"] == "finished"
     assert not result["diverged"]
     assert all(torch.isfinite(tensor).all() for tensor in weights.values())
-    first = json.loads((folder / "history.jsonl").read_text().splitlines()[0])
-    assert result["accuracy"] > first["accuracy"] + 0.2
+    assert result["accuracy"] > history_of(folder)[0]["accuracy"] + 0.2
 
 
 @pytest.mark.few(2)
@@ -171,16 +170,12 @@ def test_a_node_that_replies_at_once_does_not_dominate_the_model(algorithm, tmp_
 
 def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     said = {"\x1b[31m": "x\n" * 10**6, "y" * 10**6: 1.0}
-    for header in said.items():
-        attack = other_header(dict([header]))
+    for name, value in said.items():
+        attack = header(**{name: value})
         trained(tmp_path, "rounds=2", client_app=app_with(attack))
     lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(lines) == 2  # one a run: a node that fails again for the same reason is not logged
     assert all(len(line) < 500 and line.isprintable() for line in lines)
-
-
-def by_round(folder, key):
-    return [json.loads(row)[key] for row in (folder / "history.jsonl").read_text().splitlines()]
 
 
 ON_RAY = """import strategy.app
@@ -234,7 +229,9 @@ def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left
     assert not result_of(there)["diverged"]
     assert local["failures"] > len(ATTACKS) / 2
     for key in ("client_updates", "failures", "loss", "accuracy", "downlink_bytes", "uplink_bytes"):
-        (*first, last), (*expected, end) = (by_round(folder, key) for folder in (there, here))
+        (*first, last), (*expected, end) = (
+            [row[key] for row in history_of(folder)] for folder in (there, here)
+        )
         assert first == expected
         # After the bad node's error, in the last round but one, its state differs between engines.
         assert last == end or key == "uplink_bytes"

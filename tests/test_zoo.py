@@ -3,8 +3,6 @@
 `tests/test_hostile.py` tests all of this on Ray.
 """
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -13,12 +11,12 @@ from torch import nn
 import client.app
 from client.training import Trainer
 from task.models.parts import MODELS
-from tests.runs import result_of, run_here
+from tests.local_runs import expect_resumed, local_run
+from tests.runs import history_of, model_bytes, result_of
 from tests.zoo import ZOO, makers
 
 SMALL = ["dataset=digits", "batch_size=16", "lr=0.02", "nodes=3"]
 FEW = ["rounds=3", "local_steps=2"]
-REAL = {"seconds", "seconds_by_segment", "segments"}
 # The cases differ in what nodes send, what they receive, and how the server uses it.
 KINDS = {
     "one flat vector, int8 both ways": [*FEW, "strategy.fraction_evaluate=1", "network=mixed"],
@@ -40,18 +38,12 @@ KINDS = {
 }
 
 
-def run(folder, words, workers=1, **options):
-    run_here(folder, words, workers, **options)
-    return left(folder)
-
-
-def left(folder):
-    """Return a run's model as bytes, and its history without values in real seconds."""
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    said = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
+def run(folder, words, **options):
+    """Make a run without failures; return its model as bytes, and its history."""
+    local_run(folder, *words, **options)
     assert result_of(folder)["failures"] == 0
     assert not result_of(folder)["diverged"]
-    return (folder / "model.safetensors").read_bytes(), said
+    return model_bytes(folder), history_of(folder)
 
 
 def of(name):
@@ -76,10 +68,10 @@ def start(tmp_path):
     """Return a function that makes a run with these overrides in a new folder."""
     count = 0
 
-    def call(*words, workers=1):
+    def call(*words, **options):
         nonlocal count
         count += 1
-        return run(tmp_path / str(count), list(words), workers)
+        return run(tmp_path / str(count), words, **options)
 
     return call
 
@@ -95,9 +87,7 @@ def test_any_number_of_processes_gives_the_same_bits(name, start, tmp_path):
     plain = ZOO[name](64, 10)
     before = {key: tensor.clone() for key, tensor in plain.state_dict().items()}
     saved = load_file(tmp_path / "1" / "model.safetensors")
-    plain.load_state_dict(
-        saved, strict=True, assign=True
-    )  # assign=True, because an expanded tensor cannot be copied into
+    plain.load_state_dict(saved, assign=True)  # an expanded tensor cannot be copied into
     assert saved.keys() == before.keys()
     for key, tensor in saved.items():
         assert (tensor.shape, tensor.dtype) == (before[key].shape, before[key].dtype)
@@ -131,25 +121,11 @@ def test_cut_models_keep_all_of_their_state(algorithm, start, tmp_path):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["a memory", "steps, followed", "pushes, buffered"])
 def test_a_run_resumes_with_its_whole_state(kind, tmp_path, monkeypatch):
-    from strategy.run.run import Run
-
     words = [*of("zoo_all"), *KINDS[kind], "checkpoint_every=1"]
-    whole, done = run(tmp_path / "whole", words), Run.round_done
-
-    def stops(self, server_round, arrays):
-        if server_round >= 2:
-            monkeypatch.setattr(Run, "round_done", done)
-            raise KeyboardInterrupt
-        return done(self, server_round, arrays)
-
-    monkeypatch.setattr("strategy.run.checkpoint_file.SHARE", float("inf"))
-    monkeypatch.setattr(Run, "round_done", stops)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "cut", words)
-    assert run(tmp_path / "cut", words, resume=True) == whole
+    expect_resumed(monkeypatch, tmp_path, words, row=2 if "pushes" in kind else 3)
 
 
-def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch, tmp_path):
+def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch):
     words = [*of("zoo_masked"), "rounds=3", "local_steps=2"]
     usual = start(*words)
     build = MODELS.members["zoo_masked"]
@@ -171,8 +147,7 @@ def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch, tmp_
         "trainer_for",
         lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
     )
-    folder = tmp_path / "elsewhere"
-    assert run(folder, words) == usual
+    assert start(*words) == usual
 
 
 class Extra(nn.Linear):
@@ -183,28 +158,31 @@ class Extra(nn.Linear):
         pass
 
 
+def with_layer(*layers):
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
 def with_buffer(tensor):
     module = nn.Linear(64, 10)
     module.register_buffer("odd", tensor)
-    return nn.Sequential(nn.Flatten(), module)
+    return with_layer(module)
 
 
 def alike():
     one, two = nn.Linear(64, 64), nn.Linear(64, 64)
     two.weight.data = one.weight.data
-    return nn.Sequential(nn.Flatten(), one, two, nn.Linear(64, 10))
+    return with_layer(one, two, nn.Linear(64, 10))
 
 
 REFUSED = {
-    "float64": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double(), "must be float32"),
-    "halves": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).half(), "must be float32"),
-    "bfloat16": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).bfloat16(), "float32"),
-    "extra": (lambda: nn.Sequential(nn.Flatten(), Extra(64, 10)), "_extra_state cannot travel"),
-    "lazy": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "has no shape yet"),
+    "float64": (lambda: with_layer(nn.Linear(64, 10)).double(), "must be float32"),
+    "bfloat16": (lambda: with_layer(nn.Linear(64, 10)).bfloat16(), "must be float32"),
+    "extra": (lambda: with_layer(Extra(64, 10)), "_extra_state cannot travel"),
+    "lazy": (lambda: with_layer(nn.LazyLinear(10)), "has no shape yet"),
     "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), "sparse float32, which cannot"),
     "nan": (lambda: with_buffer(torch.tensor([1.0, torch.nan])), "holds NaN"),
     "alike": (alike, "share memory and are two"),
-    "nothing": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False), "no"),
+    "nothing": (lambda: with_layer(nn.Linear(64, 10)).requires_grad_(False), "no"),
 }
 
 
@@ -214,8 +192,7 @@ def test_state_that_cannot_be_sent_gives_one_line_before_the_run(name, cli, monk
     monkeypatch.setitem(MODELS.members, "zoo_odd", lambda *shape: build())
     words = [*of("zoo_odd"), "rounds=1", "engine.workers=1", f"hydra.run.dir={tmp_path}"]
     code, printed = cli(*words)
-    assert code == (0 if said is None else 2)
-    if said is not None:
-        assert said in printed.err
-        assert len(printed.err.strip().splitlines()) == 1
-        assert not (tmp_path / "result.json").exists()
+    assert code == 2
+    assert said in printed.err
+    assert len(printed.err.strip().splitlines()) == 1
+    assert not (tmp_path / "result.json").exists()

@@ -166,12 +166,3 @@ def test_statistics_are_sent_as_values():
     assert np.abs(first[cut:] - start[cut:]).max() > 0
     trainer.gradient(Node(1, NODES), moved, number=0)
     np.testing.assert_array_equal(trainer.gradient(node, start, number=2)[0], first)
-
-
-def test_dropout_draws_from_the_nodes_own_stream():
-    trainer = make("model=mobilenet", "batch_size=2")
-    start = trainer.flat.state.numpy().copy()
-    first = trainer.gradient(Node(0, NODES), start, number=5)[0].copy()
-    torch.manual_seed(123)
-    torch.rand(7)
-    np.testing.assert_array_equal(trainer.gradient(Node(0, NODES), start, number=5)[0], first)

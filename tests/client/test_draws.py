@@ -15,13 +15,9 @@ from torch.nn import functional as F
 from client.node import Node
 from client.training import Trainer
 from compression.flower.headers import TrainConfig
-from conf import run_config
-from conf.load import to_config
-from simulation.job import Job
-from simulation.local import run_local
 from task.models.parts import MODELS
 from task.rng import IsolatedRng
-from tests.runs import composed, configured
+from tests.runs import configured
 
 NODES = 4
 
@@ -97,28 +93,6 @@ def test_every_node_round_and_seed_has_different_masks():
         masks += trained
         assert gradients == trained[:1]  # both use the round's random numbers
     assert len(set(masks)) == len(masks) == 8
-
-
-@pytest.mark.parametrize(("model", "algorithm"), [("functional", "asgd"), ("recurrent", "fedavg")])
-def test_weights_are_the_same_at_every_run_and_for_any_number_of_workers(
-    model, algorithm, tmp_path
-):
-    asynchronous = ["strategy.pushes=12", "local_steps=null"]
-    more = ["rounds=2"] if algorithm == "fedavg" else asynchronous
-    made = composed(*words(model, f"algorithm={algorithm}", "eval_every=2", *more))
-    config = to_config(made)
-    weights, losses = [], []
-    for workers in (1, 2):
-        torch.manual_seed(workers)
-        folder = tmp_path / str(workers)
-        values = run_config(made, output=str(folder))
-        job = Job(tmp_path, values, config.nodes, folder, config.seed, config.network)
-        run_local(job, workers=workers)
-        weights.append((folder / "model.safetensors").read_bytes())
-        rows = (folder / "history.jsonl").read_text().splitlines()
-        losses.append([row.partition('"seconds"')[0] for row in rows])
-    assert weights[0] == weights[1]
-    assert losses[0] == losses[1]
 
 
 def test_the_processs_own_random_states_are_unchanged():

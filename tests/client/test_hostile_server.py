@@ -1,10 +1,7 @@
 """A node with a hostile server runs no command and reveals no secret."""
 
-import numpy as np
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
-from PIL import Image
 
 from client.app import LocalError, app
 from compression import PayloadError
@@ -13,16 +10,15 @@ from conf import ConfigError, run_config
 from simulation.job import Job
 from simulation.local import run_local
 from tests.conf.hostile import HIDDEN, OPEN, RUN, SECRET, plain, put, submitted
-from tests.runs import composed, result_of
+from tests.runs import composed, model_bytes, result_of, write_photos
 
 ACTIONS = ["train", "train.step", "train.segment", "evaluate"]
 SMALL = "rounds=1", "nodes=2", "engine.workers=1", "local_steps=1"
 
 
 @pytest.fixture
-def ask():
+def ask(identity):
     """Return a function that sends a node one message, with a configuration from the server."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
     def call(values, node_config=None, action="train", **records):
         node_config = node_config or {"partition-id": 0, "num-partitions": 2}
@@ -60,11 +56,7 @@ def test_an_error_reveals_no_environment_variable(ask, monkeypatch, text):
 @pytest.fixture
 def photos(tmp_path):
     """Return a node's own folder of photos; the names in it are private."""
-    for name in ("anna", "bert"):
-        (tmp_path / "private" / name).mkdir(parents=True)
-        for i in range(4):
-            pixels = np.random.default_rng(i).integers(0, 255, (8, 8, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "private" / name / f"{i}.png")
+    write_photos(tmp_path / "private")
     return tmp_path / "private"
 
 
@@ -75,33 +67,30 @@ def images(**options):
 
 
 @pytest.mark.parametrize(
-    ("change", "options"),
+    ("change", "classes"),
     [
-        (lambda folder: None, {"classes": ["x", "y"]}),
-        (
-            lambda folder: (folder / "anna" / "0.png").write_bytes(b"broken"),
-            {"classes": ["anna", "bert"]},
-        ),
-        (lambda folder: (folder / "anna").rename(folder / "third"), {"classes": ["anna", "bert"]}),
-        (lambda folder: folder.rename(folder.parent / "gone"), {"classes": ["anna", "bert"]}),
+        (lambda folder: None, ["x", "y"]),
+        (lambda folder: (folder / "cat" / "0.png").write_bytes(b"broken"), ["cat", "dog"]),
+        (lambda folder: (folder / "cat").rename(folder / "third"), ["cat", "dog"]),
+        (lambda folder: folder.rename(folder.parent / "gone"), ["cat", "dog"]),
     ],
 )
-def test_an_error_reveals_nothing_of_a_nodes_folder(ask, photos, change, options):
+def test_an_error_reveals_nothing_of_a_nodes_folder(ask, photos, change, classes):
     change(photos)
     with pytest.raises(LocalError) as caught:
-        ask(images(**options), {"data": str(photos)})
+        ask(images(classes=classes), {"data": str(photos)})
     told = str(caught.value)
     assert told == "TaskError; this node's own log says more"
     assert str(photos) in str(caught.value.__cause__)  # the node's log has the full error
 
 
 def test_a_node_reads_below_its_own_folder_only(ask, photos, monkeypatch):
-    monkeypatch.setenv("EDGEWIRE_DATA", str(photos / "anna"))
-    for root in (str(photos), "..", "../bert", "~", "/"):
+    monkeypatch.setenv("EDGEWIRE_DATA", str(photos / "cat"))
+    for root in (str(photos), "..", "../dog", "~", "/"):
         with pytest.raises(ConfigError, match=r"^dataset\.root=") as caught:
             ask(images(root=root))
         assert str(photos.parent) not in str(caught.value).replace(root, "")
-    (photos / "anna" / "out").symlink_to(photos / "bert")
+    (photos / "cat" / "out").symlink_to(photos / "dog")
     with pytest.raises(ConfigError, match=r"^dataset\.root="):
         ask(images(root="out"))
 
@@ -130,10 +119,7 @@ def test_an_honest_submitted_run_trains_as_usual(tmp_path, monkeypatch):
     run(run_config(composed(*SMALL), str(tmp_path / "own")), tmp_path)
     run(submitted(plain(*SMALL), "sent"), tmp_path)
     run({"config": "", "overrides": "rounds=1 local_steps=1", "output": "words"}, tmp_path)
-    models = {
-        (tmp_path / name / "model.safetensors").read_bytes() for name in ("own", "sent", "words")
-    }
-    assert len(models) == 1
+    assert len({model_bytes(tmp_path / name) for name in ("own", "sent", "words")}) == 1
     assert result_of(tmp_path / "sent")["failures"] == 0
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from xxhash import xxh3_64_intdigest
 
 from compression import Layout
 
@@ -48,13 +47,3 @@ def update_for() -> Callable[[Layout], np.ndarray]:
         return (values * np.repeat(sizes, np.diff(layout.offsets))).astype(np.float32)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def with_checksum() -> Callable[[bytes], bytes]:
-    """Return a function that appends a valid checksum, so that the decoder reads damaged bytes."""
-
-    def append(body: bytes) -> bytes:
-        return body + xxh3_64_intdigest(body).to_bytes(8, "little")
-
-    return append

@@ -4,7 +4,9 @@ Lengths, padding and codings stay valid, so that the decoder reads the changed p
 """
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
+from compression import describe, make_codec
 from compression.base import PayloadError
 from compression.batchnorm import separate
 from compression.decoder import exact_spec, index_spec, parts_of
@@ -31,6 +33,23 @@ def streams_of(parsed, before):
     specs += [natives_spec(parsed.own)] if parsed.own else []
     bodies = zip(parsed.bodies, specs, strict=True)
     return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
+
+
+def with_checksum(body):
+    """Append the right checksum, so that the decoder reads the changed bytes."""
+    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+
+
+def encoded_again(payload, vector, layout, whole=False, **options):
+    """Encode a vector by a payload's own quantizer and coder, and name the payload's sparsifier.
+
+    With `whole`, no indices are sent.
+    """
+    said = describe(payload)
+    stages = {"quantizer": said.quantizer, "coder": said.coder}
+    codec = make_codec(**stages) if whole else make_codec("topk", density=1.0, **stages)
+    made = codec.encode(np.asarray(vector, np.float32), layout, memory={}, **options)
+    return with_checksum(made[:4] + payload[4:5] + made[5:-8])
 
 
 class Surgery:

@@ -9,6 +9,7 @@ from compression import Layout, PayloadError, decode, decode_update, make_codec
 from compression import names as methods
 from compression.batchnorm import exact_tensors, scale_of, separate
 from compression.wire_header import varint
+from tests.compression.surgery import with_checksum
 
 SHAPES = {
     "1.running_mean": (6,),
@@ -70,7 +71,7 @@ def test_a_model_of_statistics_alone():
         np.testing.assert_array_equal(vector, values)
 
 
-def with_exact(payload, table, with_checksum):
+def with_exact(payload, table):
     """Return a payload with a changed table of exact tensors and a valid checksum."""
     body = payload[:-8]
     own = bytes((3, 0, 2, 0))  # three tensors: 0, 3, 4
@@ -89,16 +90,16 @@ def with_exact(payload, table, with_checksum):
         (bytes((6, 0, 0, 0, 0, 0, 0)), "payload"),
     ],
 )
-def test_bad_tables_of_exact_tensors(table, match, with_checksum):
+def test_bad_tables_of_exact_tensors(table, match):
     payload = make_codec("topk", "int8", "raw", density=0.5).encode(update(), LAYOUT)
-    decode(with_exact(payload, bytes((3, 0, 2, 0)), with_checksum), LAYOUT)
+    decode(with_exact(payload, bytes((3, 0, 2, 0))), LAYOUT)
     for known in (LAYOUT, None):
         with pytest.raises(PayloadError, match=match):
-            decode(with_exact(payload, table, with_checksum), known)
+            decode(with_exact(payload, table), known)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_exact_values_that_are_not_finite(bad, with_checksum):
+def test_exact_values_that_are_not_finite(bad):
     payload = make_codec("dense", "int8", "raw").encode(update(), LAYOUT)
     last = update()[5:6].tobytes()
     assert payload.count(last) == 1

@@ -7,15 +7,11 @@ import pytest
 import torch
 from xxhash import xxh3_64_intdigest
 
-from compression import (
-    Layout,
-    PayloadError,
-    decode,
-    make_codec,
-)
+from compression import Layout, PayloadError, decode, make_codec
 from compression import names as methods
 from compression.base import Rng
 from compression.registry import get
+from compression.wire_header import shape_table
 
 
 def test_the_overhead_of_a_payload_is_small(lenet, make_layout):
@@ -25,8 +21,6 @@ def test_the_overhead_of_a_payload_is_small(lenet, make_layout):
     block = [(512, 512, 3, 3), (512,), (512,), (512,), (512,), ()]
     resnet = make_layout(block * 20 + [(10, 512), (10,)])
     assert len(resnet) == 122
-    from compression.wire_header import shape_table
-
     assert len(shape_table(resnet)) < 500
 
 

@@ -17,7 +17,7 @@ from compression import PayloadError, decode_update, make_codec
 from compression import names as methods
 from compression.layout import Layout
 from compression.wire_natives import NativeTensor
-from tests.compression.surgery import Surgery
+from tests.compression.surgery import Surgery, with_checksum
 
 # A target is what a decoder knows of the methods; it does not know the sparsifier.
 TARGETS = list(product(["dense", "topk", "repeated"], methods("quantizer"), methods("coder")))
@@ -151,7 +151,7 @@ def check(payload, layout, before, own) -> bool:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
-def test_damaged_payloads(target, payloads, with_checksum, pytestconfig):
+def test_damaged_payloads(target, payloads, pytestconfig):
     count = -(-pytestconfig.getoption("--mutations") // len(TARGETS))
     seed = TARGETS.index(target)
     others = [payload[:-8] for group in payloads.values() for payload, *_ in group]
@@ -185,7 +185,7 @@ def test_some_damage_was_another_valid_payload():
 
 
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
-def test_every_truncation(target, payloads, with_checksum):
+def test_every_truncation(target, payloads):
     payload, before, model, own = payloads[target][0]
     body = payload[:-8]
     ends = {*range(0, len(body), 7), *range(80), *range(len(body) - 20, len(body))}

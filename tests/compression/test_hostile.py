@@ -12,6 +12,7 @@ from compression import PayloadError, decode, describe, make_codec
 from compression import names as methods
 from compression.coders.zstd import zstd
 from compression.wire_header import varint
+from tests.compression.surgery import with_checksum
 
 SIZE = 1000
 MEGABYTE = 1 << 20
@@ -26,7 +27,7 @@ def layout(make_layout):
 
 
 @pytest.fixture
-def craft(with_checksum):
+def craft():
     """Return a function that builds a payload from given parts, valid or not."""
 
     def build(
@@ -85,6 +86,10 @@ def test_the_payload_builder_makes_valid_payloads(craft, layout):
         assert decode(craft([(FLOATS, 0)]), known)[0].tobytes() == FLOATS
         coded = zstd.compress(LEVELS)
         assert not decode(craft([(SCALE, 0), (coded, 1)], ids=(0, 2, 2)), known)[0].any()
+        body = np.array([0, 4, SIZE - 1], dtype="<u4").tobytes()
+        vector, _ = decode(craft([(body, 0), (FLOATS[:12], 0)], selection=b"\x01\x03"), known)
+        assert vector[[0, 4, SIZE - 1]].tobytes() == FLOATS[:12]
+        assert np.count_nonzero(vector) == 3
 
 
 def zstd_with_window(log: int) -> zstd.ZstdCompressor:
@@ -103,65 +108,40 @@ def test_zstd_windows_that_the_stream_does_not_need(craft, refused, log):
     refused(greedy, "broken zstd frame")
 
 
-def zstd_bomb(declared: bool, window_log: int) -> bytes:
-    compressor = zstd_with_window(window_log)
-    if declared:
+@pytest.mark.parametrize("declared", [False, True])
+@pytest.mark.parametrize("window_log", [10, 20, 27, "zlib"])
+def test_bombs(craft, refused, declared, window_log):
+    coder, match = (1, "zlib stream of") if window_log == "zlib" else (2, "zstd frame")
+    compressor = zlib.compressobj(9) if coder == 1 else zstd_with_window(window_log)
+    if declared and coder == 2:
         compressor.set_pledged_input_size(BOMB)
     chunk = bytes(4 * MEGABYTE)
     parts = [compressor.compress(chunk) for _ in range(BOMB // len(chunk))]
-    return b"".join([*parts, compressor.flush()])
-
-
-@pytest.mark.parametrize("declared", [False, True])
-@pytest.mark.parametrize("window_log", [10, 20, 27])
-def test_zstd_bombs(craft, refused, make_layout, declared, window_log):
-    bomb = zstd_bomb(declared, window_log)
+    bomb = b"".join([*parts, compressor.flush()])
     assert len(bomb) < BOMB // 200
-    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 2))
+    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, coder))
     refused(payload, "no smaller than uncoded")
-    # The model is just large enough for the decoder to read the frame.
+    # The model is just large enough for the decoder to read the stream.
     size = len(bomb) + 100
     tables = b"\x01\x01" + varint(size)
-    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 2), tables=tables)
-    refused(payload, "zstd frame", both=False, memory=4 * size + MEGABYTE // 4)
-
-
-def test_zlib_bomb(craft, refused):
-    compressor = zlib.compressobj(9)
-    chunk = bytes(4 * MEGABYTE)
-    bomb = b"".join(compressor.compress(chunk) for _ in range(BOMB // len(chunk)))
-    bomb += compressor.flush()
-    size = len(bomb) + 100
-    tables = b"\x01\x01" + varint(size)
-    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, 1), tables=tables)
-    # Inflating takes no more memory than the model that the payload declares.
-    refused(payload, "zlib stream of another length", both=False, memory=4 * size + MEGABYTE // 4)
+    payload = craft([(SCALE, 0), (bomb, 1)], ids=(0, 2, coder), tables=tables)
+    refused(payload, match, both=False, memory=4 * size + MEGABYTE // 4)
 
 
 @pytest.mark.parametrize("coder", [1, 2])
-@pytest.mark.parametrize("length", [0, SIZE - 1, SIZE + 1, 4 * SIZE])
-def test_coded_streams_of_a_wrong_length(craft, refused, coder, length):
-    body = zlib.compress(bytes(length)) if coder == 1 else zstd.compress(bytes(length))
-    refused(craft([(SCALE, 0), (body, 1)], ids=(0, 2, coder)), "of another length|broken zstd")
-
-
-@pytest.mark.parametrize("coder", [1, 2])
-def test_coded_streams_that_do_not_end(craft, refused, coder):
+def test_coded_streams_that_no_encoder_makes(craft, refused, coder):
+    compress = zlib.compress if coder == 1 else zstd.compress
+    good, skippable = compress(LEVELS), b"\x50\x2a\x4d\x18\x00\x00\x00\x00"
+    bodies = [compress(bytes(length)) for length in (0, SIZE - 1, SIZE + 1, 4 * SIZE)]
+    bodies += [good[:-1], good + b"\0", good + good, b"", b"\xff" * 9, good + skippable]
     if coder == 1:
         deflater = zlib.compressobj()
-        body = deflater.compress(LEVELS) + deflater.flush(zlib.Z_SYNC_FLUSH)
+        bodies.append(deflater.compress(LEVELS) + deflater.flush(zlib.Z_SYNC_FLUSH))
     else:
         compressor = zstd_with_window(10)
-        body = compressor.compress(LEVELS, mode=compressor.FLUSH_BLOCK)
-    refused(craft([(SCALE, 0), (body, 1)], ids=(0, 2, coder)), "of another length")
-
-
-@pytest.mark.parametrize("coder", [1, 2])
-def test_coded_streams_that_are_broken(craft, refused, coder):
-    body = zlib.compress(LEVELS) if coder == 1 else zstd.compress(LEVELS)
-    skippable = b"\x50\x2a\x4d\x18\x00\x00\x00\x00"
-    for wrong in (body[:-1], body + b"\0", body + body, b"", b"\xff" * 9, body + skippable):
-        payload = craft([(SCALE, 0), (wrong, 1)], ids=(0, 2, coder))
+        bodies.append(compressor.compress(LEVELS, mode=compressor.FLUSH_BLOCK))
+    for body in bodies:
+        payload = craft([(SCALE, 0), (body, 1)], ids=(0, 2, coder))
         refused(payload, "broken|of another length")
 
 
@@ -169,56 +149,45 @@ def test_a_coded_stream_under_raw(craft, refused):
     refused(craft([(SCALE, 0), (LEVELS[:9], 1)], ids=(0, 2, 0)), "coded stream where none can be")
 
 
-@pytest.mark.parametrize(
-    "dimensions",
-    [[1 << 60], [1 << 30, 1 << 30], [0, 1 << 60], [1 << 62, 0, 1 << 62], [1 << 28, 2]],
-)
-def test_shapes_beyond_the_limits(craft, refused, dimensions, layout):
-    tables = b"\x01" + varint(len(dimensions)) + b"".join(map(varint, dimensions))
-    payload = craft([(FLOATS, 0)], tables=tables)
-    refused(payload, "payload declares more than", both=False)
-    with pytest.raises(PayloadError, match=r"another model|declares more than"):
-        decode(payload, layout)
+def shape(*dimensions):
+    return varint(len(dimensions)) + b"".join(map(varint, dimensions))
+
+
+def names(table):
+    return {"flags": 1, "tables": TABLES + varint(len(table)) + table}
+
+
+TOO_LARGE = [[1 << 60], [1 << 30, 1 << 30], [0, 1 << 60], [1 << 62, 0, 1 << 62], [1 << 28, 2]]
 
 
 @pytest.mark.parametrize(
-    ("tables", "match"),
+    ("parts", "match"),
     [
-        (varint(1 << 62), "tensors"),
-        (varint(16_385) + bytes(16_385), "tensors"),
-        (b"\x02\x01" + varint(SIZE), "goes on"),  # the selection is read as a 0-d tensor
-        (b"\x01" + varint(33) + b"\x01" * 33, "33 dimensions"),
-        (b"\x01" + varint(1 << 62), "dimensions"),
-        (b"\x01\x01\xe8\x87\x00", "needless bytes"),
-        (b"\x01\x01" + b"\xff" * 9 + b"\x01", "63 bits"),
-        (b"\x02" + (b"\x01" + varint(1 << 28)) * 2, "more than"),
+        *(({"tables": b"\x01" + shape(*dimensions)}, "payload declares more than")
+          for dimensions in TOO_LARGE),
+        ({"tables": b"\x02" + shape(1 << 28) * 2}, "more than"),
+        ({"tables": varint(1 << 62)}, "tensors"),
+        ({"tables": varint(16_385) + bytes(16_385)}, "tensors"),
+        ({"tables": b"\x02" + shape(SIZE)}, "goes on"),  # the selection is read as a 0-d tensor
+        ({"tables": b"\x01" + shape(*[1] * 33)}, "33 dimensions"),
+        ({"tables": b"\x01" + varint(1 << 62)}, "dimensions"),
+        ({"tables": b"\x01\x01\xe8\x87\x00"}, "needless bytes"),
+        ({"tables": b"\x01\x01" + b"\xff" * 9 + b"\x01"}, "63 bits"),
+        (names(b"\x00\x01"), "ends within"),
+        (names(b"\xff\x01a"), "unknown dtype 255"),
+        (names(b"\x00\x01\xff"), "not UTF-8"),
+        (names(b"\x00\x01a\x00"), "number of names"),
+        (names(b""), "ends within"),
+        ({"flags": 1, "tables": b"\x02" + shape(SIZE) + b"\x01\x00\x06" + b"\x00\x01a" * 2},
+         "number of names"),
     ],
-)
-def test_bad_tables(craft, refused, layout, tables, match):
-    payload = craft([(FLOATS, 0)], tables=tables)
+)  # fmt: skip
+def test_bad_tables(craft, refused, layout, parts, match):
+    payload = craft([(FLOATS, 0)], **parts)
     refused(payload, match, both=False)
-    with pytest.raises(PayloadError):
-        decode(payload, layout)
-
-
-@pytest.mark.parametrize(
-    ("names", "match"),
-    [
-        (b"\x00\x01", "ends within"),
-        (b"\xff\x01a", "unknown dtype 255"),
-        (b"\x00\x01\xff", "not UTF-8"),
-        (b"\x00\x01a\x00", "number of names"),
-        (b"", "ends within"),
-    ],
-)
-def test_bad_names(craft, refused, names, match):
-    tables = b"\x01\x01" + varint(SIZE) + varint(len(names)) + names
-    refused(craft([(FLOATS, 0)], flags=1, tables=tables), match, both=False)
-
-
-def test_equal_names(craft, refused):
-    tables = b"\x02\x01" + varint(SIZE) + b"\x01\x00" + b"\x06" + b"\x00\x01a" * 2
-    refused(craft([(FLOATS, 0)], flags=1, tables=tables), "number of names", both=False)
+    if parts.get("flags") != 1:  # a decoder that knows the layout reads no names
+        with pytest.raises(PayloadError):
+            decode(payload, layout)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +220,8 @@ def test_bad_headers(craft, refused, parts, match):
 
 
 def test_a_stream_of_a_wrong_size(craft, refused):
-    refused(craft([(FLOATS[:-4], 0)]), "3996 bytes instead of 4000")
-    refused(craft([(FLOATS + bytes(4), 0)]), "4004 bytes instead of 4000")
-    refused(craft([(b"", 0)]), "0 bytes instead of 4000")
+    for body in (FLOATS[:-4], FLOATS + bytes(4), b""):
+        refused(craft([(body, 0)]), f"^[a-z ]*{len(body)} bytes instead of 4000")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -281,13 +249,6 @@ def test_bad_indices(craft, refused, indices, count, match):
     selection = b"\x01" + varint(count)
     refused(craft([(body, 0), (FLOATS[:12], 0)], selection=selection), match)
     refused(craft([], selection=selection[:1] + b"\x03"), "holds none")
-
-
-def test_good_indices(craft):
-    body = np.array([0, 4, SIZE - 1], dtype="<u4").tobytes()
-    vector, _ = decode(craft([(body, 0), (FLOATS[:12], 0)], selection=b"\x01\x03"))
-    assert vector[[0, 4, SIZE - 1]].tobytes() == FLOATS[:12]
-    assert np.count_nonzero(vector) == 3
 
 
 def test_bytes_that_are_no_payload(craft, layout):

@@ -8,6 +8,7 @@ from compression import names as methods
 from compression.base import Rng, SparsifyContext
 from compression.batchnorm import exact_tensors, separate
 from compression.registry import get
+from tests.same import expect_same
 
 KEEPING = [
     name for name in methods("sparsifier") if get("sparsifier", name)().residual_key is not None
@@ -36,28 +37,15 @@ VARIANTS = [
     ("dgc", {"sparsity": 0.9, "clip_norm": 0.5, "workers": 4, "warmup_steps": 4}),
     ("dgc", {"layers": "conv", "sparsity": 0.99}),
 ]
-
-
-def ids(variant):
-    return "-".join([variant[0], *map(str, variant[1].values())])
-
-
-every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=ids)
+QUANTIZED = [(name, True) for name in methods("quantizer")]
 
 
 @pytest.fixture(scope="module")
 def normed():
     """Return a layout with BatchNorm statistics between two blocks of trained entries."""
-    names = (
-        "conv.weight",
-        "bn.weight",
-        "bn.running_mean",
-        "bn.running_var",
-        "fc.weight",
-        "fc.bias",
-    )
+    norm = "bn.weight", "bn.running_mean", "bn.running_var"
     shapes = ((8, 3, 3, 3), (8,), (8,), (8,), (30, 40), (30,))
-    return Layout(names, shapes, ("float32",) * 6)
+    return Layout(("conv.weight", *norm, "fc.weight", "fc.bias"), shapes, ("float32",) * 6)
 
 
 def updates(layout, steps=6):
@@ -82,82 +70,56 @@ def given_by(codec, update, layout, memory, loss):
 
 
 def kept_by(codec, memory):
-    return memory[
-        "error" if codec.sparsifier.residual_key is None else codec.sparsifier.residual_key
-    ]
+    return memory[codec.sparsifier.residual_key or "error"]
 
 
 def close(left, right, scale):
     np.testing.assert_allclose(left, right, rtol=0, atol=2e-6 * scale)
 
 
-@pytest.mark.few(7)
-@every_variant
-def test_sent_plus_kept_equals_given(variant, normed, lenet):
-    name, options = variant
-    codec = make_codec(name, "float32", "raw", **options)
+@pytest.mark.few(40)
+@pytest.mark.parametrize(
+    ("variant", "quantizer", "feedback"),
+    [*((variant, "float32", None) for variant in VARIANTS),
+     *((variant, quantizer, True) for variant in VARIANTS for quantizer in ("float32", "int8")),
+     *(((name, {}), *stage) for name in methods("sparsifier") for stage in QUANTIZED)],
+    ids=str,
+)  # fmt: skip
+def test_sent_plus_kept_equals_given(variant, quantizer, feedback, normed, lenet):
+    """If the payload is lost, it is put back: then the memory holds all that was given."""
+    codec = make_codec(variant[0], quantizer, "raw", feedback=feedback, **variant[1])
     for layout in (lenet, normed):
-        memory, before = {}, None
-        where = trained_of(layout)
+        memory, before, where = {}, None, trained_of(layout)
         for number, update in enumerate(updates(layout)):
-            given = given_by(codec, update, layout, memory, 1.0 / (number + 1))
-            payload = codec.encode(
-                update, layout, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
-            )
+            about = {"seed": number, "loss": 1.0 / (number + 1), "as_before": True}
+            given = given_by(codec, update, layout, memory, about["loss"])
+            payload = codec.encode(update, layout, memory=memory, **about)
             sent = decode_update(payload, layout, before=before)
-            before = sent.selected
+            before, vector = sent.selected, sent.dense()
             assert codec.keeps
-            close(sent.dense()[where] + kept_by(codec, memory), given, np.abs(given).max())
+            scale = max(np.abs(given).max(), np.abs(vector[where]).max())
+            close(vector[where] + kept_by(codec, memory), given, scale)
             others = np.setdiff1d(np.arange(layout.size), where)
-            np.testing.assert_array_equal(sent.dense()[others], update[others])
+            np.testing.assert_array_equal(vector[others], update[others])
+            lost = {name: array.copy() for name, array in memory.items()}
+            codec.restore(payload, layout, lost)
+            close(kept_by(codec, lost), given, scale)
 
 
-@pytest.mark.parametrize("quantizer", methods("quantizer"))
-@pytest.mark.parametrize("name", methods("sparsifier"))
-def test_feedback_keeps_every_quantizers_error(name, quantizer, normed):
-    codec = make_codec(name, quantizer, "raw", feedback=True)
-    memory, before = {}, None
-    for number, update in enumerate(updates(normed, 3)):
-        given = given_by(codec, update, normed, memory, None)
-        payload = codec.encode(update, normed, memory=memory, seed=number)
-        sent = decode_update(payload, normed, before=before).dense()[trained_of(normed)]
-        scale = max(np.abs(given).max(), np.abs(sent).max())
-        close(sent + kept_by(codec, memory), given, scale)
-
-
-@every_variant
-@pytest.mark.parametrize("quantizer", ["float32", "int8"])
-def test_a_lost_payload_is_put_back(variant, quantizer, normed):
-    name, options = variant
-    codec = make_codec(name, quantizer, "raw", feedback=True, **options)
-    memory: dict[str, np.ndarray] = {}
-    for number, update in enumerate(updates(normed)):
-        given = given_by(codec, update, normed, memory, 1.0 / (number + 1))
-        payload = codec.encode(
-            update, normed, memory=memory, seed=number, loss=1.0 / (number + 1), as_before=True
-        )
-        codec.restore(payload, normed, memory)
-        close(kept_by(codec, memory), given, np.abs(given).max())
-
-
-@pytest.mark.parametrize("name", methods("sparsifier"))
-@pytest.mark.parametrize("feedback", [False, True])
-def test_memory_has_the_declared_size(name, feedback, lenet, normed):
-    codec = make_codec(name, "float32", "raw", feedback=feedback)
+@pytest.mark.parametrize(
+    "stages",
+    [*((name, "float32") for name in methods("sparsifier")),
+     *(("dense", name) for name in methods("quantizer"))],
+    ids="-".join,
+)  # fmt: skip
+@pytest.mark.parametrize("feedback", [None, False, True])
+def test_memory_has_the_declared_size(stages, feedback, lenet, normed):
+    codec = make_codec(*stages, "raw", feedback=feedback)
     for layout in (lenet, normed):
-        memory: dict[str, np.ndarray] = {}
+        memory = {}
         for number, update in enumerate(updates(layout, 4)):
             codec.encode(update, layout, memory=memory, seed=number, loss=1.0)
         assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(layout)
-
-
-@pytest.mark.parametrize("quantizer", methods("quantizer"))
-def test_memory_of_quantizers_has_the_declared_size(quantizer, lenet):
-    codec = make_codec("dense", quantizer, "raw")
-    memory: dict[str, np.ndarray] = {}
-    for number, update in enumerate(updates(lenet, 2)):
-        codec.encode(update, lenet, memory=memory, seed=number)
-    assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(lenet)
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
@@ -176,7 +138,7 @@ def test_everything_sent_is_the_update_itself(name, normed):
 @pytest.mark.parametrize("name", methods("sparsifier"))
 def test_memory_of_another_model_is_refused(name, lenet, normed):
     codec = make_codec(name, "float32", "raw", feedback=True)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     codec.encode(updates(lenet, 1)[0], lenet, memory=memory)
     with pytest.raises(ValueError, match="another model"):
         codec.encode(updates(normed, 1)[0], normed, memory=memory)
@@ -185,7 +147,7 @@ def test_memory_of_another_model_is_refused(name, lenet, normed):
 @pytest.mark.parametrize("name", methods("sparsifier"))
 def test_an_update_that_is_not_finite_leaves_the_memory_alone(name, lenet):
     codec = make_codec(name, "float32", "raw", feedback=True)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     good = updates(lenet, 1)[0]
     codec.encode(good, lenet, memory=memory)
     before = {key: array.copy() for key, array in memory.items()}
@@ -193,9 +155,7 @@ def test_an_update_that_is_not_finite_leaves_the_memory_alone(name, lenet):
     bad[7] = np.nan
     with pytest.raises(PayloadError, match="NaN"):
         codec.encode(bad, lenet, memory=memory)
-    assert memory.keys() == before.keys()
-    for key, array in memory.items():
-        np.testing.assert_array_equal(array, before[key])
+    expect_same(memory, before)
 
 
 REPEATING = [name for name in methods("sparsifier") if get("sparsifier", name).repeats]
@@ -205,7 +165,7 @@ REPEATING = [name for name in methods("sparsifier") if get("sparsifier", name).r
 def test_an_unchanged_index_set_is_not_sent_again(name, lenet):
     options = {"cap": 0.0} if name == "esgd" else {}
     codec = make_codec(name, "float32", "raw", **options)
-    memory: dict[str, np.ndarray] = {}
+    memory = {}
     first, second, third = updates(lenet, 3)
     whole = codec.encode(first, lenet, memory=memory, loss=2.0, as_before=True)
     indices = decode_update(whole, lenet).indices

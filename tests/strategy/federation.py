@@ -6,7 +6,7 @@ Gradients are multiples of 1/8, so their float32 sums are exact.
 from weakref import WeakValueDictionary
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from client import training as real
@@ -21,11 +21,11 @@ from conf.check import check_target
 from conf.schema import CompressionConfig, Config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from strategy.asynchronous import Asynchronous
 from strategy.base import NO_CODECS, Codecs
 from strategy.synchronous import SparseAveraging
+from tests.compression.flower.apps import record_of
+from tests.grids import pool_of
 
 NODES = 4
 LAYOUT = Layout(
@@ -41,7 +41,7 @@ AVERAGE = make_codec()  # for a downlink that sends averaged updates
 def initial():
     parts = np.split(start(), LAYOUT.offsets[1:-1])
     named = zip(LAYOUT.names, LAYOUT.shapes, parts, strict=True)
-    return ArrayRecord({name: Array(part.reshape(shape)) for name, shape, part in named})
+    return record_of({name: part.reshape(shape) for name, shape, part in named})
 
 
 def start():
@@ -51,6 +51,19 @@ def start():
 def gradient(node, number):
     draw = np.random.default_rng([node, number])
     return draw.integers(-8, 9, SIZE).astype(np.float32) / 8
+
+
+def nan(made):
+    return made * np.float32(np.nan)
+
+
+def breaks(made):
+    raise RuntimeError("no power")
+
+
+def always(change, numbers):
+    """Return `spoil` for a `Trainer`: all nodes' gradients with these numbers are changed."""
+    return {(node, number): change for node in range(1, NODES + 1) for number in numbers}
 
 
 class Trainer(real.Trainer):
@@ -135,7 +148,7 @@ class Federation:
             self.answers[key] = answer
             return reply(key, answer) if reply else answer
 
-        self.pool = make_pool(NodeHostSpec(app_of(trainer, watch), nodes, 1, {}), 1)
+        self.pool = pool_of(app_of(trainer, watch), nodes)
         self.clock = VirtualClock(network, seed)
         self.grid = LocalGrid(self.pool, nodes, self.clock)
 
@@ -148,17 +161,7 @@ class Federation:
             SparseAveraging, codecs=codecs, optimizer=self.trainer.optimizer, **options
         )
 
-        def each(server_round, arrays):
-            self.models.append(to_vector(arrays).copy())
-            if after:
-                after(server_round)
-            return MetricRecord({"models": len(self.models)})
-
-        result = strategy.start(
-            self.grid, initial(), rounds, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
-        )
-        np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
-        return strategy
+        return self._train(strategy, rounds, timeout, lr, after)
 
     def push(self, pushes, timeout=1e9, lr=0.5, downlink=None, **options):
         """Train asynchronously; return the strategy."""
@@ -166,12 +169,17 @@ class Federation:
         codecs = Codecs(self.codec, downlink)
         strategy = strategy_of(Asynchronous, codecs=codecs, pushes=pushes, **options)
 
+        return self._train(strategy, 1, timeout, lr)
+
+    def _train(self, strategy, rounds, timeout, lr, after=None):
         def each(done, arrays):
             self.models.append(to_vector(arrays).copy())
+            if after:
+                after(done)
             return MetricRecord({"models": len(self.models)})
 
         result = strategy.start(
-            self.grid, initial(), 1, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
+            self.grid, initial(), rounds, timeout, ConfigRecord({"lr": lr}), evaluate_fn=each
         )
         np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
         return strategy

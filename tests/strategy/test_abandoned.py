@@ -4,27 +4,21 @@ The messages under way are lost. This happens on real nodes when the ServerApp o
 and a new run continues from its checkpoint.
 """
 
-from contextlib import suppress
 from copy import deepcopy
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord
 
-from compression.flower import to_vector
 from compression.flower.node.state import stored_arrays
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.timed_grid import GridWrapper
-from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from strategy.factory import scheme_for
 from strategy.ordered_grid import OrderedGrid
-from task.flat_model import FlatModel
+from tests.grids import pool_of
 from tests.runs import composed, configured
+from tests.strategy.servers import Server, Stopped
 
 SMALL = ["dataset=digits", "batch_size=16", "nodes=4"]
 PUSHES = ["strategy.pushes=60", "network=ideal", "eval_every=1"]
@@ -42,10 +36,6 @@ RUNS = {
 }
 
 
-class Stopped(Exception):
-    """Raised to stop the server."""
-
-
 class Real(GridWrapper):
     """A grid that acts like one of real nodes: it has no virtual time and knows no future event."""
 
@@ -60,46 +50,39 @@ class Real(GridWrapper):
 
 def begun(words, states):
     """Return a pool of nodes with these states, and its grid."""
-    config = configured(*words)
-    pool = make_pool(NodeHostSpec("client.app:app", 4, 1, run_config(composed(*words))), 1)
+    config, pool = configured(*words), pool_of(nodes=4, run_config=run_config(composed(*words)))
     pool.load(states)
     return pool, OrderedGrid(Real(LocalGrid(pool, 4, VirtualClock(config.network, config.seed))))
 
 
-def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=None):
-    """Run a server; return it, its saved state, and the last recorded model.
+def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=lambda: None):
+    """Run a server; return its scheme, its saved state, and the last recorded model.
 
     `back` holds the nodes whose states are as old as `state`. `at_save` is called once the state
     is saved.
     """
-    config = configured(*words)
-    data = data_of(config)
-    scheme, models, saved = scheme_for(config, data), [], []
+    server, saved = Server(words), []
+    scheme, rounds = server.scheme, server.config.rounds
     if state is not None:
         scheme.load(state)
         scheme.abandon(back)
 
     def on_state_complete():
-        if scheme.done >= (save_at or config.rounds) and not saved:
+        if scheme.done >= (save_at or rounds) and not saved:
             saved.append(scheme.save())
-            if at_save:
-                at_save()
-        if scheme.done >= (stop_at or config.rounds + 1):
+            at_save()
+        if scheme.done >= (stop_at or rounds + 1):
             raise Stopped
 
-    scheme.on_state_complete = on_state_complete
-    arrays = ArrayRecord(FlatModel(model_of(config, data)).state_dict())
-    given = arrays, config.rounds, config.timeout, ConfigRecord({"lr": config.lr})
-    with suppress(Stopped):
-        scheme.start(grid, *given, evaluate_fn=lambda done, a: models.append(to_vector(a).copy()))
-    return scheme, saved, models[-1]
+    server.serve(grid, on_state_complete)
+    return scheme, saved, np.frombuffer(server.records[-1][1], np.float32)
 
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("keeps", [True, False], ids=["memories kept", "memories lost"])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_new_run_continues_with_nodes_that_are_ahead(name, keeps):
-    words = [RUNS[name][0], *SMALL, *RUNS[name][1:]]
+    words = [*SMALL, *RUNS[name]]
     rounds = configured(*words).rounds
     pool, grid = begun(words, {})
     before, (state,), _ = serve(words, grid, save_at=rounds // 3, stop_at=rounds // 2)
@@ -120,7 +103,7 @@ def test_a_new_run_continues_with_nodes_that_are_ahead(name, keeps):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["steps down", "momentum", "deltas", "over a link"])
 def test_with_nodes_in_the_saved_state_the_run_ends_as_if_never_stopped(name):
-    words = [RUNS[name][0], *SMALL, *RUNS[name][1:]]
+    words = [*SMALL, *RUNS[name]]
     rounds, before = configured(*words).rounds, []
     _, grid = begun(words, {})
     whole, _, undisturbed = serve(words, grid)

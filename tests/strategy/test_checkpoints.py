@@ -1,93 +1,26 @@
 """A stopped run continues from its checkpoint and writes the same files as an uninterrupted one."""
 
-import json
-import math
-import shutil
-from pathlib import Path
-
 import pytest
 
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
-from strategy.run import checkpoint_file
-from strategy.run.run import Run
-from tests.runs import composed
+from tests.local_runs import expect_resumed
+from tests.runs import choices, composed
 
-ROOT = Path(__file__).parents[2]
-PRESETS = sorted(path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml"))
-STRATEGIES = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 OURS = {"asynchronous", "sparse_averaging", "split_backprop", "synthetic_gradients"}
 SMALL = ["dataset=digits", "batch_size=16", "eval_every=3"]
 ROUNDS = ["rounds=8", "nodes=6", "local_steps=2"]
 PUSHES = ["strategy.pushes=48", "strategy.record_every=3", "nodes=6", "eval_every=6"]
 CUT = ["rounds=10", "network.seconds_per_step=0.04", "batch_size=32"]
-REAL = {"seconds", "seconds_by_segment", "segments"}  # values in real seconds
 
 
-class Stopped(Exception):
-    """Raised to end a run suddenly."""
+@pytest.fixture
+def goes_on(monkeypatch, tmp_path):
+    """Return a function that asserts that a run resumed halfway ends like an uninterrupted one."""
 
+    def check(words, workers=None):
+        row = 8 if any("pushes=" in word for word in words) else 5
+        expect_resumed(monkeypatch, tmp_path, words, row, workers)
 
-@pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Write every checkpoint that is due, however long the writing takes."""
-    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
-
-
-def run(folder, words, workers=1, *, resume=False):
-    config = composed(*words)
-    values = {**run_config(config, str(folder)), "resume": resume}
-    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=workers)
-
-
-def at_record(monkeypatch, record, act):
-    """Call `act` before a run writes row number `record` of its history."""
-    done, count = Run.round_done, 0
-
-    def some(self, server_round, arrays):
-        nonlocal count
-        count += 1
-        if count == record:
-            monkeypatch.setattr(Run, "round_done", done)
-            act()
-        return done(self, server_round, arrays)
-
-    monkeypatch.setattr(Run, "round_done", some)
-
-
-def left(folder):
-    """Return the contents of a run's files, without values in real seconds."""
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    rows.append(json.loads((folder / "result.json").read_text()))
-    kept = [{k: v for k, v in row.items() if k not in REAL} for row in rows]
-    return kept, (folder / "model.safetensors").read_bytes()
-
-
-def stop():
-    raise Stopped
-
-
-def goes_on(monkeypatch, tmp_path, words, record, workers=None):
-    """Assert that a run resumed at history row `record` leaves the same files as an unbroken run.
-
-    `workers` holds the numbers of workers before and after the stop. If it is None, no run is
-    stopped: a copy of the first run's folder is used in place of the files of a killed run.
-    """
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    if workers is None:
-        at_record(monkeypatch, record, lambda: shutil.copytree(whole, stopped))
-        run(whole, words)
-        assert not (stopped / "result.json").exists()
-    else:
-        run(whole, words)
-        at_record(monkeypatch, record, stop)
-        with pytest.raises(Stopped):
-            run(stopped, words, workers[0])
-    assert (stopped / checkpoint_file.FILE).exists()
-    run(stopped, words, workers[1] if workers else 1, resume=True)
-    assert left(stopped) == left(whole)
-    assert not (stopped / checkpoint_file.FILE).exists()
+    return check
 
 
 def words_of(preset):
@@ -102,23 +35,17 @@ def words_of(preset):
     return [*words, *short]
 
 
-def middle_of(words):
-    """Return the number of a history row in the middle of a run."""
-    return 8 if any("pushes=" in word for word in words) else 5
-
-
 @pytest.mark.few(7)
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_resumes_bit_for_bit(monkeypatch, tmp_path, preset):
-    words = words_of(preset)
-    goes_on(monkeypatch, tmp_path, words, middle_of(words))
+@pytest.mark.parametrize("preset", choices("algorithm"))
+def test_every_preset_resumes_bit_for_bit(goes_on, preset):
+    goes_on(words_of(preset))
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - OURS))
-def test_every_flower_strategy_resumes_bit_for_bit(monkeypatch, tmp_path, strategy):
+@pytest.mark.parametrize("strategy", sorted({*choices("strategy")} - OURS))
+def test_every_flower_strategy_resumes_bit_for_bit(goes_on, strategy):
     words = ["algorithm=fedavg", f"strategy={strategy}", *SMALL, *ROUNDS, "downlink=f2i"]
-    goes_on(monkeypatch, tmp_path, words, record=5)
+    goes_on(words)
 
 
 HARD = {
@@ -157,5 +84,5 @@ WORKERS = [(2, 2), (2, 1), (1, 3)]  # numbers before and after the stop
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "workers"), list(zip(HARD, WORKERS * 3, strict=False)))
-def test_faulty_networks_resume_for_any_number_of_workers(monkeypatch, tmp_path, name, workers):
-    goes_on(monkeypatch, tmp_path, HARD[name], middle_of(HARD[name]), workers)
+def test_faulty_networks_resume_for_any_number_of_workers(goes_on, name, workers):
+    goes_on(HARD[name], workers)

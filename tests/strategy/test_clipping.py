@@ -5,8 +5,8 @@ import pytest
 from flwr.serverapp.strategy import FedAvg
 
 from compression import Layout, decode, decode_update, make_codec
-from compression.flower import CompressionMod, payload_of
-from tests.compression.flower.federation import compressed_run, node_app
+from compression.flower import CompressionMod, layout_of, payload_of
+from tests.compression.flower.federation import compressed_run, initial, node_app
 from tests.strategy.federation import LAYOUT, NODES, TRAINED, Federation, Trainer
 
 CLIPPED = {"sparsifier": "dgc", "sparsity": 0.0, "momentum": 0.0, "clip_norm": 0.5}
@@ -63,14 +63,10 @@ def test_for_flower_strategies_n_is_the_number_of_sampled_nodes(fraction, worker
         norms.append(float(np.linalg.norm(update)))
         return reply
 
-    layout = Layout(
-        ("conv.weight", "conv.bias", "scale", "fc.weight"),
-        ((4, 1, 3, 3), (4,), (), (5, 36)),
-        ("float32",) * 4,
-    )
+    layout = layout_of(initial())
     mod = CompressionMod(make_codec(**CLIPPED))
     app = node_app(lambda *words: spy(*words[:2], lambda m, c: mod(m, c, words[2])))
-    compressed_run(FedAvg(fraction_train=fraction, fraction_evaluate=0), app)
+    compressed_run(app, strategy=FedAvg(fraction_train=fraction, fraction_evaluate=0))
     assert len(norms) == 3 * workers
     assert norms == pytest.approx([0.5 * workers**-0.5] * len(norms), rel=1e-5)
 

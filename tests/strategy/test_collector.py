@@ -12,14 +12,11 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
-from compression.flower import timed_grid as polling
 from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
 from simulation.network import Network
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from strategy.collector import RoundCollector
 from strategy.ordered_grid import OrderedGrid
+from tests.grids import grid_of
 
 NODES = 5
 # Weak references by (node, round); they show which replies are still in memory.
@@ -42,8 +39,7 @@ def echo(message, context):
 
 
 def exchange_over(network=SLOW, nodes=NODES, seed=0):
-    pool = make_pool(NodeHostSpec(app, nodes, 1, {}), 1)
-    grid = OrderedGrid(LocalGrid(pool, nodes, VirtualClock(network, seed)))
+    grid = OrderedGrid(grid_of(app, nodes, clock=VirtualClock(network, seed)))
     return RoundCollector(grid), grid
 
 
@@ -196,15 +192,6 @@ class Remote:
     def pull_messages(self, ids):
         due = [self.sent.pop(i) for i in ids if self.sent[i].metadata.dst_node_id in self.failed]
         return [Message(Error(0, "no power"), reply_to=message) for message in due]
-
-
-@pytest.fixture
-def naps(monkeypatch):
-    """Return the list of the seconds of all sleeps; the clock advances only by these sleeps."""
-    slept = []
-    monkeypatch.setattr(polling.time, "sleep", slept.append)
-    monkeypatch.setattr(polling.time, "monotonic", lambda: 100 + sum(slept))
-    return slept
 
 
 @pytest.mark.parametrize("timeout", [0.5, 60.0, DEFAULT_TTL, 1e9])

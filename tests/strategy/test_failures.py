@@ -1,31 +1,31 @@
 """If a node's reply is invalid, only this node's update is lost."""
 
-import math
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord
 
 from compression import PayloadError
-from compression.flower import layout_of, payload_record
 from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
 from report.runs import GAVE_UP
+from tests.spoil import UNUSABLE
 from tests.strategy.federation import (
     ADAM,
-    AVERAGE,
     MOMENTUM,
     NODES,
     SIZE,
     TRAINED,
     Federation,
     Trainer,
+    always,
     assert_models,
+    breaks,
     by_hand,
 )
 
 ALL = list(range(1, NODES + 1))
+halve = UNUSABLE["half"][0]
 
 
 def spoiled(bad):
@@ -52,9 +52,6 @@ def test_an_update_that_is_not_finite_is_left_out(bad, compression):
 
 
 def test_a_node_that_raises_gets_a_snapshot_next_time():
-    def breaks(made):
-        raise RuntimeError("no power")
-
     federation = Federation(Trainer(optimizer=MOMENTUM, spoil={(3, 2): breaks, (3, 3): breaks}))
     strategy = federation.run(6, verify_every=1)
     assert strategy.traffic.failures == 2
@@ -64,54 +61,11 @@ def test_a_node_that_raises_gets_a_snapshot_next_time():
     assert federation.seen[3, 5] == {"4"}
 
 
-def metrics(**changes):
-    def spoil(content):
-        kept = {**content["metrics"], **changes}
-        content["metrics"] = MetricRecord({k: v for k, v in kept.items() if v is not None})
-
-    return spoil
-
-
-def payload(change):
-    def spoil(content):
-        content["arrays"] = payload_record(change(content["arrays"]["payload"].data))
-
-    return spoil
-
-
-def flipped(data):
-    return data[:30] + bytes([data[30] ^ 1]) + data[31:]
-
-
-BAD_ANSWERS = {
-    "a flipped bit": payload(flipped),
-    "half": payload(lambda data: data[: len(data) // 2]),
-    "empty": payload(lambda data: b""),
-    "another model": payload(
-        lambda data: AVERAGE.encode(np.ones(5, np.float32), layout_of(one_array()))
-    ),
-    "no payload": lambda content: content.pop("arrays"),
-    "plain arrays": lambda content: content.update(arrays=one_array()),
-    "no metrics": lambda content: content.pop("metrics"),
-    "no samples": metrics(**{"num-examples": 0}),
-    "fewer than none": metrics(**{"num-examples": -3}),
-    "no loss": metrics(loss=None),
-    "a loss that is none": metrics(loss=math.nan),
-    "a loss in a list": metrics(loss=[1.0]),
-    "endless samples": metrics(**{"num-examples": math.inf}),
-    "more samples than float32 can count": metrics(**{"num-examples": 1e39}),
-}
-
-
-def one_array():
-    return ArrayRecord({"x": Array(np.ones(5, np.float32))})
-
-
-@pytest.mark.parametrize("name", BAD_ANSWERS)
+@pytest.mark.parametrize("name", ["a flipped bit", "no arrays", "no metrics", "endless samples"])
 def test_an_unusable_reply_is_left_out(name):
     def reply(key, answer):
         if key == (2, 2):
-            BAD_ANSWERS[name](answer.content)
+            UNUSABLE[name][0](answer)
         return answer
 
     federation = Federation(Trainer(), reply=reply)
@@ -125,7 +79,7 @@ def test_an_unusable_reply_is_left_out(name):
 
 def test_without_a_usable_reply_the_model_stays():
     def reply(key, answer):
-        BAD_ANSWERS["half"](answer.content) if key[1] == 2 else None
+        halve(answer) if key[1] == 2 else None
         return answer
 
     federation = Federation(Trainer(optimizer=MOMENTUM), reply=reply)
@@ -138,7 +92,7 @@ def test_without_a_usable_reply_the_model_stays():
 
 def test_a_run_without_usable_replies_ends_with_a_known_line():
     def reply(key, answer):
-        BAD_ANSWERS["half"](answer.content)
+        halve(answer)
         return answer
 
     with pytest.raises(PayloadError, match=f"^{GAVE_UP} in {MAX_CONSECUTIVE_FAILURES} rounds: "):
@@ -151,8 +105,7 @@ def beyond(made):
 
 
 def test_a_mean_beyond_float32_ends_the_run():
-    rounds = range(2, 2 + MAX_CONSECUTIVE_FAILURES)
-    huge = {(n, r): beyond for n in ALL for r in rounds}
+    huge = always(beyond, range(2, 2 + MAX_CONSECUTIVE_FAILURES))
     with pytest.raises(PayloadError, match="beyond float32: training has diverged"):
         Federation(Trainer(spoil=huge)).run(2 + MAX_CONSECUTIVE_FAILURES)
 

@@ -22,13 +22,11 @@ from compression.flower.server.session import InitialModel
 from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from strategy.federated import METRICS, Federated
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.serialization import StateError
 from task.flat_model import FlatModel
+from tests.grids import grid_of
 from tests.runs import composed, configured
 
 WORDS = ["algorithm=fedavg", "nodes=3", "local_steps=1", "batch_size=8", "dataset.holdout=0.3"]
@@ -47,8 +45,7 @@ class Theirs(StatisticsAveraging):
 
 
 def grid():
-    values = run_config(composed(*WORDS))
-    return OrderedGrid(LocalGrid(make_pool(NodeHostSpec("client.app:app", 3, 1, values), 1), 3))
+    return OrderedGrid(grid_of(run_config=run_config(composed(*WORDS))))
 
 
 def initial():

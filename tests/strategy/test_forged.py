@@ -1,62 +1,28 @@
 """If a node of a cut model sends what the server did not ask for, its reply is left out.
 
-The log names the node. A cut model is divided into segments on different nodes.
+The log names the node.
 """
 
 import tracemalloc
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
-from xxhash import xxh3_64_intdigest
 
 import client.app
 from compression import Layout, PayloadError, make_codec
 from compression.flower.batch_tensors import pack_labels
-from compression.flower.records import STYPE
-from compression.wire_header import varint
-from compression.wire_natives import NativeTensor
-from tests.strategy.cut import QUICK, SPLIT, run
-from tests.strategy.pipeline.test_dispatcher import missing, spoiling
+from tests.spoil import array, declaring, no_arrays
+from tests.strategy.cut import QUICK, SPLIT, run, spoiling
 
-EMPTY = Layout((), (), ())
-RAW = make_codec(coder="raw")
-LABELS = np.zeros((1, 64), np.int64)
-
-
-def adding(name, data, also=False):
-    """Return a function that sets a reply's payload `name` to `data`, if the reply has one.
-
-    With `also`, it adds the payload to replies without one.
-    """
-
-    def spoil(reply):
-        record = dict(reply.content["arrays"])
-        if also or name in record:
-            record[name] = Array("uint8", (len(data),), STYPE, data)
-        reply.content["arrays"] = ArrayRecord(record)
-
-    return spoil
-
-
-def labels_of(labels):
-    return RAW.encode(np.empty(0, np.float32), EMPTY, own=[NativeTensor(0, "labels", labels)])
-
-
+VECTOR = make_codec(coder="raw").encode(
+    np.zeros(64, np.float32), Layout(("labels",), ((1, 64),), ("int64",))
+)
+BEYOND = pack_labels(np.full((1, 64), 10), 10)
 NO_LABELS = {
-    "none": missing,
-    "no payload": adding("labels", b""),
-    "no tensor": adding("labels", RAW.encode(np.empty(0, np.float32), EMPTY)),
-    "too few": adding("labels", pack_labels(LABELS[:, :63], 10)),
-    "a row too many": adding("labels", pack_labels(np.zeros((2, 64)), 10)),
-    "beyond the classes": adding("labels", pack_labels(LABELS + 10, 10)),
-    "below zero": adding("labels", labels_of(LABELS - 1)),
-    "int8 below zero": adding("labels", labels_of((LABELS - 1).astype(np.int8))),
-    "floats": adding("labels", labels_of(LABELS * 1.0)),
-    "bool": adding("labels", labels_of(LABELS == 0)),
-    "in a vector": adding(
-        "labels", RAW.encode(np.zeros(64, np.float32), Layout(("labels",), ((1, 64),), ("int64",)))
-    ),
+    "none": no_arrays,
+    "no payload": array("labels", lambda data: b""),
+    "beyond the classes": array("labels", lambda data: BEYOND),
+    "in a vector": array("labels", lambda data: VECTOR),
 }
 
 
@@ -102,13 +68,6 @@ def test_a_node_that_keeps_sending_invalid_labels_is_replaced(tmp_path, caplog, 
     assert "segment 0: node 5 takes over from 1" in caplog.text
 
 
-def declaring(entries):
-    """Return a payload of 40 bytes that declares this many entries and holds none."""
-    body = b"EWP\x01\x01\x00\x00\x00\x01\x01" + varint(entries) + b"\x01\x00\x00\x00"
-    body += bytes(-len(body) % 8)
-    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
-
-
 NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", "x" * 10_000]
 
 
@@ -116,10 +75,10 @@ NAMES = ["copy", "gradients-0", "gradients-1", "gradients", "output", "labels", 
 @BOTH
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
-    """If a payload declares a huge size, the server does not allocate memory of this size."""
-    sizes = [1 << 26, 1 << 40] * len(NAMES)
-    both = zip(NAMES * 2, map(declaring, sizes), strict=True)
-    changes = [adding(*each, also=True) for each in both]
+    payloads = [declaring(1 << 26), declaring(1 << 40)] * len(NAMES)
+    both = zip(NAMES * 2, payloads, strict=True)
+    changes = [array(name, lambda data, made=made: made, add=True) for name, made in both]
+    run(tmp_path / "before", *words)  # loads the data set
     tracemalloc.start()
     try:
         result, _, _ = run(
@@ -134,6 +93,6 @@ def test_a_payloads_declared_size_costs_no_memory(tmp_path, words, node):
 
 
 def test_a_node_that_always_sends_unrequested_contents_ends_the_run(tmp_path):
-    app = spoiling(adding("more", b"x", also=True), node=2, times=range(100))
+    app = spoiling(array("more", lambda data: b"x", add=True), node=2, times=range(100))
     with pytest.raises(PayloadError, match=r"20 failures in a row of segment 2.*'more'"):
         run(tmp_path, *QUICK, app=app)

@@ -7,14 +7,11 @@ import pytest
 from compression import make_codec
 from simulation.network import Network
 from strategy.ordered_grid import OrderedGrid
+from tests.applied import CODECS
 from tests.strategy.federation import MOMENTUM, Federation, Trainer
 from tests.strategy.renewed import Renewed
 
-METHODS = {
-    "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
-    "topk": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
-    "f2i": {"quantizer": "int8"},
-}
+METHODS = {"esgd": CODECS["esgd"], "topk": CODECS["topk-int8"], "f2i": {"quantizer": "int8"}}
 BOUND = 25  # above twice the four nodes, plus five spare ids, plus two model versions for each node
 
 

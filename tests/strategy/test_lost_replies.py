@@ -5,9 +5,8 @@ import copy
 import numpy as np
 import pytest
 
-from compression import decode_update
-from compression.flower.acks import AckTracker
 from simulation.network import Network
+from tests.applied import CODECS, expect_nothing_lost, record_applied, still_kept
 from tests.strategy.federation import (
     AVERAGE,
     LAYOUT,
@@ -21,64 +20,19 @@ from tests.strategy.federation import (
 ROUNDS = 25
 LOSSY = Network(latency_ms=100.0, loss=0.25)
 SLOW = Network(latency_ms=10.0, seconds_per_step=0.2)
-CODECS = {
-    "topk": {"sparsifier": "topk", "density": 0.05},
-    "topk-int8": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
-    "threshold": {"sparsifier": "threshold", "threshold": 0.8},
-    "randomk": {"sparsifier": "randomk", "density": 0.1},
-    "gradient_dropping": {"sparsifier": "gradient_dropping", "drop": 0.9},
-    "sign": {"quantizer": "sign"},
-    "powersgd": {"quantizer": "powersgd", "rank": 1},
-    "cesgd": {"sparsifier": "cesgd", "feedback": True},
-    "dgc": {"sparsifier": "dgc", "sparsity": 0.9, "momentum": 0.0},
-    "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
-}
 
 
 @pytest.fixture
 def applied(monkeypatch):
-    """Record the applied updates: their sum for each node, and (node, sequence) of each update."""
-    total, seen, came = {}, [], {}
-    decode, applied = AckTracker.decode, AckTracker.applied
-
-    def decoding(self, node, payload, sequence, *options):
-        update = decode(self, node, payload, sequence, *options)
-        came[node] = sequence, update
-        return update
-
-    def applying(self, nodes):
-        nodes = list(nodes)
-        for node in nodes:
-            sequence, update = came.pop(node)
-            total[node] = total.get(node, 0) + update.dense()[:TRAINED].astype(np.float64)
-            seen.append((node, sequence))
-        applied(self, nodes)
-        for node, sequence in seen:
-            assert self.last_applied(node) >= sequence
-
-    monkeypatch.setattr(AckTracker, "decode", decoding)
-    monkeypatch.setattr(AckTracker, "applied", applying)
-    return total, seen
+    return record_applied(monkeypatch)
 
 
-def still_kept(federation, seen, node):
-    """Return what a node still has to send: its residual, plus its last update if not applied."""
-    codec, state = federation.codec, federation.state(node)
-    kept = state.memory[codec.sparsifier.residual_key or "error"]
-    if (node, state.sequence) not in seen:
-        sent = state.memory.get("sent")
-        before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
-        kept = kept + decode_update(state.last, LAYOUT, before=before).dense()[:TRAINED]
-    return kept
-
-
-def assert_nothing_is_lost(federation, total, seen):
+def assert_nothing_is_lost(federation, applied):
+    assert len(applied.seen) == len(set(applied.seen))
     for node in range(1, NODES + 1):
         made = [g for (n, _), g in federation.trainer.given.items() if n == node]
-        given = np.sum(made, axis=0, dtype=np.float64)[:TRAINED]
-        kept = still_kept(federation, seen, node)
-        scale = max(np.abs(given).max(), np.abs(kept).max(), 1)
-        np.testing.assert_allclose(total.get(node, 0) + kept, given, atol=2e-5 * scale)
+        given, state = np.sum(made, axis=0, dtype=np.float64), federation.state(node)
+        expect_nothing_lost(federation.codec, state, applied, node, LAYOUT, given)
 
 
 @pytest.mark.few(7)
@@ -87,10 +41,9 @@ def assert_nothing_is_lost(federation, total, seen):
 def test_sent_plus_kept_equals_given_whatever_is_lost(name, downlink, applied):
     federation = Federation(Trainer(**CODECS[name]), LOSSY, seed=5)
     strategy = federation.run(ROUNDS, timeout=1.0, downlink=downlink, verify_every=1)
-    total, seen = applied
-    assert len(seen) == len(set(seen)) == strategy.traffic.client_updates
-    assert strategy.traffic.failures == len(federation.trainer.given) - len(seen) > 10
-    assert_nothing_is_lost(federation, total, seen)
+    assert len(applied.seen) == strategy.traffic.client_updates
+    assert strategy.traffic.failures == len(federation.trainer.given) - len(applied.seen) > 10
+    assert_nothing_is_lost(federation, applied)
 
 
 @pytest.mark.parametrize("name", ["topk", "esgd", "sign"])
@@ -98,10 +51,9 @@ def test_sent_plus_kept_equals_given_however_late(name, applied):
     trainer = Trainer(steps=lambda node, number: 1 + (3 * node + number) % 4, **CODECS[name])
     federation = Federation(trainer, SLOW)
     federation.run(ROUNDS, quorum=0.5, seed=1)
-    total, seen = applied
-    assert ROUNDS * NODES - len(seen) > 10
-    assert {node for node, _ in seen} == set(range(1, NODES + 1))
-    assert_nothing_is_lost(federation, total, seen)
+    assert ROUNDS * NODES - len(applied.seen) > 10
+    assert {node for node, _ in applied.seen} == set(range(1, NODES + 1))
+    assert_nothing_is_lost(federation, applied)
 
 
 def test_sent_updates_are_what_moves_the_model(applied):
@@ -111,7 +63,8 @@ def test_sent_updates_are_what_moves_the_model(applied):
     moved = (federation.models[0] - federation.models[-1])[:TRAINED]
     given = np.sum(list(federation.trainer.given.values()), axis=0)[:TRAINED]
     assert strategy.traffic.failures > 3
-    np.testing.assert_allclose(moved + still_kept(federation, applied[1], 1), given, atol=1e-4)
+    kept = still_kept(federation.codec, federation.state(1), applied, 1, LAYOUT)
+    np.testing.assert_allclose(moved + kept, given, atol=1e-4)
 
 
 @pytest.mark.parametrize("downlink", [None, AVERAGE], ids=["full", "average"])
@@ -127,11 +80,10 @@ def test_a_repeated_reply_is_refused(downlink, applied):
 
     federation = Federation(Trainer(**CODECS["topk"]), reply=reply)
     strategy = federation.run(ROUNDS, downlink=downlink, verify_every=1)
-    total, seen = applied
     again = len([n for n in range(1, ROUNDS + 1) if n % 4 == 3])
     assert strategy.traffic.failures == again
-    assert len(seen) == len(set(seen)) == ROUNDS * NODES - again
-    assert_nothing_is_lost(federation, total, seen)
+    assert len(applied.seen) == ROUNDS * NODES - again
+    assert_nothing_is_lost(federation, applied)
 
 
 def test_without_losses_nothing_is_put_back(monkeypatch):

@@ -5,18 +5,11 @@ import math
 import pytest
 
 from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
 from simulation.network import Network
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from strategy import ordered_grid
 from strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
 from tests.compression.flower.fleet import Fleet
-
-
-def local(network=None, count=3):
-    pool = make_pool(NodeHostSpec("client.app:app", count, 1, {}), 1)
-    return LocalGrid(pool, count, VirtualClock(network))
+from tests.grids import grid_of
 
 
 @pytest.mark.parametrize("listings", [[[], [], [3], [3, 7], [3, 7]], [[3, 7], [3, 7]]])
@@ -27,7 +20,7 @@ def test_counting_waits_until_no_more_nodes_come(monkeypatch, listings):
 
 def test_a_local_grids_nodes_are_counted_at_once(monkeypatch):
     monkeypatch.setattr(ordered_grid.time, "sleep", lambda seconds: pytest.fail("slept"))
-    assert count_nodes(local()) == 3
+    assert count_nodes(grid_of()) == 3
 
 
 def test_in_real_time_the_server_looks_again_for_late_nodes(monkeypatch):
@@ -41,13 +34,13 @@ def test_in_real_time_the_server_looks_again_for_late_nodes(monkeypatch):
 def test_on_a_virtual_clock_the_server_waits_for_the_first_node():
     clock = VirtualClock(Network(join_seconds=10.0))
     first = min((clock.joined(node), node) for node in (1, 2, 3))
-    grid = OrderedGrid(local(Network(join_seconds=10.0)))
+    grid = OrderedGrid(grid_of(clock=VirtualClock(Network(join_seconds=10.0))))
     assert grid.next_look == first[0] > 0
     assert grid.wait_for_nodes() == [first[1]]
     assert grid.now == grid.virtual_seconds == first[0]
 
 
 def test_the_server_does_not_wait_for_nodes_that_never_join():
-    grid = OrderedGrid(local(count=0))
+    grid = OrderedGrid(grid_of(nodes=0))
     assert grid.next_look == math.inf
     assert grid.wait_for_nodes() == []

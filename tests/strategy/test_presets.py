@@ -1,8 +1,5 @@
 """Each preset of sparse averaging trains exactly like SGD if nodes send every entry."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -11,16 +8,13 @@ from torch import nn
 
 from client.node import Node
 from client.training import Trainer
-from conf import run_config
 from conf.build import data_of, model_of
-from conf.load import to_config
+from conf.load import HERE
 from docs.configuration import preset
-from simulation.job import Job
-from simulation.local import run_local
-from tests.runs import composed, configured
+from tests.local_runs import local_run
+from tests.runs import choices, configured, history_of, result_of
+from tests.same import expect_same
 
-ROOT = Path(__file__).parents[2]
-CONF = ROOT / "conf"
 ROUNDS = 8
 SAME = [
     f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8",
@@ -42,8 +36,7 @@ WHOLE = {
 
 def presets():
     """Return the settings of each preset of sparse averaging, read from its file to save time."""
-    names = sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml"))
-    found = {name: preset(name) for name in names}
+    found = {name: preset(name) for name in choices("algorithm")}
     return {name: sets for name, sets in found.items() if sets["strategy"] == "sparse_averaging"}
 
 
@@ -53,7 +46,7 @@ DELTAS = [name for name, sets in PRESETS.items() if sets.get("strategy.update") 
 
 def words(name):
     """Return the overrides with which a preset sends every entry."""
-    choice = OmegaConf.load(CONF / "compression" / f"{PRESETS[name]['compression']}.yaml")
+    choice = OmegaConf.load(HERE / "compression" / f"{PRESETS[name]['compression']}.yaml")
     options = WHOLE[choice.get("sparsifier", "dense")]
     given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
     unset = [f"compression.{key}=null" for key in ("levels", "bucket", "rank", "means", "clip")]
@@ -62,12 +55,9 @@ def words(name):
 
 def run(folder, *overrides):
     """Run in this process; return the weights, the result and the training losses."""
-    made = composed(*overrides)
-    config, values = to_config(made), run_config(made, output=str(folder))
-    run_local(Job(ROOT, values, config.nodes, folder, config.seed, config.network), workers=1)
-    rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    result = json.loads((folder / "result.json").read_text())
-    return load_file(folder / "model.safetensors"), result, [row["train_loss"] for row in rows]
+    local_run(folder, *overrides)
+    losses = [row["train_loss"] for row in history_of(folder)]
+    return load_file(folder / "model.safetensors"), result_of(folder), losses
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +80,7 @@ def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
     weights, result, losses = run(tmp_path, *words(name), *gradients)
     expected, reference, expected_losses = sgd()
     assert losses == expected_losses
-    for key in expected:
-        assert torch.equal(weights[key], expected[key])
+    expect_same(weights, expected)
     assert result["failures"] == 0
     assert result["client_updates"] == reference["client_updates"] == 4 * ROUNDS
     assert reference["sparsity"] == 0
@@ -104,13 +93,11 @@ def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_pa
     weights, _, losses = run(tmp_path, *words(name), *deltas)
     expected, _, expected_losses = sgd(*deltas)
     assert losses == expected_losses
-    for key in expected:
-        assert torch.equal(weights[key], expected[key])
+    expect_same(weights, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
-    """SGD on four nodes equals a torch optimiser that is given the mean of the four gradients."""
     overrides = ["algorithm=sgd", *SAME, f"strategy/optimizer={optimizer}", "lr=0.01"]
     weights, _, _ = run(tmp_path, *overrides)
     config = configured(*overrides)
@@ -134,12 +121,10 @@ def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["esgd", "dgc", "cesgd", "fedavg_topk", "qsgd"])
 def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
-    """Nodes that apply sparse averages have the same model as nodes that get the whole model."""
     overrides = [f"algorithm={name}", "rounds=12", "nodes=4", "batch_size=16", "eval_every=12"]
     full, _, _ = run(tmp_path / "full", *overrides, "downlink=full")
     average, result, _ = run(tmp_path / "average", *overrides, "strategy.verify_every=5")
-    for key in full:
-        assert torch.equal(full[key], average[key])
+    expect_same(average, full)
     assert result["failures"] == 0
 
 

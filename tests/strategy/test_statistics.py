@@ -11,7 +11,7 @@ from scipy.stats import trim_mean
 from compression import Layout, PayloadError, Update
 from strategy.aggregation import StatisticsMix
 from tests.strategy.event_loop import POLICIES, WAITS, at_once
-from tests.strategy.federation import LAYOUT, MOMENTUM, NODES, TRAINED, Federation, Trainer, start
+from tests.strategy.federation import LAYOUT, MOMENTUM, TRAINED, Federation, Trainer, always, start
 
 BN = Layout(
     ("fc.weight", "bn.running_mean", "bn.running_var"), ((4, 3), (4,), (4,)), ("float32",) * 3
@@ -27,8 +27,7 @@ def positive(values):
 
 
 def trainer(update="gradient", **options):
-    every = {(node, number): positive for node in range(1, NODES + 1) for number in range(1, 40)}
-    return Trainer(update, spoil=every, steps=at_once, **options)
+    return Trainer(update, spoil=always(positive, range(1, 40)), steps=at_once, **options)
 
 
 def assert_within(federation):

@@ -15,7 +15,8 @@ from conf import load_config
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
-from tests.runs import result_of, run_here
+from tests.local_runs import local_run
+from tests.runs import result_of
 
 KEPT = ("accuracy", "client_updates", "failures", "ended")
 
@@ -35,6 +36,6 @@ def finished(
         run.finish()
 
     with tempfile.TemporaryDirectory() as folder:
-        run_here(Path(folder), words, server_app=server_app)
+        local_run(Path(folder), *words, server_app=server_app)
         result = result_of(Path(folder))
     return grids[0], {key: result[key] for key in KEPT}

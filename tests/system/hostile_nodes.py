@@ -22,7 +22,8 @@ from typing import Any
 from client.app import app as honest
 from simulation.local import uncollected
 from tests.hostile import ATTACKS, LIES, STATISTICS, Attack, app_with
-from tests.runs import result_of, run_here
+from tests.local_runs import local_run
+from tests.runs import result_of
 
 NODES, POINTS = 10, 0.02
 ROBUST = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=10"]
@@ -90,7 +91,7 @@ def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, 
         app = honest if attack is None else app_with(attack, bad)
         words = [f"nodes={NODES}", "network=ideal", *words]
         try:
-            run_here(Path(folder), words, client_app=app)
+            local_run(Path(folder), *words, client_app=app)
         except Exception as error:
             return {"accuracy": None, "ended": f"{type(error).__name__}: {error}"[:200]}
         result = result_of(Path(folder))

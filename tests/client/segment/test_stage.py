@@ -20,6 +20,7 @@ from compression import PayloadError
 from conf.build import data_of, model_of, optimizer_of
 from task.flat_model import FlatModel
 from tests.runs import configured
+from tests.same import expect_same
 
 SPLIT = ("algorithm=split_backprop", "batch_size=64")  # a power of two: means are exact
 
@@ -96,12 +97,6 @@ def joined(stages):
     }
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
-
-
 @pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 3), (1, 2, 3)])
 @pytest.mark.parametrize("name", ["four_layers", "four_layers_plain"])
 def test_with_true_gradients_training_is_backpropagation_bit_for_bit(name, cuts):
@@ -116,7 +111,7 @@ def test_with_true_gradients_training_is_backpropagation_bit_for_bit(name, cuts)
         nn.functional.cross_entropy(flat.module(x), y).backward()
         optimizer.step()
         backpropagate(stages, x, y, number, config.lr)
-    same(joined(stages), flat.state_dict())
+    expect_same(joined(stages), flat.state_dict())
 
 
 @pytest.mark.parametrize("cuts", [(1,), (2,), (1, 2)])
@@ -127,7 +122,7 @@ def test_dropout_batchnorm_and_counters_are_those_of_the_uncut_model(model, cuts
     for number, (x, y) in enumerate(batches_of(config, 5)):
         whole[0].train(whole[0].segment.to_wire(x), y, number, config.lr)
         backpropagate(cut, x, y, number, config.lr)
-    same(joined(cut), joined(whole))
+    expect_same(joined(cut), joined(whole))
     assert [int(v) for stage in cut for v in stage.beside().values()] == [5]
 
 
@@ -162,7 +157,7 @@ def test_a_perfect_module_in_sequence_is_backpropagation_bit_for_bit(name):
         h = cut[0].segment.to_wire(x)
         for stage in cut:
             h = stage.train(h, y, number, config.lr).output
-    same(joined(cut), joined(whole))
+    expect_same(joined(cut), joined(whole))
 
 
 def test_micro_batches_add_up_to_the_mini_batch():
@@ -194,7 +189,7 @@ def test_a_process_without_the_forward_pass_can_do_the_backward_pass():
             given = stage.backward(key, given, partial(inputs.get, stage.place.segment), True)
         for stage in cut:
             stage.finish(config.lr)
-    same(joined(cut), joined(whole))
+    expect_same(joined(cut), joined(whole))
 
 
 def test_a_stage_resumes_from_its_copy_unchanged():
@@ -215,8 +210,7 @@ def test_a_stage_resumes_from_its_copy_unchanged():
     other.begin({name: a.copy() for name, a in one.arrays(whole=True).items()}, one.beside())
     work(one, range(3, 6))
     work(other, range(3, 6))
-    for name, array in one.arrays(whole=True).items():
-        np.testing.assert_array_equal(array, other.arrays(whole=True)[name], err_msg=name)
+    expect_same(one.arrays(whole=True), other.arrays(whole=True))
 
 
 def test_a_module_learns_its_target():
@@ -250,10 +244,8 @@ def test_values_that_are_not_finite_are_refused_and_the_segment_stays(spoiled):
     beside = {name: a.copy() for name, a in stage.beside().items()}
     with pytest.raises(PayloadError, match="not finite"):
         stage.train(x, y, 1, 1e-3)
-    for name, array in stage.arrays(whole=True).items():
-        np.testing.assert_array_equal(array, before[name], err_msg=name)
-    for name, array in stage.beside().items():
-        np.testing.assert_array_equal(array, beside[name])
+    expect_same(stage.arrays(whole=True), before)
+    expect_same(stage.beside(), beside)
 
 
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])

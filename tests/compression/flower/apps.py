@@ -4,24 +4,39 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-
 NODES = 3
 
 
-def moving(train, mod=None, evaluate=None):
-    """Return an app that replies with the records that `train(partition, values, state)` makes."""
-    app = ClientApp(mods=[mod] if mod else [])
+def record_of(values):
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
+
+
+def values_of(arrays):
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def vector(seed):
+    """Return a record of 5,000 random entries."""
+    return record_of({"w": np.random.default_rng(seed).normal(size=5000).astype(np.float32)})
+
+
+def counted(state):
+    """Count a node's messages in the node's state; return the count."""
+    state["count"] = ConfigRecord({"n": state["count"]["n"] + 1 if "count" in state else 1})
+    return state["count"]["n"]
+
+
+def moving(train, mods=None, evaluate=None):
+    """Return an app that replies with the records that `train(partition, values, state)` makes.
+
+    `mods`: one mod, or a list.
+    """
+    app = ClientApp(mods=mods if isinstance(mods, list) else [mods] if mods else [])
 
     def answer(function, message, context):
-        values = {name: a.numpy() for name, a in message.content["arrays"].items()}
+        values = values_of(message.content["arrays"])
         made = function(context.node_config["partition-id"], values, context.state)
-        content = {
-            key: ArrayRecord({n: Array(np.asarray(v)) for n, v in record.items()})
-            for key, record in made.items()
-        }
+        content = {key: record_of(values) for key, values in made.items()}
         content["metrics"] = MetricRecord({"num-examples": 2, "loss": 1.0})
         return Message(RecordDict(content), reply_to=message)
 
@@ -50,11 +65,33 @@ def only_of(node, function):
     return train
 
 
-def grid_of(app, nodes=NODES):
-    return LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
+def same(node, values, state):
+    return {"arrays": values}
+
+
+def spoiling(app, spoil, node=0):
+    """Return the app with replies of one node, given by its partition, changed by `spoil`."""
+
+    def answer(message, context):
+        reply = app(message, context)
+        if context.node_config["partition-id"] == node:
+            spoil(reply)
+        return reply
+
+    return answer
 
 
 def ask(grid, arrays, kind="train", nodes=None, **config):
     content = RecordDict({"arrays": arrays, "config": ConfigRecord(config)})
     nodes = nodes or grid.get_node_ids()
     return [Message(content, node, kind, group_id="1") for node in nodes]
+
+
+def replies_to(compressed, arrays, *options, **config):
+    """Ask nodes as `ask` does; return their replies."""
+    return list(compressed.send_and_receive(ask(compressed, arrays, *options, **config)))
+
+
+def left_out(replies):
+    """Return the nodes whose replies were left out."""
+    return [reply.metadata.src_node_id for reply in replies if reply.has_error()]

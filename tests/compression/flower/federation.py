@@ -1,16 +1,17 @@
 """A small federation: six nodes with different targets train a model of four tensors."""
 
 import random
+from functools import partial
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
 from compression import make_codec
 from compression.flower import CompressedGrid, Traffic
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from tests.compression.flower.apps import record_of, spoiling, values_of
+from tests.grids import grid_of
 
 NODES, ROUNDS = 6, 3
 SHAPES = {"conv.weight": (4, 1, 3, 3), "conv.bias": (4,), "scale": (), "fc.weight": (5, 36)}
@@ -20,8 +21,8 @@ INT8 = make_codec(quantizer="int8")
 
 def initial():
     rng = np.random.default_rng(0)
-    return ArrayRecord(
-        {n: Array(np.asarray(rng.normal(size=shape), np.float32)) for n, shape in SHAPES.items()}
+    return record_of(
+        {n: np.asarray(rng.normal(size=shape), np.float32) for n, shape in SHAPES.items()}
     )
 
 
@@ -46,41 +47,21 @@ def node_app(mod=None, spoil=None):
         metrics = {"num-examples": 2, "loss": 1.0 + context.node_config["partition-id"]}
         return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
 
-    if spoil is None:
-        return app
-
-    def spoiled(message, context):
-        reply = app(message, context)
-        return spoil(reply) if context.node_config["partition-id"] == 2 else reply
-
-    return spoiled
+    return spoiling(app, spoil, node=2) if spoil else app
 
 
-def run(strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, compressed=None):
-    """Train over a local grid, or over `compressed(grid)`; return the model."""
+def run(app, nodes=NODES, strategy=None, rounds=ROUNDS, arrays=None, over=None, **options):
+    """Train over a local grid, or over `over(grid)`; return the model. The default is FedAvg."""
     random.seed(1)  # Flower's strategies shuffle the nodes
-    grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
-    result = strategy.start(
-        compressed(grid) if compressed else grid,
-        arrays or initial(),
-        rounds,
-        evaluate_fn=evaluate_fn,
-    )
-    return {name: array.numpy() for name, array in result.arrays.items()}
+    grid, strategy = grid_of(app, nodes), strategy or FedAvg(fraction_evaluate=0)
+    result = strategy.start(over(grid) if over else grid, arrays or initial(), rounds, **options)
+    return values_of(result.arrays)
 
 
 def compressed_run(
-    strategy, app, nodes=NODES, evaluate_fn=None, arrays=None, rounds=ROUNDS, **options
+    app, nodes=NODES, strategy=None, rounds=ROUNDS, arrays=None, evaluate_fn=None, **options
 ):
     """Train over a `CompressedGrid`; return the model and the grid's `Traffic`."""
     traffic = options.setdefault("traffic", Traffic())
-    model = run(
-        strategy,
-        app,
-        nodes,
-        evaluate_fn,
-        arrays,
-        rounds,
-        lambda grid: CompressedGrid(grid, **options),
-    )
-    return model, traffic
+    over = partial(CompressedGrid, **options)
+    return run(app, nodes, strategy, rounds, arrays, over, evaluate_fn=evaluate_fn), traffic

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod, FailureLimits
-from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
+from tests.compression.flower.apps import NODES, ask, counted, moving, record_of, to_targets
 from tests.compression.flower.federation import SHAPES, compressed_run, initial
+from tests.grids import grid_of
 
 
 @pytest.mark.parametrize("options", [{"downlink": "int8"}, {}])
 def test_an_app_does_not_see_the_mods_state_and_may_clear_its_own(options):
-    """The app's state holds no record of the mod; the mod works if the app clears the state."""
     seen = []
 
     def train(node, values, state):
@@ -22,7 +22,7 @@ def test_an_app_does_not_see_the_mods_state_and_may_clear_its_own(options):
         return to_targets(node, values, state)
 
     app = moving(train, CompressionMod("topk", density=0.5))
-    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, rounds=4, **options)
+    _, traffic = compressed_run(app, NODES, rounds=4, **options)
     assert seen == [[]] * NODES + [["own"]] * 3 * NODES
     assert (traffic.client_updates, traffic.failures) == (4 * NODES, 0)
 
@@ -31,10 +31,7 @@ def test_a_nodes_error_does_not_change_its_memory():
     given = np.zeros(36 * 5 + 36 + 4 + 1)
 
     def train(node, values, state):
-        if not state:
-            state["times"] = ConfigRecord({"n": 0})
-        state["times"]["n"] += 1
-        if state["times"]["n"] == 2:
+        if counted(state) == 2:
             raise RuntimeError("no power")
         made = to_targets(node, values, state)
         given[:] += np.concatenate(
@@ -42,13 +39,10 @@ def test_a_nodes_error_does_not_change_its_memory():
         )
         return made
 
-    uplink = CompressionMod("topk", density=0.2)
-    start, rounds = initial(), 60
-    app = moving(train, uplink)
-    one = {"min_train_nodes": 1, "min_available_nodes": 1, "fraction_evaluate": 0}
-    model, traffic = compressed_run(
-        FedAvg(**one), app, 1, arrays=start, rounds=rounds, failures=FailureLimits(patience=2)
-    )
+    app, start, rounds = moving(train, CompressionMod("topk", density=0.2)), initial(), 60
+    one = FedAvg(min_train_nodes=1, min_available_nodes=1, fraction_evaluate=0)
+    limits = FailureLimits(patience=2)
+    model, traffic = compressed_run(app, 1, one, rounds, start, failures=limits)
     assert (traffic.failures, traffic.client_updates) == (1, rounds - 1)
     moved = np.concatenate([(model[n] - start[n].numpy()).reshape(-1) for n in SHAPES])
     unsent = np.abs(given - moved).max()
@@ -65,22 +59,20 @@ def test_an_applied_update_is_not_put_back_for_any_model_type(method, kind):
     def train(node, values, state):
         return {"arrays": {n: value + np.asarray(1, value.dtype) for n, value in values.items()}}
 
-    start = ArrayRecord({"w": Array(np.zeros((6, 6), kind)), "b": Array(np.zeros(4, kind))})
+    start = record_of({"w": np.zeros((6, 6), kind), "b": np.zeros(4, kind)})
     app = moving(train, CompressionMod(method, **options))
-    model, _ = compressed_run(FedAvg(fraction_evaluate=0), app, NODES, arrays=start, rounds=6)
+    model, _ = compressed_run(app, NODES, arrays=start, rounds=6)
     for value in model.values():
         np.testing.assert_allclose(value, 6, rtol=1e-2)
         assert value.dtype == kind
 
 
 def test_two_models_are_told_apart():
-    """With two models, an update of one model is not taken for an update of the other model."""
-
     def train(node, values, state):
         return {"arrays": {name: value + 1 for name, value in values.items()}}
 
     compressed = CompressedGrid(grid_of(moving(train, CompressionMod("topk", density=1.0)), 2))
-    models = [ArrayRecord({"w": Array(np.full(8, 10.0 * g, np.float32))}) for g in (1, 2)]
+    models = [record_of({"w": np.full(8, 10.0 * g, np.float32)}) for g in (1, 2)]
     first = []
     for _ in range(3):
         messages = [m for g in (0, 1) for m in ask(compressed, models[g], nodes=[g + 1])]
@@ -95,8 +87,7 @@ def test_two_models_are_told_apart():
 @pytest.mark.parametrize("method", ["int8", "topk", "dgc", "powersgd"])
 def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
     def train(node, values, state):
-        state["n"] = ConfigRecord({"n": state["n"]["n"] + 1 if "n" in state else 1})
-        if node == 0 and state["n"]["n"] % 3 == 0:
+        if counted(state) % 3 == 0 and node == 0:
             raise RuntimeError("no power")
         moved = to_targets(node, values, state)["arrays"]
         del moved["conv.bias"]  # the reply has one layer fewer
@@ -110,9 +101,8 @@ def test_sampling_few_nodes_of_which_one_fails_at_times(method, nodes):
     strategy = Body(fraction_train=0.5, min_train_nodes=1, min_available_nodes=1,
                     fraction_evaluate=0)  # fmt: skip
     app = moving(train, CompressionMod(method))
-    model, traffic = compressed_run(
-        strategy, app, nodes, rounds=8, downlink="int8", failures=FailureLimits(patience=2)
-    )
+    limits = FailureLimits(patience=2)
+    model, traffic = compressed_run(app, nodes, strategy, 8, downlink="int8", failures=limits)
     assert traffic.failures in (1, 2)
     assert traffic.client_updates + traffic.failures == 8
     assert tuple(model) == tuple(SHAPES)

@@ -8,47 +8,34 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression import decode_update, make_codec
+from compression import make_codec
 from compression.flower import (
     CompressedGrid,
     CompressionMod,
     layout_of,
-    payload_of,
     to_arrays,
     to_vector,
 )
-from compression.flower.acks import AckTracker
 from compression.flower.node.state import NodeState, store_arrays, stored_arrays
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.server.model_sync import DeltaSync
 from compression.flower.server.session import VersionTracker
 from compression.flower.tensor_split import Model, TensorSplit
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from tests.compression.flower.federation import NODES, SHAPES, initial
+from tests.applied import CODECS, expect_nothing_lost, record_applied
+from tests.compression.flower.apps import moving, record_of
+from tests.compression.flower.federation import NODES, compressed_run, initial
+from tests.grids import pool_of
 
 ROUNDS = 25
-CODECS = {
-    "topk": {"sparsifier": "topk", "density": 0.05},
-    "topk-int8": {"sparsifier": "topk", "density": 0.05, "quantizer": "int8", "feedback": True},
-    "threshold": {"sparsifier": "threshold", "threshold": 0.3},
-    "randomk": {"sparsifier": "randomk", "density": 0.1},
-    "gradient_dropping": {"sparsifier": "gradient_dropping", "drop": 0.9},
-    "sign": {"quantizer": "sign"},
-    "powersgd": {"quantizer": "powersgd", "rank": 1},
-    "selective-feedback": {"sparsifier": "selective", "density": 0.05, "feedback": True},
-    "cesgd-feedback": {"sparsifier": "cesgd", "feedback": True},
-    "dgc": {"sparsifier": "dgc", "sparsity": 0.9, "momentum": 0.0},
-    "esgd": {"sparsifier": "esgd", "drop": 0.8, "beta": 1.0, "cap": 0.2},
-}
+STAGE = {"int8": "quantizer", "topk": "sparsifier", "sign": "quantizer", "qsgd": "quantizer"}
 
 
 class Lossy(LocalGrid):
     """A grid that loses a fifth of requests and replies, and sometimes repeats an old reply."""
 
-    def __init__(self, pool, nodes):
-        super().__init__(pool, nodes)
+    def __init__(self, *options):
+        super().__init__(*options)
         self.draw = np.random.default_rng(3)
         self.old = {}
         self.lost = self.again = 0
@@ -90,72 +77,34 @@ def app_with(mod, given):
     return app
 
 
-@pytest.fixture
-def sent(monkeypatch):
-    """Record applied updates: sums by partition, pairs (node, sequence), and the `AckTracker`."""
-    total, seen, found = {}, [], []
-    decoded = {}
-    decode, resolve = AckTracker.decode, AckTracker.resolve
-
-    def spy_decode(self, node, payload, sequence, *rest):
-        update = decode(self, node, payload, sequence, *rest)
-        decoded[node] = sequence, update.dense().astype(np.float64)
-        found[:] = [self]
-        return update
-
-    def spy_resolve(self, node, *, applied):
-        if applied and node in self.pending:
-            sequence, values = decoded[node]
-            total[node - 1] = total.get(node - 1, 0) + values
-            seen.append((node, sequence))
-        resolve(self, node, applied=applied)
-
-    monkeypatch.setattr(AckTracker, "decode", spy_decode)
-    monkeypatch.setattr(AckTracker, "resolve", spy_resolve)
-    return total, seen, found
-
-
-def still_kept(codec, state, acks, node, layout):
-    """Return a node's unsent part: its residual, plus its last update if it was not applied."""
-    kept = state.memory[
-        "error" if codec.sparsifier.residual_key is None else codec.sparsifier.residual_key
-    ]
-    if state.sequence != acks.last_applied(node):
-        sent = state.memory.get("sent")
-        before = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
-        kept = kept + decode_update(state.last, layout, before=before).dense()
-    return kept
-
-
 @pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [*((name, False) for name in CODECS), ("topk-int8", True), ("sign", True), ("esgd", True)],
 )
-def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, sent):
-    codec, given = make_codec(**CODECS[name]), {}
-    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), given), NODES, 1, {}), 1)
+def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, monkeypatch):
+    codec, given, applied = make_codec(**CODECS[name]), {}, record_applied(monkeypatch)
+    pool = pool_of(app_with(CompressionMod(codec), given), NODES)
     grid = Lossy(pool, NODES)
     downlink = make_codec(quantizer="int8") if changes else None
     compressed = CompressedGrid(grid, downlink=downlink)
     FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=ROUNDS)
-    total, seen, (acks,) = sent
-    acks.applied(acks.pending)  # no later message does this for the last round
+    # No later message does this for the last round.
+    applied.tracker.applied(applied.tracker.pending)
     assert grid.lost > 10
     assert grid.again > 1
-    assert len(seen) == len(set(seen)) == compressed.traffic.client_updates > 60
+    assert len(applied.seen) == compressed.traffic.client_updates > 60
+    assert len(applied.seen) == len(set(applied.seen))
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
         state = NodeState(pool.contexts[node].state)
-        kept = still_kept(codec, state, acks, node, layout)
-        scale = max(np.abs(given[node - 1]).max(), np.abs(kept).max(), 1)
-        np.testing.assert_allclose(total[node - 1] + kept, given[node - 1], atol=2e-5 * scale)
+        expect_nothing_lost(codec, state, applied, node, layout, given[node - 1])
 
 
 def test_without_losses_nothing_is_put_back(monkeypatch):
     codec = make_codec("topk", density=0.05)
     monkeypatch.setattr(type(codec), "restore", None)  # a call would raise
-    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), NODES, 1, {}), 1)
+    pool = pool_of(app_with(CompressionMod(codec), {}), NODES)
     compressed = CompressedGrid(LocalGrid(pool, NODES))
     FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=5)
     assert compressed.traffic.failures == 0
@@ -163,7 +112,7 @@ def test_without_losses_nothing_is_put_back(monkeypatch):
 
 def test_a_node_that_lost_its_state_takes_part_again():
     codec = make_codec("topk", density=0.05)
-    pool = make_pool(NodeHostSpec(app_with(CompressionMod(codec), {}), 2, 1, {}), 1)
+    pool = pool_of(app_with(CompressionMod(codec), {}), 2)
     strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
     compressed = CompressedGrid(LocalGrid(pool, 2), downlink="int8")
     failures = []
@@ -185,7 +134,7 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
         """Run each node like a separate process: nodes of one process share a replica."""
         return app_with(CompressionMod(codec), {})(message, context)
 
-    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 1)
+    pool = pool_of(app, NODES)
     compressed = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
     failures, sizes = [], []
 
@@ -205,23 +154,16 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
     assert rounds[1] < rounds[3] < rounds[0]  # one of six nodes got the whole model again
 
 
-@pytest.mark.parametrize("downlink", ["int8", "topk", "sign", "qsgd"])
+@pytest.mark.parametrize("downlink", STAGE)
 def test_nodes_converge_to_a_model_that_stands_still(downlink):
     """With a lossy downlink, messages also send what earlier ones lost, so nodes converge."""
-    codec = (
-        make_codec("topk", density=0.2) if downlink == "topk" else make_codec(quantizer=downlink)
-    )
+    options = {"density": 0.2} if downlink == "topk" else {}
     seen = []
-    app = ClientApp()
 
-    @app.train(mods=[CompressionMod(make_codec())])
-    def train(message, context):
-        arrays = message.content["arrays"]
-        seen.append(to_vector(arrays))
-        content = {"arrays": arrays, "m": MetricRecord({"num-examples": 1})}
-        return Message(RecordDict(content), reply_to=message)
+    def train(node, values, state):
+        seen.append(to_vector(record_of(values)))
+        return {"arrays": values}
 
-    pool = make_pool(NodeHostSpec(app, 2, 1, {}), 1)
     target = np.random.default_rng(9).normal(size=layout_of(initial()).size).astype(np.float32)
 
     class Fixed(FedAvg):
@@ -232,26 +174,12 @@ def test_nodes_converge_to_a_model_that_stands_still(downlink):
             return to_arrays(target, layout_of(initial())), metrics
 
     strategy = Fixed(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
-    strategy.start(CompressedGrid(LocalGrid(pool, 2), downlink=codec), initial(), num_rounds=30)
+    codec = make_codec(**{STAGE[downlink]: downlink}, **options)
+    app = moving(train, CompressionMod(make_codec()))
+    compressed_run(app, 2, strategy, rounds=30, downlink=codec)
     errors = [float(np.linalg.norm(vector - target)) for vector in seen[::2]]
     assert errors[2] < errors[1]
     assert errors[-1] < 0.05 * errors[1]
-
-
-def test_payload_of_a_change_is_smaller_than_the_model():
-    sizes = []
-
-    def cap_weights(message, context):
-        sizes.append(len(payload_of(message.content)[1]))
-        return inner(message, context)
-
-    inner = app_with(CompressionMod(make_codec()), {})
-    pool = make_pool(NodeHostSpec(cap_weights, NODES, 1, {}), 1)
-    compressed = CompressedGrid(LocalGrid(pool, NODES), downlink="int8")
-    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=3)
-    whole, changes = sizes[:NODES], sizes[NODES:]
-    assert sum(np.prod(s, dtype=int) for s in SHAPES.values()) * 4 < min(whole)
-    assert max(changes) < min(whole) / 2
 
 
 def test_unused_versions_and_those_beyond_the_budget_are_dropped(monkeypatch):

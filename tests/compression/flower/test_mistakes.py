@@ -1,11 +1,8 @@
 """A user's mistake raises an error at once where possible, else after the first round."""
 
-import logging
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
@@ -13,7 +10,7 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
-from compression import PayloadError, make_codec
+from compression import Layout, PayloadError, decode, make_codec
 from compression.flower import (
     CompressedGrid,
     CompressionMod,
@@ -24,11 +21,11 @@ from compression.flower import (
     layout_of,
     to_vector,
 )
+from compression.flower.privacy import within_clip
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from tests.compression.flower.apps import ask, grid_of, moving, to_targets
+from tests.compression.flower.apps import counted, moving
 from tests.compression.flower.federation import INT8, NODES, compressed_run, initial, run
+from tests.grids import grid_of
 
 CLIP = 0.1
 PRIVATE = (DifferentialPrivacyClientSideFixedClipping, DifferentialPrivacyServerSideFixedClipping)
@@ -38,69 +35,56 @@ def fedavg():
     return FedAvg(fraction_evaluate=0)
 
 
-def app_with(mods, arrays=None, fails=None):
-    """Return an app whose nodes move each tensor by a random step."""
-    app = ClientApp()
+def app_with(mods, records=lambda moved: {"arrays": moved}, fails=()):
+    """Return an app whose nodes move each tensor by a random step; `fails`: failing messages."""
 
-    @app.train(mods=mods)
-    def train(message, context):
-        node, number = (
-            context.node_config["partition-id"],
-            message.content["config"]["server-round"],
-        )
-        if fails and fails(node, number):
+    def train(node, values, state):
+        number = counted(state)
+        if number in fails:
             raise RuntimeError("out of battery")
         draw = np.random.default_rng([node, number])
-        moved = {
-            name: Array(np.asarray(a.numpy() + draw.normal(size=a.shape), np.float32))
-            for name, a in message.content["arrays"].items()
-        }
-        content = {"metrics": MetricRecord({"num-examples": 1, "loss": 1.0})}
-        content |= arrays(moved) if arrays else {"arrays": ArrayRecord(moved)}
-        return Message(RecordDict(content), reply_to=message)
+        return records(
+            {n: np.float32(value + draw.normal(size=value.shape)) for n, value in values.items()}
+        )
 
-    return app
+    return moving(train, mods)
 
 
 def two_records(moved):
-    names = list(moved)
-    return {
-        "first": ArrayRecord({name: moved[name] for name in names[:1]}),
-        "second": ArrayRecord({name: moved[name] for name in names[1:]}),
-    }
+    first, *others = moved.items()
+    return {"first": dict([first]), "second": dict(others)}
 
 
 MISTAKES = {
-    "no mod": ([], None, "give it mods=[CompressionMod(...)], before any other mod"),
-    "two records": ([CompressionMod(INT8)], two_records, "none of them 'arrays', the model"),
-    "the mod after another": (
-        [LocalDpMod(1.0, 1.0, 1.0, 0.5), CompressionMod(INT8)], None, "before any other mod",
+    "no mod": (app_with([]), "give it mods=[CompressionMod(...)], before any other mod"),
+    "two records": (
+        app_with(CompressionMod(INT8), two_records),
+        "none of them 'arrays', the model",
     ),
-}  # fmt: skip
+    "the mod after another": (
+        app_with([LocalDpMod(1.0, 1.0, 1.0, 0.5), CompressionMod(INT8)]),
+        "before any other mod",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
-    mods, arrays, reason = MISTAKES[case]
+    app, reason = MISTAKES[case]
     with pytest.raises(PayloadError) as raised:
-        compressed_run(fedavg(), app_with(mods, arrays))
+        compressed_run(app)
     assert str(raised.value).startswith("no update could be used in round 1: ")
     assert reason in str(raised.value)
 
 
 def test_later_rounds_raise_too_unless_patience_allows_them():
-    def fails(node, number):
-        return number in (2, 3)
-
-    app = app_with([CompressionMod(INT8)], fails=fails)
+    app = app_with(CompressionMod(INT8), fails=(2, 3))
     with pytest.raises(PayloadError, match=r"in round 2: .*out of battery"):
-        compressed_run(fedavg(), app)
+        compressed_run(app)
     with pytest.raises(PayloadError, match="in 2 rounds: "):
-        compressed_run(fedavg(), app, failures=FailureLimits(patience=2))
-    seen, evaluate_fn = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
-    _, traffic = compressed_run(
-        fedavg(), app, failures=FailureLimits(patience=3), evaluate_fn=evaluate_fn
-    )
+        compressed_run(app, failures=FailureLimits(patience=2))
+    seen, note = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
+    _, traffic = compressed_run(app, evaluate_fn=note, failures=FailureLimits(patience=3))
     assert seen[1] == seen[2] == seen[3] != seen[0]  # what the model has learned is kept
     assert traffic.failures == 2 * NODES
 
@@ -110,35 +94,61 @@ def test_a_run_without_any_reply_raises_at_its_end():
         def send_and_receive(self, messages, *, timeout=None):
             return []
 
-    grid = Deaf(make_pool(NodeHostSpec(app_with([CompressionMod(INT8)]), 3, 1, {}), 1), 3)
-    compressed = CompressedGrid(grid)
+    compressed = CompressedGrid(grid_of(app_with(CompressionMod(INT8)), kind=Deaf))
     fedavg().start(compressed, initial(), num_rounds=2)
     with pytest.raises(PayloadError, match="no node has answered: the model is as it was"):
         compressed.end()
 
 
-def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(caplog):
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        run(fedavg(), app_with([CompressionMod(INT8)]))
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+def test_a_mod_without_a_compressed_grid_at_the_server_warns_once(logged):
+    run(app_with(CompressionMod(INT8)))
+    (line,) = logged()
     assert "nothing is compressed: start its strategy with CompressedGrid(grid)" in line
 
 
+def compressed(**options):
+    return CompressedGrid(LocalGrid(None, 1), **options)
+
+
+WRONG_TYPES = [
+    (lambda: StatisticsAveraging(FedAvg), "not its class: StatisticsAveraging(FedAvg())"),
+    (lambda: StatisticsAveraging("fedavg"), "flwr.serverapp.strategy"),
+    (lambda: CompressedGrid("grid"), "wraps a Grid"),
+    (lambda: compressed(downlink=8), '"int8" say, not 8'),
+    (lambda: compressed(exact="head"), "list of patterns"),
+    (lambda: compressed(exact=None), "list of patterns"),
+    (lambda: compressed(replies=None), "replies must be a ReplyRules"),
+    *((lambda name=name: compressed(**{name: 3}), f"{name} must be")
+      for name in ("screening", "replies", "failures", "model", "traffic", "state")),
+    (lambda: CompressionMod(None), '"int8" say, not None'),
+    (lambda: CompressionMod(INT8, density=0.1), "density: give options to make_codec"),
+    (lambda: CompressionMod("topk", sparsifier="dense"),
+     "'topk' is a sparsifier: sparsifier='dense' is another"),
+    (lambda: ReplyRules(uplink="int8"), "uplink must be a codec"),
+    (lambda: ReplyRules(metrics={"train": "loss"}), "metrics must be lists of names"),
+    (lambda: ReplyRules(metrics=["loss"]), "metrics must be lists of names"),
+    (lambda: ReplyRules(uneven="x"), "uneven true or false"),
+]  # fmt: skip
+WRONG_VALUES = [
+    (lambda: CompressionMod("int9"), "no method is called 'int9'; there are cesgd, "),
+    (lambda: compressed(downlink="zip2"), "no method is called 'zip2'"),
+    (lambda: CompressionMod("topk", levels=4), "option levels does not go with sparsifier topk"),
+    (lambda: Screening(refuse=True), "screen.refuse must be a number"),
+    *((lambda made=made, seed=seed: made(seed), "seed must be a whole number")
+      for seed in (-1, 1.5, "a") for made in (lambda seed: CompressionMod("qsgd", seed=seed),
+                                              lambda seed: compressed(seed=seed))),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("make", "part"),
+    ("error", "make", "part"),
     [
-        (lambda: StatisticsAveraging(FedAvg), "not its class: StatisticsAveraging(FedAvg())"),
-        (lambda: StatisticsAveraging("fedavg"), "flwr.serverapp.strategy"),
-        (lambda: CompressedGrid("grid"), "wraps a Grid"),
-        (lambda: CompressedGrid(LocalGrid(None, 1), downlink=8), '"int8" say, not 8'),
-        (lambda: CompressedGrid(LocalGrid(None, 1), exact="head"), "list of patterns"),
-        (lambda: CompressedGrid(LocalGrid(None, 1), exact=None), "list of patterns"),
-        (lambda: CompressionMod(None), '"int8" say, not None'),
-        (lambda: CompressionMod(INT8, density=0.1), "density: give options to make_codec"),
+        *((TypeError, *case) for case in WRONG_TYPES),
+        *((ValueError, *case) for case in WRONG_VALUES),
     ],
 )
-def test_wrong_types_are_refused_at_once(make, part):
-    with pytest.raises(TypeError) as raised:
+def test_wrong_options_are_refused_at_once(error, make, part):
+    with pytest.raises(error) as raised:
         make()
     assert part in str(raised.value)
 
@@ -147,35 +157,6 @@ def test_a_strategy_of_the_old_api_is_refused():
     old = pytest.importorskip("flwr.server.strategy")
     with pytest.raises(TypeError, match="Flower's old API"):
         StatisticsAveraging(old.FedAvg())
-
-
-@pytest.mark.parametrize(
-    ("make", "part"),
-    [
-        (lambda: CompressionMod("int9"), "no method is called 'int9'; there are cesgd, "),
-        (lambda: CompressedGrid(LocalGrid(None, 1), downlink="zip2"), "no method is called 'zip2'"),
-        (
-            lambda: CompressionMod("topk", levels=4),
-            "option levels does not go with sparsifier topk",
-        ),
-        (lambda: FailureLimits(patience=0), "patience"),
-        (lambda: FailureLimits(few=0), "few must be a number of rounds"),
-        (lambda: ReplyRules(uplink="int8"), "uplink must be a codec"),
-        (lambda: ReplyRules(metrics={"train": "loss"}), "metrics must be lists of names"),
-        (lambda: ReplyRules(metrics=["loss"]), "metrics must be lists of names"),
-        (lambda: ReplyRules(uneven="x"), "uneven true or false"),
-        (lambda: Screening(refuse=True), "screen.refuse must be a number"),
-        *(
-            (lambda name=name: CompressedGrid(LocalGrid(None, 1), **{name: 3}), f"{name} must be")
-            for name in ("screening", "replies", "failures", "model", "traffic", "state")
-        ),
-        (lambda: CompressedGrid(LocalGrid(None, 1), replies=None), "replies must be a ReplyRules"),
-    ],
-)
-def test_wrong_values_are_refused_at_once(make, part):
-    with pytest.raises((TypeError, ValueError)) as raised:
-        make()
-    assert part in str(raised.value)
 
 
 class Norms(FedAvg):
@@ -217,9 +198,8 @@ def clipped(codec, inner, **options):
     """Train with Flower's client-side clipping to the norm CLIP; return the traffic."""
     options = {"arrays": without_scalars(), **options}
     strategy = DifferentialPrivacyClientSideFixedClipping(inner, 0.0, CLIP, NODES)
-    return compressed_run(
-        strategy, app_with([CompressionMod(codec), fixedclipping_mod]), **options
-    )[1]
+    app = app_with([CompressionMod(codec), fixedclipping_mod])
+    return compressed_run(app, strategy=strategy, **options)[1]
 
 
 @pytest.mark.parametrize("name", KEEP)
@@ -241,9 +221,6 @@ def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
     codec, delta = make_codec(quantizer="int8"), np.full(100_000, 0.51, np.float32)
     delta[0] = 127
     delta *= np.float32(CLIP / np.linalg.norm(delta))
-    from compression import Layout, decode
-    from compression.flower.privacy import within_clip
-
     layout = Layout(("w",), ((len(delta),),), ("float32",))
 
     def norm(values):
@@ -254,20 +231,16 @@ def test_int8_rounding_of_a_clipped_update_stays_within_the_clip():
 
 
 def with_extra(extra):
-    arrays = initial()
     kind = np.int64 if extra == "steps" else np.float32
-    arrays[extra] = Array(np.ones(3, kind))
-    return arrays
+    return ArrayRecord({**initial(), extra: Array(np.ones(3, kind))})
 
 
 @pytest.mark.parametrize("wrapper", PRIVATE)
 @pytest.mark.parametrize("extra", ["bn.running_var", "steps"])
 def test_methods_that_the_noise_does_not_cover_are_refused(wrapper, extra):
-    grid = LocalGrid(make_pool(NodeHostSpec(app_with([]), NODES, 1, {}), 1), NODES)
+    strategy = StatisticsAveraging(wrapper(fedavg(), 1.0, CLIP, NODES))
     with pytest.raises(ValueError, match="take a model without"):
-        StatisticsAveraging(wrapper(fedavg(), 1.0, CLIP, NODES)).start(
-            CompressedGrid(grid), with_extra(extra)
-        )
+        compressed_run(app_with([]), strategy=strategy, arrays=with_extra(extra))
 
 
 def test_values_at_a_node_that_clips_are_refused():
@@ -279,21 +252,7 @@ def test_values_at_a_node_that_clips_are_refused():
 def test_any_method_works_where_the_server_clips(name):
     inner = Norms(fraction_evaluate=0)
     strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
-    app = app_with([CompressionMod(make_codec(**DO_NOT[name]))])
-    compressed_run(strategy, app, arrays=without_scalars())
+    app = app_with(CompressionMod(make_codec(**DO_NOT[name])))
+    compressed_run(app, strategy=strategy, arrays=without_scalars())
     assert len(inner.norms) == 3 * NODES
     assert max(inner.norms) <= CLIP * (1 + 1e-5)
-
-
-def test_impossible_options_are_refused():
-    grid = grid_of(moving(to_targets))
-    with pytest.raises(TypeError, match="'topk' is a sparsifier: sparsifier='dense' is another"):
-        CompressionMod("topk", sparsifier="dense")
-    for seed in (-1, 1.5, "a"):
-        with pytest.raises(ValueError, match="seed must be a whole number"):
-            CompressionMod("qsgd", seed=seed)
-        with pytest.raises(ValueError, match="seed must be a whole number"):
-            CompressedGrid(grid, seed=seed)
-    compressed = CompressedGrid(grid, exact=["embeding*"])
-    with pytest.raises(ValueError, match="matches no tensor"):
-        compressed.send_and_receive(ask(compressed, initial()))

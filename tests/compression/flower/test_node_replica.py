@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from compression.flower.node_replica import MODEL, VERSION, Replica
 from task.optimizers import SGD, Adam, Momentum
+from tests.same import expect_same
 
 SIZE, TRAINED = 30, 22
 RULES = [SGD(), Momentum(0.5), Momentum(0.5, lazy=True), Adam(), Adam(lazy=True)]
@@ -66,8 +67,7 @@ def test_parameters_take_the_optimisers_step_and_statistics_the_values(seed, sha
         rule.step(x, state, indices[trained], values[trained], lr, number)
         rest[indices[~trained] - TRAINED] = values[~trained]  # independent of the learning rate
     np.testing.assert_array_equal(replica.model, np.concatenate([x, rest]))
-    for name in rule.names:
-        np.testing.assert_array_equal(replica.arrays[name], state[name])
+    expect_same({name: replica.arrays[name] for name in rule.names}, state)
 
 
 @settings(deadline=None, max_examples=40)
@@ -82,8 +82,7 @@ def test_a_whole_update_and_its_entries_are_the_same(seed, rule):
         values = np.concatenate([values[:cut], np.full(len(rest), number, np.float32)])
         whole.apply(None, dense(indices, values), 0.1)
         sparse.apply(indices, values, 0.1)
-    for name in whole.arrays:
-        np.testing.assert_array_equal(whole.arrays[name], sparse.arrays[name])
+    expect_same(whole.arrays, sparse.arrays)
 
 
 @pytest.mark.parametrize("trained", [0, SIZE])
@@ -111,6 +110,5 @@ def test_whoever_shares_the_arrays_shares_the_replica(rule):
     assert one.version == other.version == alone.version == 3
     assert own.version == 0
     assert other.model is one.model
-    for name, array in alone.arrays.items():
-        np.testing.assert_array_equal(other.arrays[name], array)
+    expect_same(other.arrays, alone.arrays)
     np.testing.assert_array_equal(own.model, start(rule).model)

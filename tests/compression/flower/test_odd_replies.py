@@ -12,10 +12,21 @@ from flwr.serverapp.strategy import FedAvg
 
 from compression.flower import CompressedGrid, CompressionMod, ReplyRules
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from tests.compression.flower.apps import NODES, ask, grid_of, moving, only_of, to_targets
+from tests.compression.flower.apps import (
+    NODES,
+    ask,
+    left_out,
+    moving,
+    only_of,
+    record_of,
+    replies_to,
+    same,
+    spoiling,
+    to_targets,
+    values_of,
+)
 from tests.compression.flower.federation import SHAPES, compressed_run, initial, node_app
+from tests.grids import grid_of
 from tests.mutations import HEADERS, ODD_TYPES, npy_of
 
 HALF_UP, HALF_DOWN = ("conv.weight", "conv.bias"), ("scale", "fc.weight")
@@ -25,11 +36,7 @@ def part(arrays, names):
     return ArrayRecord({name: arrays[name] for name in names})
 
 
-def values_of(arrays):
-    return {name: array.numpy() for name, array in arrays.items()}
-
-
-def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
+def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(logged):
     """Arrays in a reply to an evaluation are sent exactly, and the residual does not change."""
     matrix = np.random.default_rng(2).normal(size=(3, 3)).astype(np.float32)
     seen = []
@@ -43,21 +50,19 @@ def test_arrays_in_the_reply_to_an_evaluation_are_sent_exactly(caplog):
         return {"confusion": {"counts": matrix}}
 
     app = moving(to_targets, CompressionMod("topk", density=0.3, quantizer="int8"), evaluate)
-    _, traffic = compressed_run(Seeing(fraction_evaluate=1), app, NODES, rounds=2)
+    _, traffic = compressed_run(app, NODES, Seeing(fraction_evaluate=1), 2)
     assert len(seen) == 2 * NODES
     for found in seen:
         np.testing.assert_array_equal(found, matrix)
     assert traffic.failures == 0
-    assert not [each for each in caplog.records if each.name == "edgewire"]
+    assert not logged()
 
 
 def test_replies_pass_unchanged_if_none_has_arrays():
     app = moving(lambda node, values, state: {}, CompressionMod("int8"))
     compressed = CompressedGrid(grid_of(app))
-    replies = compressed.send_and_receive(ask(compressed, initial()))
-    assert [dict(r.content["metrics"]) for r in replies] == [
-        {"num-examples": 2, "loss": 1.0}
-    ] * NODES
+    found = [dict(r.content["metrics"]) for r in replies_to(compressed, initial())]
+    assert found == [{"num-examples": 2, "loss": 1.0}] * NODES
     assert compressed.traffic.failures == 0
 
 
@@ -66,46 +71,35 @@ def test_a_reply_without_arrays_among_others_is_left_out():
         return to_targets(node, values, state) if node == 1 else {}
 
     compressed = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))))
-    replies = compressed.send_and_receive(ask(compressed, initial()))
-    assert sorted(reply.has_error() for reply in replies) == [False, True, True]
+    assert left_out(replies_to(compressed, initial())) == [1, 3]
     assert compressed.traffic.failures == 2
 
 
 def test_two_metric_records_reach_the_strategy():
-    def with_more(reply):
-        reply.content["timings"] = MetricRecord({"seconds": 1.0})
-        return reply
-
     app = node_app(CompressionMod("int8"))
-    compressed = CompressedGrid(grid_of(lambda message, context: with_more(app(message, context))))
-    replies = compressed.send_and_receive(ask(compressed, initial()))
-    assert {frozenset(r.content) for r in replies} == {frozenset({"arrays", "metrics", "timings"})}
+    for node in range(NODES):
+        app = spoiling(app, with_another, node)
+    for reply in replies_to(CompressedGrid(grid_of(app)), initial()):
+        assert set(reply.content) == {"arrays", "metrics", "more"}
 
 
-def with_another(content):
-    content["more"] = MetricRecord({"a": 1.0})
+def with_another(reply):
+    reply.content["more"] = MetricRecord({"a": 1.0})
 
 
-def with_other_arrays(content):
-    content["more"] = ArrayRecord({"a": Array(np.ones(3, np.float32))})
+def with_other_arrays(reply):
+    reply.content["more"] = record_of({"a": np.ones(3, np.float32)})
 
 
-def retyped(content):
-    content["metrics"] = ConfigRecord(dict(content["metrics"]))
+def retyped(reply):
+    reply.content["metrics"] = ConfigRecord(dict(reply.content["metrics"]))
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
 @pytest.mark.parametrize("spoil", [with_another, with_other_arrays, retyped])
 def test_a_reply_with_an_unexpected_record_is_left_out_alone(spoil, nodes):
-    app = moving(to_targets, CompressionMod("int8"))
-
-    def spoiled(message, context):
-        reply = app(message, context)
-        if context.node_config["partition-id"] == 0:
-            spoil(reply.content)
-        return reply
-
-    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), spoiled, nodes, rounds=2)
+    app = spoiling(moving(to_targets, CompressionMod("int8")), spoil)
+    _, traffic = compressed_run(app, nodes, rounds=2)
     assert traffic.failures == 2
     assert traffic.client_updates == 2 * (nodes - 1)
 
@@ -119,10 +113,9 @@ def test_nodes_that_reply_with_different_layers(uneven):
         moved = to_targets(node, values, state)["arrays"]
         return {"arrays": {name: moved[name] for name in names[node]}}
 
-    compressed = CompressedGrid(
-        grid_of(moving(train, CompressionMod("dense"))), replies=ReplyRules(uneven=uneven)
-    )
-    replies = compressed.send_and_receive(ask(compressed, initial()))
+    grid = grid_of(moving(train, CompressionMod("dense")))
+    compressed = CompressedGrid(grid, replies=ReplyRules(uneven=uneven))
+    replies = replies_to(compressed, initial())
     assert compressed.traffic.failures == (0 if uneven else NODES - 1)
     for reply in replies:
         if uneven:
@@ -134,10 +127,8 @@ def test_nodes_that_reply_with_different_layers(uneven):
 
 
 def test_nodes_that_are_sent_different_layers():
-    """Nodes to which different layers were sent may reply with different layers."""
-    compressed = CompressedGrid(
-        grid_of(moving(to_targets, CompressionMod("int8"))), downlink="int8"
-    )
+    grid = grid_of(moving(to_targets, CompressionMod("int8")))
+    compressed = CompressedGrid(grid, downlink="int8")
     for _ in range(3):
         messages = [
             *ask(compressed, part(initial(), HALF_UP), nodes=[1]),
@@ -154,14 +145,13 @@ def test_layers_that_alternate_are_told_apart():
 
     def train(node, values, state):
         seen.append(values)
-        return {"arrays": values}
+        return same(node, values, state)
 
     compressed = CompressedGrid(grid_of(moving(train, CompressionMod("dense")), 1), downlink="topk")
     layers = {name: rng.normal(size=100).astype(np.float32) for name in ("first", "second")}
     for number in range(4):
         name = ("first", "second")[number % 2]
-        arrays = ArrayRecord({name: Array(layers[name])})
-        (reply,) = compressed.send_and_receive(ask(compressed, arrays))
+        (reply,) = replies_to(compressed, record_of({name: layers[name]}))
         assert not reply.has_error()
         assert list(seen[-1]) == [name]
         np.testing.assert_array_equal(seen[-1][name], layers[name])
@@ -174,7 +164,7 @@ def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
         return {"arrays": moved}
 
     compressed = CompressedGrid(grid_of(moving(train, CompressionMod("int8"))), exact=["fc.*"])
-    for reply in compressed.send_and_receive(ask(compressed, initial())):
+    for reply in replies_to(compressed, initial()):
         node, values = reply.metadata.src_node_id - 1, values_of(reply.content["arrays"])
         expected = to_targets(node, values_of(initial()), None)["arrays"]["fc.weight"]
         np.testing.assert_array_equal(values["fc.weight"], expected.astype(np.float32))
@@ -195,39 +185,29 @@ def test_exact_tensors_stay_exact_in_a_reply_with_one_layer_fewer():
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_a_reply_with_unexpected_tensors_is_left_out_alone(method, other, nodes):
     """A reply is compared with the tensors that were sent to its node, not with another reply."""
-    model, traffic = compressed_run(
-        FedAvg(fraction_evaluate=0), moving(only_of(0, other), CompressionMod(method)), nodes
-    )
+    app = moving(only_of(0, other), CompressionMod(method))
+    model, traffic = compressed_run(app, nodes)
     assert traffic.failures == 3
     assert {name: value.shape for name, value in model.items()} == SHAPES
 
 
 def test_a_clipping_norm_without_a_clipping_mod_has_no_effect():
-    """`clipping_norm` in a message has no effect if no mod clips."""
     compressed = CompressedGrid(grid_of(moving(to_targets, CompressionMod("int8"))))
     found = {}
     for norm in (1e-3, 1e9):
-        replies = compressed.send_and_receive(ask(compressed, initial(), clipping_norm=norm))
+        replies = replies_to(compressed, initial(), clipping_norm=norm)
         found[norm] = [values_of(reply.content["arrays"]) for reply in replies]
     for one, other in zip(*found.values(), strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_an_apps_other_records_and_metrics_pass_unchanged():
-    app = ClientApp(mods=[CompressionMod("int8")])
+def test_an_apps_other_metrics_pass_unchanged():
+    def spoil(reply):
+        reply.content["metrics"]["seconds"] = 12345.0
 
-    @app.train()
-    def train(message, context):
-        metrics = MetricRecord({"num-examples": 2, "seconds": 12345.0})
-        content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
-        return Message(content, reply_to=message)
-
-    compressed = CompressedGrid(grid_of(app))
-    for reply in compressed.send_and_receive(ask(compressed, initial())):
-        assert reply.content["metrics"]["seconds"] == 12345.0
-    content = RecordDict({"arrays": initial(), "edgewire": ConfigRecord({"mine": 1})})
-    with pytest.raises(ValueError, match="give yours another name"):
-        compressed.send_and_receive([Message(content, 1, "train", group_id="1")])
+    app = spoiling(moving(same, CompressionMod("int8")), spoil)
+    (reply,) = replies_to(CompressedGrid(grid_of(app, 1)), initial())
+    assert reply.content["metrics"]["seconds"] == 12345.0
 
 
 @pytest.mark.parametrize("code", [3, 4, 5])
@@ -238,27 +218,17 @@ def test_a_run_survives_a_round_that_reaches_no_node(code):
             list(super().send_and_receive(messages))  # sets the messages' ids
             return [Message(error, reply_to=message) for message in messages]
 
-    grid = Away(
-        make_pool(NodeHostSpec(moving(to_targets, CompressionMod("int8")), NODES, 1, {}), 1), NODES
-    )
-    compressed = CompressedGrid(grid)
-    assert all(
-        reply.has_error() for reply in compressed.send_and_receive(ask(compressed, initial()))
-    )
+    compressed = CompressedGrid(grid_of(moving(same, CompressionMod("int8")), kind=Away))
+    assert len(left_out(replies_to(compressed, initial()))) == NODES
     assert compressed.traffic.failures == NODES
 
 
 def test_messages_of_different_types_are_not_compared():
-    app = ClientApp(mods=[CompressionMod("int8")])
+    app = moving(same, CompressionMod("int8"), lambda node, values, state: {})
 
     @app.query()
     def query(message, context):
         return Message(RecordDict({"m": MetricRecord({"num-examples": 0})}), reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message, context):
-        metrics = MetricRecord({"num-examples": 2, "loss": 1.0})
-        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     compressed = CompressedGrid(grid_of(app))
     kinds = ["evaluate", "evaluate", "query"]
@@ -266,7 +236,7 @@ def test_messages_of_different_types_are_not_compared():
         ask(compressed, initial(), kind, [node])[0]
         for kind, node in zip(kinds, compressed.get_node_ids(), strict=True)
     ]
-    assert not any(reply.has_error() for reply in compressed.send_and_receive(messages))
+    assert not left_out(compressed.send_and_receive(messages))
 
 
 @pytest.mark.few(4)
@@ -302,14 +272,14 @@ def test_a_reply_with_an_unreadable_array_is_an_error(kind, version):
     assert failed > len(made) * 3 // 4
 
 
-def test_floats_of_another_byte_order_are_floats(caplog):
+def test_floats_of_another_byte_order_are_floats(logged):
     start = {name: array.numpy().astype(">f4") for name, array in initial().items()}
-    arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
+    arrays = record_of(start)
     assert arrays["scale"].dtype == ">f4"
-    same = moving(lambda node, values, state: {"arrays": values}, CompressionMod("int8"))
-    model, traffic = compressed_run(FedAvg(fraction_evaluate=0), same, NODES, arrays=arrays)
+    app = moving(same, CompressionMod("int8"))
+    model, traffic = compressed_run(app, NODES, arrays=arrays)
     for name, value in start.items():
         # The mean may differ in its last bit.
         np.testing.assert_allclose(model[name], value, rtol=1e-6)
     assert traffic.uplink_bytes > 0
-    assert not [each for each in caplog.records if each.name == "edgewire"]
+    assert not logged()

@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 from flwr.supercore.run import Run
 
 from compression.flower import CompressedGrid, CompressionMod, Traffic
 from simulation.any_app.grid import GuestGrid
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
+from tests.compression.flower.apps import NODES, ask, moving, record_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial
+from tests.grids import grid_of, pool_of
 
 
 @pytest.mark.few(4)
@@ -22,7 +20,7 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
     """The app mixes each reply into the model at once, and sends the new model to the same node."""
     options = {"density": 0.5} if method == "topk" else {}
     app = moving(to_targets, CompressionMod(method, **options))
-    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), workers)
+    pool = pool_of(app, NODES, workers=workers)
     try:
         grid = GuestGrid(LocalGrid(pool, NODES), Run.create_empty(1))
         compressed = CompressedGrid(grid, downlink=downlink, traffic=Traffic())
@@ -34,26 +32,18 @@ def test_an_app_that_mixes_each_reply_at_once_converges(method, downlink, worker
                 assert not reply.has_error(), reply.error.reason
                 waiting.discard(reply.metadata.reply_to_message_id)
                 theirs, mine = reply.content["arrays"], arrays
-                arrays = ArrayRecord({
-                    n: Array(np.asarray((mine[n].numpy() + theirs[n].numpy()) / 2, np.float32))
-                    for n in mine
-                })  # fmt: skip
+                arrays = record_of({n: (mine[n].numpy() + theirs[n].numpy()) / 2 for n in mine})
                 done += 1
-                waiting |= {
-                    *compressed.push_messages(
-                        ask(compressed, arrays, nodes=[reply.metadata.src_node_id])
-                    )
-                }
+                messages = ask(compressed, arrays, nodes=[reply.metadata.src_node_id])
+                waiting.update(compressed.push_messages(messages))
     finally:
         pool.close()
     assert compressed.traffic.client_updates == done
     assert compressed.traffic.failures == 0
     for name, array in arrays.items():
         target = len(name) + 1  # the mean of the nodes' targets
-        assert (
-            np.abs(array.numpy() - target).max()
-            < np.abs(initial()[name].numpy() - target).max() / 2
-        )
+        before, after = (np.abs(a.numpy() - target).max() for a in (initial()[name], array))
+        assert after < before / 2
 
 
 def test_rounds_and_updates_are_those_of_messages_for_training():
@@ -100,7 +90,7 @@ def test_each_update_of_a_loop_without_rounds_draws_anew():
         return {"arrays": {"w": np.linspace(0, 1, 50, dtype=np.float32)}}
 
     compressed = CompressedGrid(grid_of(moving(train, CompressionMod("qsgd")), 1))
-    start, seen = ArrayRecord({"w": Array(np.zeros(50, np.float32))}), []
+    start, seen = record_of({"w": np.zeros(50, np.float32)}), []
     for _ in range(3):
         (reply,) = compressed.pull_messages(compressed.push_messages(ask(compressed, start)))
         seen.append(reply.content["arrays"]["w"].numpy())

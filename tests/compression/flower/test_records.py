@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from flwr.app import Array, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from compression.flower import FlatArray, layout_of, to_arrays, to_vector
 from compression.flower.records import payload_record, reply_to
@@ -28,12 +27,6 @@ def test_a_flat_array_is_an_array():
     assert (flat.dtype, flat.shape, flat.stype) == (plain.dtype, plain.shape, plain.stype)
     flat.numpy()[0] = 9  # a fresh array, as in Flower
     assert vector[0] == 0
-
-
-@pytest.fixture
-def identity():
-    """Set the identity of this process, without which Flower makes no messages."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
 
 @pytest.mark.usefixtures("identity")

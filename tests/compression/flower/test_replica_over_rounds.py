@@ -6,22 +6,20 @@ import pickle
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
-from compression import PayloadError, decode, make_codec
+from compression import PayloadError, decode
 from compression.flower import CompressionMod, payload_of
 from compression.flower.headers import (
     HEADER,
     HEALS,
     DownlinkHeader,
     TrainConfig,
-    UplinkHeader,
-    read,
     written,
 )
 from compression.flower.node.state import MEMORY, checksum, stored_arrays
-from compression.flower.node_replica import MODEL, REPLICA, VERSION, Replica
-from compression.flower.server.model_sync import StepLogSync
+from compression.flower.node_replica import MODEL, REPLICA, VERSION
+from tests.compression.flower.stepping import SteppingServer
+from tests.same import expect_same
 from tests.strategy.federation import (
     ADAM,
     LAYOUT,
@@ -32,37 +30,26 @@ from tests.strategy.federation import (
     Federation,
     Trainer,
     app_of,
+    assert_models,
     gradient,
     start,
 )
 
+pytestmark = pytest.mark.usefixtures("identity")
 TOPK = {"sparsifier": "topk", "density": 0.1}
 OPTIMIZERS = [SGD, MOMENTUM, ADAM]
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o["_target_"][16:])
 
 
-class TrainingRun:
+class TrainingRun(SteppingServer):
     """A server with a log of its steps, and a ClientApp that a test calls directly."""
 
     def __init__(self, optimizer=ADAM, update="gradient", **compression):
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
         self.trainer = Trainer(update, optimizer=optimizer, **compression)
+        super().__init__(self.trainer.optimizer, LAYOUT, TRAINED)
         self.app = app_of(self.trainer)
-        self.replica = Replica.start(self.trainer.optimizer, TRAINED, start())
-        self.steps = StepLogSync(self.replica, LAYOUT, follow=True)
         self.contexts = {n: context_of(n) for n in range(1, NODES + 1)}
         self.number = 0
-
-    def go(self, count=1):
-        """Let the server's model take `count` random steps."""
-        for _ in range(count):
-            draw = np.random.default_rng([99, self.replica.version])
-            indices = np.sort(draw.choice(LAYOUT.size, 5, replace=False)).astype(np.uint32)
-            values = draw.normal(size=5).astype(np.float32)
-            self.replica.apply(indices, values, 0.1)
-            payload = make_codec(coder="raw").encode_sparse(indices, values, LAYOUT)
-            self.steps.add(payload, 0.1)
-        return self
 
     def ask(self, node, known, model_update=None, **header):
         """Send `node` a model update and return the content of its reply.
@@ -80,27 +67,13 @@ class TrainingRun:
         return stored_arrays(self.contexts[node].state, REPLICA)
 
     def assert_follows(self, node):
-        own = self.arrays(node)
-        assert own.keys() == self.replica.arrays.keys()
-        for name, array in self.replica.arrays.items():
-            np.testing.assert_array_equal(own[name], array)
+        expect_same(self.arrays(node), self.replica.arrays)
         assert self.trainer.models[node, self.number].tobytes() == self.replica.model.tobytes()
 
 
 def context_of(node):
     place = {"partition-id": node - 1, "num-partitions": NODES}
     return Context(1, node, place, RecordDict(), {})
-
-
-@every_optimizer
-def test_a_node_follows_through_snapshots_and_updates(optimizer):
-    course = TrainingRun(optimizer)
-    base = None
-    for missed in (0, 1, 0, 3, 2):
-        content = course.go(missed).ask(1, base, checksum=course.steps.checksum())
-        course.assert_follows(1)
-        base = read(content, UplinkHeader).version  # the version that the server reads
-        assert base == course.replica.version
 
 
 @every_optimizer
@@ -125,8 +98,7 @@ def test_updates_that_do_not_fit_are_refused_and_change_nothing(wrong):
     changed = {"base": 3, "rates": [0.1]} if wrong == "gap" else {"base": 0, "rates": [0.1]}
     with pytest.raises(PayloadError, match="a version that this node does not have"):
         course.ask(1, 2, **changed)
-    for name, array in course.arrays(1).items():
-        np.testing.assert_array_equal(array, before[name])
+    expect_same(course.arrays(1), before)
     course.ask(1, 2)
     course.assert_follows(1)
 
@@ -197,8 +169,7 @@ def test_a_node_continues_after_its_state_was_transferred(how, compression):
     one = there.run(6, after=travel, verify_every=1)
     two = here.run(6, verify_every=1)
     assert one.traffic.failures == two.traffic.failures == 0
-    for left, right in zip(there.models, here.models, strict=True):
-        assert left.tobytes() == right.tobytes()
+    assert_models(there, here.models)
 
 
 def test_a_replica_from_elsewhere_is_copied_once():
@@ -259,12 +230,3 @@ def test_a_node_without_a_layout_or_an_optimizer_reports_it(lacks):
     message = Message(RecordDict({"arrays": model_update.arrays, HEADER: told}), 1, "train")
     with pytest.raises(PayloadError, match=f"knows no {lacks}"):
         app(message, context_of(1), lambda *_: pytest.fail("the app was called"))
-
-
-def test_a_message_without_steps_is_followed():
-    """If the model has not changed since a node's last message, the next one holds no payload."""
-    course = TrainingRun().go(1)
-    course.ask(1, None)
-    assert not course.steps.model_update(1).arrays
-    assert payload_of(course.ask(1, 1)) is not None
-    course.assert_follows(1)

@@ -13,58 +13,62 @@ from compression import Layout, make_codec
 from compression.flower import CompressedGrid, CompressionMod, payload_record
 from compression.flower.headers import HEADER
 from compression.flower.records import NUMPY
-from compression.wire_header import DTYPES, varint
+from compression.wire_header import DTYPES
 from compression.wire_natives import NativeTensor
-from tests.compression.flower.apps import NODES, ask, grid_of, moving, to_targets
+from tests.compression.flower.apps import (
+    NODES,
+    ask,
+    left_out,
+    moving,
+    record_of,
+    replies_to,
+    spoiling,
+    to_targets,
+    values_of,
+)
 from tests.compression.flower.federation import SHAPES, initial
+from tests.grids import grid_of
+from tests.spoil import declaring
 
-ENTRIES = sum(int(np.prod(shape)) for shape in SHAPES.values())
 RAW = make_codec(coder="raw")
 
 
 def compressed_of(change, uplink="dense"):
     """Return a `CompressedGrid` to nodes; `change` modifies the replies of the first node."""
     app = moving(to_targets, CompressionMod(uplink), lambda node, values, state: {})
-
-    def answer(message, context):
-        reply = app(message, context)
-        if context.node_config["partition-id"] == 0:
-            change(reply)
-        return reply
-
-    return CompressedGrid(grid_of(answer))
+    return CompressedGrid(grid_of(spoiling(app, change)))
 
 
-def in_vector(dtypes, **header):
-    """Return a `change` that puts a reply's tensors into the float32 vector with these dtypes."""
+def with_payload(payload, **header):
+    """Return a `change` that replaces a reply's payload, which declares its names."""
 
     def change(reply):
-        layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
-        payload = RAW.encode(np.ones(layout.size, np.float32), layout, names=True)
         said = {**reply.content[HEADER], "named": 1, **header}
         reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
 
     return change
 
 
+def in_vector(dtypes, **header):
+    """Return a `change` that puts a reply's tensors into the float32 vector with these dtypes."""
+    layout = Layout(tuple(SHAPES), tuple(SHAPES.values()), dtypes)
+    payload = RAW.encode(np.ones(layout.size, np.float32), layout, names=True)
+    return with_payload(payload, **header)
+
+
 def beside(dtype):
     """Return a `change` that moves all tensors of a reply out of the float32 vector, as `dtype`."""
-
-    def change(reply):
-        given = enumerate(SHAPES.items())
-        own = [NativeTensor(i, name, np.ones(shape, dtype)) for i, (name, shape) in given]
-        payload = RAW.encode(np.ones(0, np.float32), Layout((), (), ()), names=True, own=own)
-        said = {**reply.content[HEADER], "named": 1, "whole": 1}
-        reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
-
-    return change
+    given = enumerate(SHAPES.items())
+    own = [NativeTensor(i, name, np.ones(shape, dtype)) for i, (name, shape) in given]
+    payload = RAW.encode(np.ones(0, np.float32), Layout((), (), ()), names=True, own=own)
+    return with_payload(payload, whole=1)
 
 
-def left_out(compressed, caplog, said):
+def expect_refused(compressed, caplog, said):
     """Assert that one reply is left out with the reason `said`; others have the sent dtypes."""
     sent = initial()
-    replies = compressed.send_and_receive(ask(compressed, sent))
-    assert [reply.has_error() for reply in replies].count(True) == 1
+    replies = replies_to(compressed, sent)
+    assert left_out(replies) == [1]
     assert compressed.traffic.failures == 1
     assert "node 1" in caplog.text
     assert said in caplog.text
@@ -79,16 +83,17 @@ def left_out(compressed, caplog, said):
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if not d.startswith("float")])
 def test_dtypes_that_the_vector_cannot_hold(dtype, whole, caplog):
     header = {"whole": 1} if whole else {}
-    left_out(compressed_of(in_vector((dtype,) * len(SHAPES), **header)), caplog, dtype)
+    expect_refused(compressed_of(in_vector((dtype,) * len(SHAPES), **header)), caplog, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64", "bool", "int64", "uint8"])
 def test_dtypes_that_were_not_requested(dtype, caplog):
-    left_out(compressed_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
+    expect_refused(compressed_of(beside(dtype)), caplog, f"comes as {dtype}, float32 was sent")
 
 
 def test_floats_beside_the_vector_are_refused(caplog):
-    left_out(compressed_of(beside("float32")), caplog, "travels in another part of the payload")
+    said = "travels in another part of the payload"
+    expect_refused(compressed_of(beside("float32")), caplog, said)
 
 
 def second_payload(reply):
@@ -97,8 +102,7 @@ def second_payload(reply):
 
 def test_a_second_payload(caplog):
     compressed = compressed_of(second_payload)
-    replies = compressed.send_and_receive(ask(compressed, initial()))
-    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert left_out(replies_to(compressed, initial())) == [1]
     assert "holds 2 payloads" in caplog.text
 
 
@@ -113,9 +117,8 @@ def test_replies_in_another_dtype_are_used(method, dtype):
 
     values = {"w": np.full(3, 2.0, np.float32), "n": counts}
     compressed = CompressedGrid(grid_of(moving(train, CompressionMod(method))))
-    arrays = ArrayRecord({name: Array(value) for name, value in values.items()})
-    for reply in compressed.send_and_receive(ask(compressed, arrays)):
-        found = {name: array.numpy() for name, array in reply.content["arrays"].items()}
+    for reply in replies_to(compressed, record_of(values)):
+        found = values_of(reply.content["arrays"])
         np.testing.assert_array_equal(found["w"], values["w"])
         assert found["w"].dtype.kind == "f"
         assert found["n"].dtype == counts.dtype
@@ -125,19 +128,15 @@ def test_replies_in_another_dtype_are_used(method, dtype):
 
 @pytest.mark.parametrize("method", ["dense", "topk"])
 def test_new_tensors_may_have_any_numpy_dtype(method):
-    """A reply may hold new tensors, such as adapters, of any NumPy dtype."""
     kinds = [kind for kind in DTYPES if kind != "bfloat16"]
     values = {f"adapter.{kind}": np.ones((4, 2), kind) for kind in kinds}
 
     def train(node, _, state):
         return {"arrays": values}
 
-    compressed = CompressedGrid(
-        grid_of(
-            moving(train, CompressionMod(method, **({} if method == "dense" else {"density": 1.0})))
-        )
-    )
-    replies = compressed.send_and_receive(ask(compressed, initial()))
+    options = {} if method == "dense" else {"density": 1.0}
+    compressed = CompressedGrid(grid_of(moving(train, CompressionMod(method, **options))))
+    replies = replies_to(compressed, initial())
     assert compressed.traffic.failures == 0
     assert len(replies) == NODES
     for reply in replies:
@@ -148,20 +147,9 @@ def test_new_tensors_may_have_any_numpy_dtype(method):
 
 @pytest.mark.parametrize("entries", [1 << 22, 1 << 27, 1 << 40])
 @pytest.mark.parametrize("part", ["vector", "own"])
-def test_a_false_declared_size_is_refused(caplog, with_checksum, part, entries):
+def test_a_false_declared_size_is_refused(caplog, part, entries):
     """A payload of 40 bytes that declares a huge tensor is refused, in little memory."""
-    size = varint(entries)
-    table = b"\x01\x00\x05\x01" + size + b"\x01x" if part == "own" else b""
-    shapes = b"\x00" if part == "own" else b"\x01\x01" + size
-    body = b"EWP\x01\x01\x00\x00" + bytes([4 * (part == "own")]) + table + shapes
-    body += b"\x01\x00\x00\x00"
-    payload = with_checksum(body + bytes(-len(body) % 8))
-
-    def change(reply):
-        said = {**reply.content[HEADER], "named": 1}
-        reply.content["arrays"], reply.content[HEADER] = payload_record(payload), ConfigRecord(said)
-
-    compressed = compressed_of(change)
+    compressed = compressed_of(with_payload(declaring(entries, part == "own")))
     messages = ask(compressed, initial())
     tracemalloc.start()
     try:
@@ -169,7 +157,7 @@ def test_a_false_declared_size_is_refused(caplog, with_checksum, part, entries):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert left_out(replies) == [1]
     assert peak < 1 << 21
     assert "entries allowed here" in caplog.text
 
@@ -203,8 +191,7 @@ def test_plain_arrays_are_checked_before_a_strategy_reads_them(name, kind, caplo
     compressed = compressed_of(
         lambda reply: reply.content.update(more=ArrayRecord({"x": UNREADABLE[name]}))
     )
-    replies = compressed.send_and_receive(ask(compressed, initial(), kind))
-    assert [reply.has_error() for reply in replies].count(True) == 1
+    assert left_out(replies_to(compressed, initial(), kind)) == [1]
     assert "node 1" in caplog.text
     assert "its array 'x'" in caplog.text
 
@@ -217,13 +204,8 @@ def test_plain_arrays_are_checked_before_a_strategy_reads_them(name, kind, caplo
 )  # fmt: skip
 def test_plain_arrays_that_are_readable_are_handed_on(array):
     app = moving(to_targets, CompressionMod("dense"))
-
-    def answer(message, context):
-        reply = app(message, context)
-        reply.content["more"] = ArrayRecord({"x": array})
-        return reply
-
-    compressed = CompressedGrid(grid_of(answer))
-    for reply in compressed.send_and_receive(ask(compressed, initial())):
-        assert reply.content["more"]["x"].data == array.data
+    answer = spoiling(app, lambda reply: reply.content.update(more=ArrayRecord({"x": array})))
+    compressed = CompressedGrid(grid_of(answer, 1))
+    (reply,) = replies_to(compressed, initial())
+    assert reply.content["more"]["x"].data == array.data
     assert compressed.traffic.failures == 0

@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 from compression import decode_update, make_codec
 from compression.flower.node.state import NodeState
 from compression.layout import Layout
-from tests.compression.flower.test_losses import CODECS
+from tests.applied import CODECS
 
 LAYOUT = Layout(("a", "b"), ((30, 4), (80,)), ("float32",) * 2)
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
 from compression import PayloadError, make_codec
@@ -19,12 +19,19 @@ from compression.layout import Layout
 from compression.screening import Screening
 from compression.wire_natives import NativeTensor
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from strategy.run.serialization import from_bytes, to_bytes
-from tests.compression.flower.apps import ask, grid_of, moving
+from tests.compression.flower.apps import (
+    counted,
+    left_out,
+    moving,
+    record_of,
+    replies_to,
+    values_of,
+)
 from tests.compression.flower.plain_grid import PlainGrid
+from tests.grids import grid_of, pool_of
 from tests.mutations import Mutator
+from tests.same import expect_same
 
 ROUNDS = 4
 TOPK = {"sparsifier": "topk", "density": 0.1}
@@ -63,10 +70,6 @@ def pairs(copies):
     return [each.partition("=")[::2] for each in copies]
 
 
-def record(values):
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
-
-
 def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
     """Return a training function that ties `copies`; its updates are random multiples of 1/8.
 
@@ -75,7 +78,7 @@ def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
     """
 
     def train(node, values, state):
-        number = count(state)
+        number = counted(state)
         of = {} if node in apart and number >= since else dict(pairs(copies))
         places = {name: place for place, name in enumerate(values)}
         moved = {}
@@ -89,44 +92,24 @@ def learns(copies=(), apart=(), since=1, rounds=ROUNDS):
     return train
 
 
-def count(state):
-    """Count a node's messages in the node's state; return the count."""
-    kept = state.get("count", ArrayRecord())
-    number = int(kept["n"].numpy()[0]) + 1 if "n" in kept else 1
-    state["count"] = ArrayRecord({"n": Array(np.array([number]))})
-    return number
-
-
-def mod_of(method):
-    """Return a mod that compresses and reports loss 0.5 for odd messages, 1.0 for even ones."""
-    uplink = CompressionMod(make_codec(**method))
-
-    def mod(message, context, call_next):
-        def trained(message, context):
-            reply = call_next(message, context)
-            odd = int(context.state["count"]["n"].numpy()[0]) % 2
-            reply.content["metrics"]["loss"] = 0.5 if odd else 1.0
-            return reply
-
-        return uplink(message, context, trained)
-
-    return mod
+def report_loss(message, context, call_next):
+    """Report loss 0.5 for odd messages, 1.0 for even ones."""
+    reply = call_next(message, context)
+    reply.content["metrics"]["loss"] = 0.5 if context.state["count"]["n"] % 2 else 1.0
+    return reply
 
 
 def federated(
     values, train, method, downlink=None, rounds=ROUNDS, strategy=FedAvg, grid_of=grid_of, nodes=2
 ):
     """Train over a `CompressedGrid`, or a plain grid if `method` is None; return model and grid."""
-    grid = grid_of(moving(train, None if method is None else mod_of(method)), nodes)
-    screen = Screening(refuse=None)
-    options = {
-        "downlink": downlink,
-        "failures": FailureLimits(patience=rounds),
-        "screening": screen,
-    }
-    compressed = grid if method is None else CompressedGrid(grid, **options)
-    result = strategy(fraction_evaluate=0).start(compressed, record(values), rounds)
-    return {name: array.numpy() for name, array in result.arrays.items()}, compressed
+    mods = None if method is None else [CompressionMod(make_codec(**method)), report_loss]
+    grid = grid_of(moving(train, mods), nodes)
+    if method is not None:
+        limits, screening = FailureLimits(patience=rounds), Screening(refuse=None)
+        grid = CompressedGrid(grid, downlink=downlink, failures=limits, screening=screening)
+    result = strategy(fraction_evaluate=0).start(grid, record_of(values), rounds)
+    return values_of(result.arrays), grid
 
 
 WAYS = [(each, "whole") for each in METHODS]
@@ -168,7 +151,7 @@ def test_an_app_that_replies_in_another_dtype_may_tie_its_weights(method, since)
 
     def train(node, values, state):
         made = halves(node, values, state)["arrays"]
-        if since == "second" and int(state["count"]["n"].numpy()[0]) == 1:
+        if since == "second" and state["count"]["n"] == 1:
             return {"arrays": made}
         wide = {n: np.asarray(v, np.float64) for n, v in made.items() if v.dtype.kind == "f"}
         return {"arrays": {**made, **wide}}
@@ -178,15 +161,14 @@ def test_an_app_that_replies_in_another_dtype_may_tie_its_weights(method, since)
     assert compressed.traffic.failures == 0
     assert compressed.traffic.client_updates == 2 * ROUNDS
     if method == "dense":
-        for name, value in plain.items():
-            np.testing.assert_array_equal(found[name], value)
+        expect_same(found, plain)
 
 
 class Losing(LocalGrid):
     """A grid that loses all replies of the rounds `lost`."""
 
     def __init__(self, app, nodes, lost):
-        super().__init__(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
+        super().__init__(pool_of(app, nodes), nodes)
         self.lost, self.round = lost, 0
 
     def send_and_receive(self, messages, *, timeout=None):
@@ -239,8 +221,7 @@ def test_tensors_that_are_equal_by_chance_are_not_tied(method, monkeypatch):
     found, compressed = federated(values, learns(), METHODS[method])
     monkeypatch.setattr("compression.flower.server.sent_model.ties_in", lambda *given: ())
     plain, other = federated(values, learns(), METHODS[method])
-    for name, value in plain.items():
-        np.testing.assert_array_equal(found[name], value)
+    expect_same(found, plain)
     assert compressed.traffic.uplink_bytes == other.traffic.uplink_bytes
     assert compressed.traffic.failures == 0
 
@@ -252,7 +233,7 @@ def test_a_pair_that_separated_at_the_server_is_never_tied_again():
         nonlocal state
         state = from_bytes(SentModelsState, to_bytes(state))  # as stored in a checkpoint
         values = {"a": np.float32([1, one]), "b": np.float32([1, other])}
-        content = RecordDict({"m": record(values)})
+        content = RecordDict({"m": record_of(values)})
         return SentModels(None, [], 0, state).of(content, first=True).ties
 
     assert ties(2, 2) == ((1, 0),)
@@ -282,7 +263,7 @@ def test_which_tensors_are_tied():
         "other": np.float32(0),
     }
     models = SentModels(None, ["own.*"], 0, SentModelsState(), ("mine",))
-    found = models.of(RecordDict({"m": record(values)}), first=True)
+    found = models.of(RecordDict({"m": record_of(values)}), first=True)
     names = found.form.whole.names
     assert [(names[copy], names[source]) for copy, source in found.ties] == [
         ("b.running_mean", "a.running_mean"),
@@ -348,8 +329,7 @@ def test_where_nodes_clip_copies_are_sent_untied():
     app = Spied(moving(learns(PAIR), CompressionMod("int8")))
     compressed = CompressedGrid(grid_of(app, 2))
     for norm, untied in ((1e3, [3]), (1e-3, None)):  # no mod has clipped to the second
-        replies = compressed.send_and_receive(ask(compressed, record(values), clipping_norm=norm))
-        assert not any(reply.has_error() for reply in replies)
+        assert not left_out(replies_to(compressed, record_of(values), clipping_norm=norm))
         assert app.answered[1][-1].get("untied") == untied
 
 
@@ -424,11 +404,8 @@ PAYLOAD = make_codec().encode(
 
 def received(**header):
     """Return a node's model after a message of three tensors: a, n and b."""
-    return (
-        NodeReplica()
-        .model(payload_record(PAYLOAD), DownlinkHeader(1, **header), RecordDict())
-        .arrays()
-    )
+    header = DownlinkHeader(1, **header)
+    return NodeReplica().model(payload_record(PAYLOAD), header, RecordDict()).arrays()
 
 
 def test_copies_are_put_where_they_were():

@@ -6,21 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from compression.flower import timed_grid
 from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
 from simulation.any_app.grid import GuestGrid
-from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
 from tests.compression.flower.fleet import Fleet, Remote
+from tests.grids import grid_of
 
 DECLARED = {name: member for name, member in vars(TimedGrid).items() if not name.startswith("_")}
 
 
 @pytest.fixture
 def local():
-    return LocalGrid(make_pool(NodeHostSpec("client.app:app", 3, 1, {}), 1), 3, VirtualClock())
+    return grid_of()
 
 
 @pytest.mark.parametrize("kind", [LocalGrid, GuestGrid, GridWrapper, PolledGrid])
@@ -67,15 +64,6 @@ def test_other_nodes_are_ordered_by_registration():
     assert list(grid.get_node_ids()) == [9, 3, 7]
     assert list(grid.get_node_ids()) == [9, 3, 7, 5]
     assert grid.virtual_seconds is None
-
-
-@pytest.fixture
-def naps(monkeypatch):
-    """Return the list of sleeps; the clock advances only by these sleeps."""
-    slept = []
-    monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
-    monkeypatch.setattr(timed_grid.time, "monotonic", lambda: 100 + sum(slept))
-    return slept
 
 
 def test_polling_ends_with_the_first_replies(naps):

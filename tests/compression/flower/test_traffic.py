@@ -1,27 +1,22 @@
 """`Traffic` counts all bytes that cross the grid, and the bytes that Flower alone would send."""
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod
+from compression.flower import CompressedGrid, CompressionMod, payload_of
 from compression.flower.message_size import size_of
+from tests.compression.flower.apps import vector
 from tests.compression.flower.plain_grid import PlainGrid
 
-ENTRIES, ROUNDS, NODES = 3000, 3, 3
-
-
-def vector(seed):
-    drawn = np.random.default_rng(seed).normal(size=ENTRIES).astype(np.float32)
-    return ArrayRecord({"w": Array(drawn)})
+ROUNDS, NODES = 3, 3
 
 
 class Weighing(PlainGrid):
     """A grid that counts the bytes of all messages and replies."""
 
-    down = up = 0
+    down = up = payloads = 0
 
     def push_messages(self, messages):
         messages = list(messages)
@@ -31,6 +26,8 @@ class Weighing(PlainGrid):
     def pull_messages(self, message_ids):
         replies = super().pull_messages(message_ids)
         self.up += sum(size_of(reply.content) for reply in replies)
+        found = filter(None, (payload_of(reply.content) for reply in replies))
+        self.payloads += sum(len(payload) for _, payload in found)
         return replies
 
 
@@ -93,6 +90,7 @@ def test_all_that_crosses_the_grid_is_counted(downlink):
     sent = traffic.downlink_bytes, traffic.downlink_other_bytes, traffic.downlink_header_bytes
     came = traffic.uplink_bytes, traffic.uplink_other_bytes, traffic.uplink_header_bytes
     assert (sum(sent), sum(came)) == (grid.down, grid.up)
+    assert traffic.uplink_bytes == grid.payloads > 0
     assert traffic.downlink_bytes_float32 + traffic.downlink_other_bytes == plain.down
     assert traffic.uplink_bytes_float32 + traffic.uplink_other_bytes == plain.up
     assert traffic.uplink_ratio == plain.up / grid.up

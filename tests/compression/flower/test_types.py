@@ -1,20 +1,14 @@
 """Integers, float16, float64 and `exact` tensors are sent in both directions of a whole round."""
 
-import logging
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
 
 from compression import PayloadError, make_codec
-from compression.flower import CompressedGrid, CompressionMod, StatisticsAveraging
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from compression.flower import CompressionMod, StatisticsAveraging
+from tests.compression.flower.apps import moving, record_of
+from tests.compression.flower.federation import INT8, compressed_run
 
-INT8 = make_codec(quantizer="int8")
 LARGE = np.array([20, 60, 20_000, 2_000_000, 2**40 + 1])
 VALUES = {
     "w": np.linspace(-1, 1, 300, dtype=np.float32).reshape(20, 15),
@@ -28,47 +22,32 @@ VALUES = {
 }
 
 
-def record(values):
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
-
-
-def run(strategy, mod, change, nodes=3, rounds=2, values=VALUES, arrays=record):
+def run(
+    change=lambda node, found: found,
+    codec=INT8,
+    strategy=FedAvg,
+    values=VALUES,
+    nodes=3,
+    rounds=2,
+    **options,
+):
     """Train with nodes that reply `change(node, arrays)`; return model, nodes' models, traffic."""
-    app, seen = ClientApp(), []
+    seen = []
 
-    @app.train(mods=[mod])
-    def train(message, context):
-        found = {name: array.numpy() for name, array in message.content["arrays"].items()}
-        node = context.node_config["partition-id"]
+    def train(node, found, state):
         seen.append(found)
-        metrics = MetricRecord({"num-examples": node + 1, "loss": 1.0})
-        content = {"arrays": arrays(change(node, found)), "metrics": metrics}
-        return Message(RecordDict(content), reply_to=message)
+        return {"arrays": change(node, found)}
 
-    grid = LocalGrid(make_pool(NodeHostSpec(app, nodes, 1, {}), 1), nodes)
-    strategy, options = strategy
-    compressed = CompressedGrid(grid, **options)
-    result = strategy.start(compressed, arrays(values), num_rounds=rounds)
-    model = {name: array.numpy() for name, array in result.arrays.items()}
-    return model, seen, compressed.traffic
-
-
-def same(node, found):
-    return found
-
-
-def with_statistics_wrapper(strategy=FedAvg, **options):
-    """Return a strategy wrapped in `StatisticsAveraging`, and the options for `CompressedGrid`."""
-    return StatisticsAveraging(
-        strategy(fraction_evaluate=0), exact=options.get("exact", ())
-    ), options
+    strategy = StatisticsAveraging(strategy(fraction_evaluate=0), exact=options.get("exact", ()))
+    app = moving(train, CompressionMod(codec))
+    model, traffic = compressed_run(app, nodes, strategy, rounds, record_of(values), **options)
+    return model, seen, traffic
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAvgM, FedAdam, Krum])
 @pytest.mark.parametrize("downlink", [None, INT8, make_codec("topk", density=0.1)])
 def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
-    strategy = with_statistics_wrapper(strategy, downlink=downlink)
-    model, seen, traffic = run(strategy, CompressionMod(INT8), same)
+    model, seen, traffic = run(strategy=strategy, downlink=downlink)
     assert traffic.failures == 0
     for found in [*seen, model]:
         assert list(found) == list(VALUES)
@@ -84,38 +63,32 @@ def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
 @pytest.mark.parametrize("downlink", ["int8", "topk"])
 def test_a_model_may_have_far_more_integers_than_floats(downlink):
     values = {"w": np.ones(4, np.float32), "ids": np.arange(1000)}
-    model, _, traffic = run(
-        with_statistics_wrapper(downlink=downlink),
-        CompressionMod(INT8),
-        same,
-        rounds=3,
-        values=values,
-    )
+    model, _, traffic = run(values=values, rounds=3, downlink=downlink)
     assert model["ids"].tolist() == list(range(1000))
     assert traffic.failures == 0
 
 
 def test_integers_that_differ_are_averaged_in_their_own_type():
-    model, _, _ = run(
-        with_statistics_wrapper(), CompressionMod(INT8),
-        lambda node, found: {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)},
-    )  # fmt: skip
-    np.testing.assert_array_equal(model["steps"], LARGE + 8)  # (0 * 1 + 6 * 2 + 12 * 3) / 6
+    def change(node, found):
+        return {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)}
+
+    model, _, _ = run(change)
+    np.testing.assert_array_equal(model["steps"], LARGE + 6)
     assert model["on"].all()
 
 
 def test_a_robust_strategy_takes_integers_that_some_node_sent():
-    model, _, _ = run(
-        with_statistics_wrapper(Krum), CompressionMod(INT8), nodes=5,
-        change=lambda node, found: {**found, "steps": LARGE + (60 if node == 4 else node)},
-    )  # fmt: skip
+    def change(node, found):
+        return {**found, "steps": LARGE + (60 if node == 4 else node)}
+
+    model, _, _ = run(change, strategy=Krum, nodes=5)
     np.testing.assert_array_equal(model["steps"], LARGE + 2)
 
 
 def test_a_float16_model_is_sent_as_float16():
     values = {"half": np.linspace(-1, 1, 5000, dtype=np.float16)}
-    _, _, traffic = run(with_statistics_wrapper(), CompressionMod(INT8), same, values=values)
-    flower = len(record(values)["half"].data) * 3 * 2
+    _, _, traffic = run(values=values)
+    flower = len(record_of(values)["half"].data) * 3 * 2
     assert traffic.downlink_bytes_float32 == flower  # what Flower sends for float16
     assert traffic.uplink_bytes_float32 == flower
     assert 10_000 * 6 < flower < 11_000 * 6
@@ -131,9 +104,14 @@ EXACT = np.array([1 + 2**-40, np.pi, -1e-30])
 def test_exact_adds_other_tensors(kind, downlink):
     values = {"w": VALUES["w"], "head.scale": EXACT.astype(kind)}
     moved = (EXACT * 1.1).astype(kind)
-    mod = CompressionMod(make_codec("topk", "int8", density=0.1))
-    strategy = with_statistics_wrapper(FedAdam, downlink=downlink, exact=["head.*"])
-    model, seen, _ = run(strategy, mod, lambda node, f: {**f, "head.scale": moved}, values=values)
+    model, seen, _ = run(
+        lambda node, found: {**found, "head.scale": moved},
+        make_codec("topk", "int8", density=0.1),
+        FedAdam,
+        values,
+        downlink=downlink,
+        exact=["head.*"],
+    )
     np.testing.assert_array_equal(model["head.scale"], moved)
     np.testing.assert_array_equal(seen[0]["head.scale"], values["head.scale"])
     np.testing.assert_array_equal(seen[-1]["head.scale"], moved)
@@ -143,32 +121,31 @@ def test_a_codecs_exact_concerns_only_transport():
     """A codec's `exact` tensor is sent exactly; the strategy treats the tensor as a parameter."""
     values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
     moved = values["head"] * np.float32(1.1)
-    mod = CompressionMod(make_codec("topk", "int8", density=0.05, exact=["head"]))
-    model, _, _ = run(
-        with_statistics_wrapper(), mod, lambda n, f: {**f, "head": moved}, rounds=1, values=values
-    )
+    codec = make_codec("topk", "int8", density=0.05, exact=["head"])
+    change = lambda node, found: {**found, "head": moved}  # noqa: E731
+    model, _, _ = run(change, codec, values=values, rounds=1)
     np.testing.assert_allclose(model["head"], moved, rtol=3e-7)
 
 
 def test_a_pattern_that_matches_nothing_is_refused():
     with pytest.raises(ValueError, match=r"exact='heda' matches no tensor; there are w, half"):
-        run(with_statistics_wrapper(exact=["heda"]), CompressionMod(INT8), same)
+        run(exact=["heda"])
 
 
 @pytest.mark.parametrize(
-    ("codec", "exact", "warned"),
+    ("codec", "options", "warned"),
     [
-        (INT8, (), True),
-        (make_codec("topk"), (), True),
-        (INT8, ["1"], False),
-        (make_codec(quantizer="int8", exact=["1"]), (), False),
-        (make_codec(), (), False),
+        (INT8, {}, True),
+        (make_codec("topk"), {}, True),
+        (INT8, {"exact": ["1"]}, False),
+        (make_codec(quantizer="int8", exact=["1"]), {}, False),
+        (make_codec(), {}, False),
+        (make_codec(), {"downlink": INT8}, True),
     ],
 )
-def test_statistics_without_names_are_warned_of_once(codec, exact, warned, caplog):
+def test_statistics_without_names_are_warned_of_once(codec, options, warned, caplog):
     values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        run(with_statistics_wrapper(exact=exact), CompressionMod(codec), same, values=values)
+    run(codec=codec, values=values, **options)
     lines = [r.getMessage() for r in caplog.records if "have no names" in r.getMessage()]
     assert len(lines) == warned
     assert all('exact=["3", "4"]' in line for line in lines)
@@ -178,9 +155,7 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
     def change(node, found):
         return {**found, "small": np.array([0.5, 1, 2, 3])} if node == 1 else found
 
-    strategy = with_statistics_wrapper()
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        _, _, traffic = run(strategy, CompressionMod(INT8), change)
+    _, _, traffic = run(change)
     assert traffic.failures == 2
     assert "its uint8 cannot hold the values" in caplog.text
 
@@ -201,11 +176,10 @@ def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
                 return None, None
             return super().aggregate_train(server_round, replies)
 
-    strategy = with_statistics_wrapper(Losing)
-    model, _, traffic = run(
-        strategy, CompressionMod(codec), rounds=5,
-        change=lambda node, f: {**f, "w": f["w"] + np.float32(0.1), "steps": f["steps"] + 1},
-    )  # fmt: skip
+    def change(node, found):
+        return {**found, "w": found["w"] + np.float32(0.1), "steps": found["steps"] + 1}
+
+    model, _, traffic = run(change, codec, Losing, rounds=5)
     assert traffic.failures == 0
     np.testing.assert_array_equal(model["steps"], LARGE + 4)  # four rounds were used
 
@@ -213,34 +187,19 @@ def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
 def test_infinity_by_design_travels_exactly():
     values = {"w": VALUES["w"], "mask": np.array([0, -np.inf, -np.inf], np.float32)}
     for downlink in (None, INT8):
-        strategy = with_statistics_wrapper(downlink=downlink, exact=["mask"])
-        model, seen, _ = run(strategy, CompressionMod(INT8), same, values=values)
+        model, seen, _ = run(values=values, downlink=downlink, exact=["mask"])
         np.testing.assert_array_equal(model["mask"], values["mask"])
         np.testing.assert_array_equal(seen[-1]["mask"], values["mask"])
 
 
 def test_an_app_that_trains_in_float32_may_reply_in_float32():
-    strategy = with_statistics_wrapper()
-    _, _, traffic = run(
-        strategy, CompressionMod(INT8),
-        lambda node, f: {**f, "bn.running_mean": f["bn.running_mean"].astype(np.float32) + 0.1},
-    )  # fmt: skip
-    assert traffic.failures == 0
+    def change(node, found):
+        return {**found, name: found[name].astype(np.float32) + 0.1}
+
+    name = "bn.running_mean"
+    assert run(change)[2].failures == 0
 
 
 def test_a_codecs_pattern_that_matches_nothing_is_named():
-    mod = CompressionMod(make_codec(quantizer="int8", exact=["heda"]))
     with pytest.raises(PayloadError, match=r"exact='heda' matches no tensor"):
-        run(with_statistics_wrapper(), mod, same)
-
-
-def test_a_lossy_downlink_of_unnamed_tensors_is_warned_of(caplog):
-    values = {"0": VALUES["w"], "1": np.full(15, 0.3, np.float32)}
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        run(
-            with_statistics_wrapper(downlink=INT8),
-            CompressionMod(make_codec()),
-            same,
-            values=values,
-        )
-    assert len([r for r in caplog.records if "have no names" in r.getMessage()]) == 1
+        run(codec=make_codec(quantizer="int8", exact=["heda"]))

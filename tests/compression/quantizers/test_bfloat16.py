@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from compression.base import PayloadError, Rng
+from compression.base import Rng
 from compression.quantizers.bfloat16 import BFloat16
 from compression.quantizers.scaling import BLOCK
 from tests.compression.quantizers.values import whole
-
-# Codec.encode and Codec.decode suppress these warnings for all methods.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def test_bfloat16_rounds_as_torch_does():
@@ -31,10 +28,3 @@ def test_bfloat16_never_becomes_infinite(sign):
     bits = np.arange(0x7F7F0000, 0x7F800000, 77, dtype=np.uint32) | np.uint32(sign << 16)
     (halves,) = BFloat16().encode(bits.view(np.float32), whole(bits), {}, Rng(0, 1))
     assert set(halves.tolist()) == {0x7F7F | sign}
-
-
-@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0xFFFF])
-def test_bfloat16_refuses_nan_and_infinity(bits):
-    halves = np.array([0, 0x7F7F, bits], dtype="<u2")
-    with pytest.raises(PayloadError, match="NaN or infinity"):
-        BFloat16.decode((), (halves,), whole(halves))

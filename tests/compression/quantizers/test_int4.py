@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from compression.base import PayloadError, Rng
+from compression.base import Rng
 from compression.quantizers.int4 import Int4
 from compression.quantizers.scaling import BLOCK
-from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
-
-# Codec.encode and Codec.decode suppress these warnings for all methods.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+from tests.compression.quantizers.values import normal, parts_of, whole
 
 
 @pytest.mark.parametrize("block", [16, 64, 77, 65536])
@@ -40,15 +37,6 @@ def test_int4_scales_are_rounded_up(largest, bits):
     assert halves.tolist() == [bits]
 
 
-@pytest.mark.parametrize("largest", [LEAST, 100 * LEAST, 1e-40, 1e-36, 1.0, 3e38, MOST])
-def test_int4_at_extreme_scales(largest):
-    values = (np.linspace(-1, 1, 64) * largest).astype(np.float32)
-    streams = Int4().encode(values, whole(values), {}, Rng(0, 1))
-    decoded = Int4.decode((64,), streams, whole(values))
-    error = np.abs(decoded.astype(np.float64) - values)
-    assert error.max() <= max(largest / 13.8, 2.0**-134)  # a scale is a multiple of 2^-133
-
-
 def hostile_int4(scale=0x3F80, byte=0x11, last=0x01):
     return np.array([scale], dtype="<u2"), np.array([byte, last], dtype="u1")
 
@@ -58,22 +46,4 @@ def test_int4_accepts_valid_streams():
     assert decoded.tolist() == [7, -7, -1]
     top = Int4.decode((64,), hostile_int4(scale=0x7E12, byte=0x97), parts_of((3,)))
     assert np.isfinite(top).all()
-
-
-@pytest.mark.parametrize("scale", [0x7E13, 0x7F80, 0x7FC0, 0x8000, 0xBF80])
-def test_int4_refuses_bad_scales(scale):
-    with pytest.raises(PayloadError, match="scale"):
-        Int4.decode((64,), hostile_int4(scale=scale), parts_of((3,)))
-
-
-@pytest.mark.parametrize("byte", [0x08, 0x80, 0x88])
-def test_int4_refuses_minus_8(byte):
-    with pytest.raises(PayloadError, match="-8"):
-        Int4.decode((64,), hostile_int4(byte=byte), parts_of((3,)))
-
-
-@pytest.mark.parametrize("last", [0x11, 0xF1, 0x81])
-def test_int4_refuses_padding(last):
-    with pytest.raises(PayloadError, match="padding"):
-        Int4.decode((64,), hostile_int4(last=last), parts_of((3,)))
     Int4.decode((64,), hostile_int4(last=0x71), parts_of((4,)))

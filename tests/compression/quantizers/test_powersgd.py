@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from compression.base import Kind, Rng, TensorSlices
+from compression.base import Kind, PayloadError, Rng, TensorSlices
 from compression.layout import Layout
 from compression.quantizers.powersgd import PowerSgd
-from tests.compression.quantizers.values import MOST, parts_of, selected
-
-# Codec.encode and Codec.decode suppress these warnings for all methods.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+from tests.compression.quantizers.values import MOST, SPECIAL, parts_of, selected
 
 
 def round_trip(values, parts, rank=2, memory=None, seed=0):
@@ -108,9 +105,8 @@ def test_the_memory_has_the_declared_size():
     for rank in (1, 2, 5):
         memory = {}
         round_trip(values, parts, rank, memory)
-        (kept,) = memory.values()
+        kept = memory["powersgd"]
         assert kept.nbytes == PowerSgd(rank).memory_bytes(layout) == 4 * rank * (30 + 15)
-        assert kept.dtype == np.float32
         round_trip(values, parts, rank, memory, seed=1)
         assert memory["powersgd"] is kept
     assert PowerSgd(64).memory_bytes(layout) == 0
@@ -167,41 +163,14 @@ def test_selected_values(size):
         np.testing.assert_array_equal(decoded[:-3], values)
 
 
-SPECIAL = {
-    "zeros": np.zeros(600),
-    "minus zeros": -np.zeros(600),
-    "one": np.eye(1, 600, 34)[0],
-    "negative": -np.random.default_rng(0).random(600),
-    "equal": np.full(600, 0.1),
-    "subnormal": np.linspace(-1e-42, 1e-42, 600),
-    "least": np.full(600, 1e-45),
-    "huge": np.random.default_rng(0).uniform(-3e38, 3e38, 600),
-    "most": np.full(600, MOST),
-    "most, signs": MOST * np.random.default_rng(0).choice([-1, 1], 600),
-    "wide": np.geomspace(1e-45, 3e38, 600) * np.resize([1, -1], 600),
-    "wide, shuffled": np.random.default_rng(0).permutation(np.geomspace(1e-45, 3e38, 600)),
-    "normal": np.random.default_rng(0).normal(size=600),
-}
-
-
 @pytest.mark.parametrize("rank", [1, 2, 6])
 @pytest.mark.parametrize("name", SPECIAL)
-def test_errors_stay_within_the_bound(name, rank):
-    values = SPECIAL[name].astype(np.float32)
-    shaped = parts_of((20, 30)), parts_of((10, 10), (0, 3), (), (499,)), parts_of((100, 2, 3))
-    for parts in (*shaped, selected(600), selected(1, 500, 0, 99)):
-        bound = PowerSgd(rank).error_bound(values, parts)
-        assert bound.shape == values.shape
-        most = 1.001 * np.linalg.norm(values.astype(np.float64)) + 1e-43
-        memory = {}
-        for seed in range(3):
-            decoded = round_trip(values, parts, rank, memory, seed)
-            assert np.isfinite(decoded).all()
-            error = np.abs(decoded.astype(np.float64) - values)
-            assert (error <= bound).all()
-            assert np.linalg.norm(error) <= most
-        for array in memory.values():
-            assert np.isfinite(array).all()
+def test_an_error_is_no_longer_than_the_values(name, rank):
+    values, memory = SPECIAL[name].astype(np.float32), {}
+    parts, norm = parts_of((len(values) // 15, 15), (len(values) % 15,)), np.linalg.norm
+    for seed in range(3):
+        error = round_trip(values, parts, rank, memory, seed).astype(np.float64) - values
+        assert norm(error) <= 1.001 * norm(values.astype(np.float64)) + 1e-43
 
 
 def test_the_bound_is_reached_where_the_start_misses_everything():
@@ -222,27 +191,7 @@ def test_no_values():
         assert round_trip(np.zeros(0, dtype=np.float32), parts, memory={}).size == 0
 
 
-def test_scale_of_the_values_does_not_matter():
-    values, parts = normal(600), parts_of((20, 30))
-    plain = round_trip(values, parts)
-    for factor in (2.0**-120, 2.0**-30, 2.0**120):
-        scaled = round_trip(values * np.float32(factor), parts) / np.float32(factor)
-        np.testing.assert_allclose(scaled, plain, rtol=1e-4, atol=1e-5)
-
-
-def test_same_seed_same_bytes():
-    values, parts = normal(600), parts_of((20, 30))
-    before = values.copy()
-    first, again, other = (PowerSgd().encode(values, parts, {}, Rng(s, 1)) for s in (5, 5, 6))
-    for one, two in zip(first, again, strict=True):
-        assert one.tobytes() == two.tobytes()
-    assert first[1].tobytes() != other[1].tobytes()
-    assert values.tobytes() == before.tobytes()
-
-
 def test_error_feedback_recovers_the_gradient():
-    """With error feedback the mean of decoded values approaches the gradient."""
-    assert PowerSgd.feedback
     gradient, parts = normal(600), parts_of((20, 30))
     errors = []
     for memory, feedback in (({}, True), ({}, False)):
@@ -255,3 +204,29 @@ def test_error_feedback_recovers_the_gradient():
         errors.append(relative(total / 100, gradient))
     assert errors[0] < 0.15
     assert errors[1] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("stream", "value"),
+    [
+        *((s, v) for s in range(4) for v in (np.nan, np.inf, -np.inf)),
+        *[(0, -1.0), (0, -0.0), (1, 2.1), (1, -2.1), (2, 4e4), (2, -4e4)],
+    ],
+)
+def test_numbers_that_no_encoder_produces(stream, value):
+    parts = parts_of((20, 30), (5,))
+    streams = list(PowerSgd().encode(normal(605), parts, {}, Rng(0, 1)))
+    streams[stream][-1] = value
+    with pytest.raises(PayloadError, match="payload holds"):
+        PowerSgd.decode((2,), streams, parts)
+
+
+@pytest.mark.parametrize("rank", [1, 64])
+@pytest.mark.parametrize("scale", [MOST, MOST / 1e4])
+def test_the_greatest_numbers_give_finite_values(rank, scale):
+    parts = parts_of((200, 300))
+    for sign in (1, -1):
+        fill = (scale, 2.0, sign * 2.0**15, 0.0)
+        specs = PowerSgd.specs((rank,), parts)
+        streams = [np.full(s.size, v, dtype=s.dtype) for s, v in zip(specs, fill, strict=True)]
+        assert (PowerSgd.decode((rank,), streams, parts) == np.float32(sign * MOST)).all()

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-from compression.base import PayloadError, Rng, TensorSlices
+from compression.base import Rng, TensorSlices
 from compression.quantizers.scaling import BLOCK
 from compression.quantizers.sign import Sign
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
-
-# Codec.encode and Codec.decode suppress these warnings for all methods.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def side_means(part: np.ndarray) -> np.ndarray:
@@ -71,25 +68,3 @@ def test_sign_means_at_the_ends_of_float32(value):
     streams = Sign().encode(values, whole(values), {}, Rng(0, 1))
     np.testing.assert_array_equal(Sign.decode((0,), streams, whole(values)), values)
     assert not np.signbit(streams[0]).any() or value < 0
-
-
-def test_sign_needs_feedback():
-    assert Sign().feedback
-    assert not Sign().unbiased
-
-
-@pytest.mark.parametrize(
-    "means",
-    [(1, 1), (-1, -1), (-np.inf, 1), (-1, np.inf), (np.nan, 1), (-1, np.nan), (LEAST, 1)],
-)
-def test_sign_refuses_bad_means(means):
-    streams = (np.array(means, dtype="<f4"), np.array([0b01], dtype="u1"))
-    with pytest.raises(PayloadError, match="mean"):
-        Sign.decode((0,), streams, parts_of((2,)))
-
-
-@pytest.mark.parametrize("last", [0b100, 0b10000000, 0b11111101])
-def test_sign_refuses_padding(last):
-    streams = (np.array([-1, 1], dtype="<f4"), np.array([last], dtype="u1"))
-    with pytest.raises(PayloadError, match="padding"):
-        Sign.decode((0,), streams, parts_of((2,)))

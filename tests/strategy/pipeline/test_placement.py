@@ -1,7 +1,4 @@
-"""Nodes of a cut model crash, return, reply late, or never return; the run continues.
-
-A cut model is divided into segments on different nodes.
-"""
+"""Nodes of a cut model crash, return, reply late, or never return; the run continues."""
 
 import json
 

@@ -1,7 +1,6 @@
 """For each row of the history, the server asks each segment of a cut model for one copy.
 
-All copies for one row are of the same mini-batch. A cut model is divided into segments on different
-nodes.
+All copies for one row are of the same mini-batch.
 """
 
 import pytest

@@ -1,7 +1,4 @@
-"""Runs of cut models do not depend on the number of workers, and count every byte.
-
-A cut model is divided into segments on different nodes.
-"""
+"""Runs of cut models do not depend on the number of workers, and count every byte."""
 
 import functools
 import math
@@ -12,9 +9,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 import client.app
 from client.segment import app as segment_module
-from tests.strategy.cut import AHEAD, PIPED, QUICK, ROOT, SPLIT, run, same
-
-CODECS = sorted(path.stem for path in (ROOT / "conf" / "compression").glob("*.yaml"))
+from tests.runs import choices
+from tests.same import expect_same
+from tests.strategy.cut import AHEAD, PIPED, QUICK, SPLIT, run
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +68,14 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path, once, words):
     one = once(*words)
     other = run(tmp_path, *words, workers=3)  # four nodes do not spread evenly over three workers
     assert other[1] == one[1]
-    same(other[2], one[2])
+    expect_same(other[2], one[2])
 
 
 @pytest.mark.parametrize("cuts", ["[1]", "[1,2,3]"])
 def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, once, cuts):
     whole = once(*SPLIT, "nodes=1")
     cut = run(tmp_path, *SPLIT, f"strategy.cuts={cuts}")
-    same(cut[2], whole[2])
+    expect_same(cut[2], whole[2])
     for mine, its in zip(cut[1], whole[1], strict=True):
         assert (mine["loss"], mine["accuracy"]) == (its["loss"], its["accuracy"])
 
@@ -86,7 +83,7 @@ def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, once, cu
 def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path, once):
     one = once(*SPLIT, "nodes=1")
     many = run(tmp_path, *SPLIT, "nodes=1", "strategy.batches_per_message=2")
-    same(many[2], one[2])
+    expect_same(many[2], one[2])
 
 
 def afresh(message, context):
@@ -125,7 +122,7 @@ def plain(state):
 def test_a_process_for_each_message_gives_the_same_result(tmp_path, words):
     one, other = run(tmp_path / "one", *words), run(tmp_path / "each", *words, app=afresh)
     assert one[1] == other[1]
-    same(one[2], other[2])
+    expect_same(one[2], other[2])
 
 
 @pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.conditioned=false")])
@@ -154,7 +151,7 @@ def test_which_nodes_receive_labels_and_images(watched):
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", choices("compression"))
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
     words = [f"compression={name}", f"compression@gradients={name}", "rounds=4"]
     result, _, _ = run(tmp_path, *QUICK, *words)
@@ -177,7 +174,7 @@ def test_a_mini_batchs_learning_rate_is_the_same_at_all_segments(tmp_path, words
 
     words = (*words, "schedule=cosine", "strategy.segment_every=0")
     often, seldom = (run(tmp_path / n, *words, f"eval_every={n}", app=app) for n in ("2", "8"))
-    same(often[2], seldom[2])
+    expect_same(often[2], seldom[2])
     found = [rates[batch] for batch in range(8)]
     expected = [0.0005 * (1 + math.cos(math.pi * batch / 8)) for batch in range(8)]
     assert [pytest.approx(rate) for rate in expected] == [rate for ((rate,),) in found]
@@ -186,7 +183,7 @@ def test_a_mini_batchs_learning_rate_is_the_same_at_all_segments(tmp_path, words
 def test_mini_batches_of_one_message_have_separate_learning_rates(tmp_path):
     words = ("strategy.batches_per_message=2", "schedule=cosine", "nodes=1")
     two, one = run(tmp_path / "2", *SPLIT, *words), run(tmp_path / "1", *SPLIT, *words[1:])
-    same(two[2], one[2])
+    expect_same(two[2], one[2])
 
 
 def test_gradients_are_compared_with_those_of_their_own_message(tmp_path):

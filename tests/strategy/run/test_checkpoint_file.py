@@ -7,16 +7,14 @@ import pytest
 
 from compression.base import PayloadError
 from conf import ConfigError
-from conf.load import run_config
-from simulation.job import Job
-from simulation.local import run_local
 from strategy.federated import Federated
 from strategy.run import checkpoint_file
 from strategy.run.checkpoint_file import Checkpoints, read, write
-from strategy.run.run import Run
-from tests.runs import composed
-from tests.strategy.test_checkpoints import ROOT, SMALL
+from tests.local_runs import at_row, local_run, raising
+from tests.runs import result_of
+from tests.strategy.test_checkpoints import SMALL
 
+FULL = OSError(28, "No space left on device")
 PARTS = {"a": b"first", "b": b"", "c": bytes(range(256)) * 100}
 
 
@@ -30,11 +28,7 @@ def test_a_written_checkpoint_is_read_back(tmp_path):
 
 def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
     write(tmp_path, PARTS)
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint_file.os, "fsync", full)
+    monkeypatch.setattr(checkpoint_file.os, "fsync", raising(FULL))
     Checkpoints(str(tmp_path), 1).keep(2, {"a": b"next"}, 0.0)
     assert "No space left" in caplog.text
     assert read(tmp_path) == PARTS
@@ -82,10 +76,8 @@ def test_checkpoints_are_due_at_intervals_within_their_share_of_time(tmp_path, m
     assert not kept.due(19)
 
 
-def run(folder, *words):
-    config = composed("algorithm=fedavg", *SMALL, "nodes=2", "local_steps=1", *words)
-    values = run_config(config, str(folder))
-    run_local(Job(ROOT, values, config.nodes, folder), workers=1)
+def run(folder, *words, **options):
+    local_run(folder, "algorithm=fedavg", *SMALL, "nodes=2", "local_steps=1", *words, **options)
 
 
 def parts_seen(monkeypatch):
@@ -123,33 +115,14 @@ def test_a_strategy_that_cannot_be_saved_is_named_once_and_still_trains(
     run(tmp_path, "rounds=3")
     assert found == []
     assert caplog.text.count("no checkpoints of this run: FedAvg.accountant") == 1
-    assert json.loads((tmp_path / "result.json").read_text())["ended"] == "finished"
-
-
-def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch, caplog):
-    def full(folder, parts):
-        raise OSError(28, "No space left on device")
-
-    parts_seen(monkeypatch)
-    monkeypatch.setattr(checkpoint_file, "write", full)
-    run(tmp_path, "rounds=3")
-    assert "no checkpoint could be written" in caplog.text
-    assert json.loads((tmp_path / "result.json").read_text())["ended"] == "finished"
+    assert result_of(tmp_path)["ended"] == "finished"
 
 
 def test_a_checkpoint_of_another_engine_or_strategy_is_refused(tmp_path, monkeypatch):
-    done = Run.round_done
-
-    def some(self, server_round, arrays):
-        if server_round == 2:
-            raise PayloadError("enough")
-        return done(self, server_round, arrays)
-
     parts_seen(monkeypatch)
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "round_done", some)
-        with pytest.raises(PayloadError):
-            run(tmp_path, "rounds=3")
+    at_row(monkeypatch, 3, raising(PayloadError("enough")))
+    with pytest.raises(PayloadError):
+        run(tmp_path, "rounds=3")
     parts = read(tmp_path)
     rows = (tmp_path / "history.jsonl").read_bytes()
     for changed, said in (
@@ -159,8 +132,6 @@ def test_a_checkpoint_of_another_engine_or_strategy_is_refused(tmp_path, monkeyp
         ({**parts, "run": b"x"}, "hold no strategy's state"),
     ):
         write(tmp_path, changed)
-        config = composed("algorithm=fedavg", *SMALL, "nodes=2", "local_steps=1", "rounds=3")
-        values = {**run_config(config, str(tmp_path)), "resume": True}
         with pytest.raises(ConfigError, match=said):
-            run_local(Job(ROOT, values, 2, tmp_path), workers=1)
+            run(tmp_path, "rounds=3", resume=True)
         assert (tmp_path / "history.jsonl").read_bytes() == rows

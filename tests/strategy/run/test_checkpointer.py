@@ -4,30 +4,25 @@ The nodes and the messages under way outlive the server, as on a SuperLink.
 """
 
 import multiprocessing
-from contextlib import suppress
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord
 from safetensors.numpy import save
 
-from compression.flower import to_vector
 from compression.flower.node_replica import Replica
-from conf.build import data_of, model_of
 from conf.load import run_config
 from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from strategy.aggregation import MeanState
 from strategy.asynchronous import Asynchronous, Mixing
 from strategy.collector import RoundCollectorState
-from strategy.factory import scheme_for
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.serialization import StateError, from_bytes, to_bytes
-from task.flat_model import FlatModel
 from task.optimizers import SGD
-from tests.runs import composed, configured
+from tests.grids import grid_of
+from tests.runs import composed
 from tests.strategy.remote import RemoteGrid, serve
+from tests.strategy.servers import Server, Stopped
 
 SMALL = ["dataset=digits", "model=mlp", "batch_size=16"]
 SLOW = ["network=classes", "network.waiting=exponential"]
@@ -66,43 +61,25 @@ for name, words in CUT.items():
     ]  # fmt: skip
 
 
-class Stopped(Exception):
-    """Raised to stop the server."""
-
-
-def server(connection, words, state, until):
-    """Run a server whose grid is at the pipe's other end; stop it once `until` rounds are done.
-
-    An asynchronous server counts updates, and a server of a cut model mini-batches.
-    """
-    config = configured(*words)
-    data = data_of(config)
-    scheme = scheme_for(config, data)
+def serve_over(connection, words, state, until):
+    """Run a server whose grid is at the pipe's other end; stop it once `until` rounds are done."""
+    server = Server(words)
     if state is not None:
-        scheme.load(state)
-    records, arrays = [], FlatModel(model_of(config, data), "cpu").state_dict()
-
-    def record(number, model):
-        records.append((number, to_vector(model).tobytes(), scheme.traffic.as_dict()))
+        server.scheme.load(state)
 
     def on_state_complete():
-        if until is not None and records and records[-1][0] >= until:
+        if until is not None and server.records and server.records[-1][0] >= until:
             raise Stopped
 
-    scheme.on_state_complete = on_state_complete
-    with suppress(Stopped):
-        scheme.start(
-            OrderedGrid(RemoteGrid(connection)), ArrayRecord(arrays), config.rounds, config.timeout,
-            ConfigRecord({"lr": config.lr}), evaluate_fn=record,
-        )  # fmt: skip
-    connection.send(("end", (records, scheme.save())))
+    server.serve(OrderedGrid(RemoteGrid(connection)), on_state_complete)
+    connection.send(("end", (server.records, server.scheme.save())))
 
 
 def in_a_process(grid, *arguments):
     """Run a server in a separate process; return its recorded models and its saved state."""
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=server, args=(there, *arguments))
+    process = context.Process(target=serve_over, args=(there, *arguments))
     process.start()
     there.close()
     found = serve(grid, here)
@@ -112,10 +89,9 @@ def in_a_process(grid, *arguments):
 
 
 def nodes(words):
-    config = configured(*words)
-    scheme_for(config, data_of(config))  # imports modules before the servers are forked
-    spec = NodeHostSpec("client.app:app", config.nodes, 1, run_config(composed(*words)))
-    return LocalGrid(make_pool(spec, 1), config.nodes, VirtualClock(config.network, config.seed))
+    config = Server(words).config  # imports modules before the servers are forked
+    clock = VirtualClock(config.network, config.seed)
+    return grid_of(nodes=config.nodes, run_config=run_config(composed(*words)), clock=clock)
 
 
 @pytest.mark.few(3)
@@ -132,11 +108,8 @@ def test_a_stopped_run_ends_bit_for_bit_like_an_uninterrupted_one(name):
 
 
 def test_a_state_of_another_strategy_is_refused():
-    made = {}
-    for words in (RUNS["averaging, steps down"], RUNS["asynchronous, counted"]):
-        config = configured(*SMALL, *words)
-        made[words[0]] = scheme_for(config, data_of(config))
-    esgd, adacomp = made.values()
+    both = "averaging, steps down", "asynchronous, counted"
+    esgd, adacomp = (Server([*SMALL, *RUNS[name]]).scheme for name in both)
     with pytest.raises(StateError, match="hold a PushesState, not a AveragingState"):
         esgd.load(adacomp.save())
     for wrong in (b"", b"x" * 100, esgd.save()[:-3]):
@@ -145,9 +118,6 @@ def test_a_state_of_another_strategy_is_refused():
 
 
 def test_an_array_that_occurs_twice_is_shared_again_after_loading():
-    from strategy.aggregation import MeanState
-    from strategy.collector import RoundCollectorState
-
     array = np.arange(5, dtype=np.uint32)
     state = MeanState(np.ones(3, np.float32), [array, array], True, 0.5)
     found = from_bytes(MeanState, to_bytes(state))

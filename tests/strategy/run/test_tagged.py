@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from compression.flower import FlatArray, filled, flat_record, payload_record
 from strategy.run.serialization import StateError, from_bytes, to_bytes
@@ -72,8 +71,7 @@ def content():
     )
 
 
-def test_records_and_messages():
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+def test_records_and_messages(identity):
     message = Message(content(), 4, "train.step", group_id="9")
     replies = {
         "good": Message(content(), reply_to=message),

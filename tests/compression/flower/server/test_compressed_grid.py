@@ -1,11 +1,9 @@
 """With a lossless method, `CompressedGrid` changes no result; it leaves out bad replies."""
 
-import logging
 from functools import cache
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAdagrad,
@@ -22,9 +20,9 @@ from flwr.serverapp.strategy import (
 )
 
 from compression import Layout, make_codec
-from compression.flower import CompressionMod, Traffic, payload_of, payload_record
-from compression.flower.headers import HEADER
+from compression.flower import CompressionMod, Traffic
 from compression.screening import Screening
+from tests import spoil
 from tests.compression.flower.federation import (
     INT8,
     NODES,
@@ -36,6 +34,8 @@ from tests.compression.flower.federation import (
     node_app,
     run,
 )
+from tests.same import expect_same
+from tests.spoil import UNUSABLE
 
 STRATEGIES = {
     "FedAvg": lambda: FedAvg(fraction_evaluate=0),
@@ -58,27 +58,24 @@ STRATEGIES = {
 @cache
 def uncompressed(name):
     """Return the model that the Flower strategy `name` trains without compression."""
-    return run(STRATEGIES[name](), node_app())
+    return run(node_app(), strategy=STRATEGIES[name]())
 
 
 @pytest.mark.parametrize("codec", [PLAIN, make_codec()], ids=["raw", "entropy"])
 @pytest.mark.parametrize("downlink", [None, make_codec()], ids=["full", "lossless"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_lossless_codec_changes_no_bit_for_any_strategy(name, codec, downlink):
-    got, traffic = compressed_run(
-        STRATEGIES[name](), node_app(CompressionMod(codec)), downlink=downlink
-    )
+    app, strategy = node_app(CompressionMod(codec)), STRATEGIES[name]()
+    got, traffic = compressed_run(app, strategy=strategy, downlink=downlink)
     assert traffic.failures == 0
     assert list(got) == list(SHAPES)
-    for key, value in uncompressed(name).items():
-        assert got[key].dtype == value.dtype
-        np.testing.assert_array_equal(got[key], value)
+    expect_same(got, uncompressed(name))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_int8_payloads_are_close_and_four_times_smaller(name):
     plain = uncompressed(name)
-    got, traffic = compressed_run(STRATEGIES[name](), node_app(CompressionMod("int8")))
+    got, traffic = compressed_run(node_app(CompressionMod("int8")), strategy=STRATEGIES[name]())
     moved = np.linalg.norm(plain["fc.weight"] - initial()["fc.weight"].numpy())
     assert np.linalg.norm(got["fc.weight"] - plain["fc.weight"]) < 0.05 * moved
     assert traffic.client_updates == NODES * ROUNDS
@@ -88,9 +85,7 @@ def test_int8_payloads_are_close_and_four_times_smaller(name):
 
 def test_entries_that_nodes_do_not_send_are_counted():
     size = sum(np.prod(shape, dtype=int) for shape in SHAPES.values())
-    _, traffic = compressed_run(
-        FedAvg(fraction_evaluate=0), node_app(CompressionMod("topk", density=0.25))
-    )
+    _, traffic = compressed_run(node_app(CompressionMod("topk", density=0.25)))
     assert traffic.uplink_entries_whole == size * NODES * ROUNDS
     assert traffic.uplink_entries == pytest.approx(size / 4 * NODES * ROUNDS, rel=0.1)
     assert traffic.sparsity == pytest.approx(0.75, abs=0.03)
@@ -99,126 +94,69 @@ def test_entries_that_nodes_do_not_send_are_counted():
 
 def test_equal_gives_all_nodes_the_same_weight():
     # Node 0 reports 10^9 samples.
-    app = node_app(CompressionMod(PLAIN), with_metric("num-examples", 10**9))
+    app = node_app(CompressionMod(PLAIN), spoil.metrics(num_examples=10**9))
     equal = Screening(equal=True)
-    got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app, screening=equal)
-    honest, _ = compressed_run(
-        FedAvg(fraction_evaluate=0), node_app(CompressionMod(PLAIN)), screening=equal
-    )
+    got, traffic = compressed_run(app, screening=equal)
+    honest, _ = compressed_run(node_app(CompressionMod(PLAIN)), screening=equal)
     assert traffic.failures == 0
-    for key, value in honest.items():
-        np.testing.assert_array_equal(got[key], value)
+    expect_same(got, honest)
     assert np.abs(honest["fc.weight"] - uncompressed("FedAvg")["fc.weight"]).max() > 1e-3
 
 
 def test_evaluate_fn_and_result_get_named_arrays():
     seen = []
     compressed_run(
-        FedAvg(fraction_evaluate=0),
         node_app(CompressionMod(PLAIN)),
         evaluate_fn=lambda r, arrays: seen.append((r, list(arrays), arrays["fc.weight"].shape)),
     )
     assert seen == [(r, list(SHAPES), SHAPES["fc.weight"]) for r in range(ROUNDS + 1)]
 
 
-def reply_with(change):
-    def spoil(reply):
-        name, payload = payload_of(reply.content)
-        reply.content[name] = payload_record(change(payload))
-        return reply
-
-    return spoil
-
-
-def with_metric(name, value):
-    def spoil(reply):
-        reply.content["metrics"][name] = value
-        return reply
-
-    return spoil
-
-
-def with_note(**entries):
-    def spoil(reply):
-        reply.content[HEADER] = ConfigRecord({**reply.content[HEADER], **entries})
-        return reply
-
-    return spoil
-
-
-def with_other_note(reply):
-    reply.content[HEADER] = MetricRecord({"sequence": 1})
-    return reply
-
-
-def without_payload(reply):
-    reply.content["arrays"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
-    return reply
-
-
-def with_second_record(reply):
-    reply.content["more"] = ArrayRecord({"x": Array(np.ones(3, np.float32))})
-    return reply
-
-
-def raising(reply):
+def raises(reply):
     raise OSError("the sensor is gone\nand more lines")
 
 
 def with_tiny_tensors(reply):
     tiny = Layout(tuple(map(str, range(300))), ((),) * 300, ("float32",) * 300)
     payload = INT8.encode(np.ones(300, np.float32), tiny, names=True)
-    return with_note(named=1)(reply_with(lambda p: payload)(reply))
+    spoil.payload(lambda data: payload)(reply)
+    spoil.header(named=1)(reply)
 
 
-OTHER = Layout(("w",), ((3, 3),), ("float32",))
+FEW = ("a flipped bit", "another model", "a version of words", "no header")
 SPOILED = {
-    "corrupt": (reply_with(lambda p: p[:-9] + bytes([p[-9] ^ 1]) + p[-8:]), "checksum"),
-    "truncated": (reply_with(lambda p: p[: len(p) // 2]), ""),
-    "empty": (reply_with(lambda p: b""), ""),
-    "another model": (
-        reply_with(lambda p: INT8.encode(np.ones(9, np.float32), OTHER)),
-        "another model",
-    ),
+    **{name: UNUSABLE[name] for name in FEW},
     "hundreds of tensors": (with_tiny_tensors, "300 tensors; at most 256"),
-    "no payload": (without_payload, "no payload"),
-    "two records": (with_second_record, "records or metrics"),
-    "no weight": (with_metric("num-examples", 0), "num-examples"),
-    "weight is NaN": (with_metric("num-examples", float("nan")), "num-examples"),
-    "other metrics": (with_metric("extra", 1.0), "metrics"),
-    "a list for a number": (with_metric("loss", [1.0, 2.0]), "metrics"),
-    "raises": (raising, "and more lines"),
-    "a note of words": (with_note(sequence="x"), "'x' as sequence"),
-    "a note of halves": (with_note(sequence=1.5), "1.5 as sequence"),
-    "a note of lists": (with_note(sequence=[1]), "as sequence"),
-    "a note below 1": (with_note(sequence=-1), "-1 as sequence"),
-    "a note of a short name": (with_note(version=b"abc"), "as version"),
-    "another message's": (with_note(number=ROUNDS + 1), "replies to message"),
-    "no ConfigRecord": (with_other_note, "must be a ConfigRecord"),
+    "no payload": (spoil.record("arrays", spoil.PLAIN), "no payload"),
+    "two records": (spoil.record("more", spoil.PLAIN), "records or metrics"),
+    "no weight": (spoil.metrics(num_examples=0), "num-examples"),
+    "other metrics": (spoil.metrics(extra=1.0), "metrics"),
+    "a list for a number": (spoil.metrics(loss=[1.0, 2.0]), "metrics"),
+    "raises": (raises, "and more lines"),
+    "another message's": (spoil.header(number=ROUNDS + 1), "replies to message"),
 }
 
 
 @pytest.mark.parametrize("case", SPOILED)
-def test_a_bad_reply_is_left_out_counted_and_named(case, caplog):
-    spoil, reason = SPOILED[case]
-    app = node_app(CompressionMod(PLAIN), spoil)
-    with caplog.at_level(logging.WARNING, "edgewire"):
-        got, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
+def test_a_bad_reply_is_left_out_counted_and_named(case, logged):
+    change, reason = SPOILED[case]
+    app = node_app(CompressionMod(PLAIN), change)
+    got, traffic = compressed_run(app)
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * (NODES - 1)
-    lines = [r.getMessage() for r in caplog.records if r.name == "edgewire"]
+    lines = logged()
     assert len(lines) == len({line.partition(": ")[2] for line in lines})  # each reason once
     assert all("node 3 left out" in line and reason in line for line in lines)
     assert all(np.isfinite(value).all() for value in got.values())
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("loss", [1.0, 2.0]), ("extra", 1.0), ("num-examples", -4), ("num-examples", 0)],
+    "metrics", [{"loss": [1.0, 2.0]}, {"extra": 1.0}, {"num_examples": -4}, {"num_examples": 0}]
 )
-def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
-    def spoil(reply):
-        return reply if "arrays" in reply.content else with_metric(name, value)(reply)
+def test_a_bad_reply_to_an_evaluation_is_left_out(metrics):
+    def lie(reply):
+        if "arrays" not in reply.content:
+            spoil.metrics(**metrics)(reply)
 
     seen = []
 
@@ -227,7 +165,9 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
             seen.append(super().aggregate_evaluate(server_round, replies))
             return seen[-1]
 
-    _, traffic = compressed_run(Seeing(fraction_evaluate=1), node_app(CompressionMod(PLAIN), spoil))
+    _, traffic = compressed_run(
+        node_app(CompressionMod(PLAIN), lie), strategy=Seeing(fraction_evaluate=1)
+    )
     assert traffic.failures == ROUNDS
     assert traffic.client_updates == ROUNDS * NODES
     assert seen[-1]["loss"] == pytest.approx((1 + 2 + 4 + 5 + 6) / 5)
@@ -235,25 +175,7 @@ def test_a_bad_reply_to_an_evaluation_is_left_out(name, value):
 
 def test_the_mean_is_over_the_nodes_that_remain():
     """If node 3 fails, the model equals that of Flower's FedAvg without node 3."""
-    app = node_app(CompressionMod(PLAIN), reply_with(lambda p: b"?"))
-    spoiled, _ = compressed_run(FedAvg(fraction_evaluate=0), app)
-    plain = run(FedAvg(fraction_evaluate=0), node_app(spoil=raising))
+    app = node_app(CompressionMod(PLAIN), spoil.payload(lambda data: b"?"))
+    spoiled, _ = compressed_run(app)
+    plain = run(node_app(spoil=raises))
     np.testing.assert_array_equal(spoiled["fc.weight"], plain["fc.weight"])
-
-
-def test_bytes_are_the_payloads_lengths():
-    lengths = {"up": 0, "down": 0}
-
-    def cap_weights(message, context, call_next):
-        lengths["down"] += len(payload_of(message.content)[1])
-        reply = call_next(message, context)
-        lengths["up"] += len(payload_of(reply.content)[1])
-        return reply
-
-    inner = node_app(CompressionMod("int8"))
-    app = lambda message, context: cap_weights(message, context, inner)  # noqa: E731
-    _, traffic = compressed_run(FedAvg(fraction_evaluate=0), app)
-    assert traffic.uplink_bytes == lengths["up"] > 0
-    assert traffic.downlink_bytes == lengths["down"] > 0
-    flower = sum(len(Array(a.numpy().astype(np.float32)).data) for a in initial().values())
-    assert traffic.uplink_bytes_float32 == flower * NODES * ROUNDS

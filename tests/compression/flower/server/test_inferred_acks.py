@@ -1,15 +1,14 @@
 """Each entry of an update is in the model or in its node's residual, for any order of messages."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.node.state import MEMORY, stored_arrays
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from tests.compression.flower.apps import ask, moving, record_of
+from tests.grids import grid_of
 
 ENTRIES, NODES = 10, 2
 
@@ -31,87 +30,62 @@ class Kept:
 @pytest.fixture
 def federation():
     """Return a grid and each node's residual, summed; nodes add 1 to ten entries and send one."""
-    kept_back = Kept()
-    app = ClientApp(mods=[kept_back, CompressionMod("topk", density=1 / ENTRIES)])
+    kept_back, uplink = Kept(), CompressionMod("topk", density=1 / ENTRIES)
 
-    @app.train()
-    def train(message, context):
-        moved = Array(message.content["arrays"]["w"].numpy() + np.float32(1))
-        metrics = MetricRecord({"num-examples": 1, "loss": 1.0})
-        content = RecordDict({"arrays": ArrayRecord({"w": moved}), "metrics": metrics})
-        return Message(content, reply_to=message)
+    def train(node, values, state):
+        return {"arrays": {"w": values["w"] + np.float32(1)}}
 
-    grid = LocalGrid(make_pool(NodeHostSpec(app, NODES, 1, {}), 1), NODES)
-    return CompressedGrid(grid), kept_back.by_node
+    app = moving(train, [kept_back, uplink])
+    return CompressedGrid(grid_of(app, NODES)), kept_back.by_node
 
 
-def asking(model, nodes, **config):
-    record = ArrayRecord({"w": Array(model)})
-    content = RecordDict({"arrays": record, "config": ConfigRecord(config)})
-    return [Message(content, node, "train", group_id="1") for node in nodes]
+def asking(compressed, model, nodes=None, number=None):
+    config = {} if number is None else {"server-round": number}
+    return ask(compressed, record_of({"w": model}), nodes=nodes, **config)
+
+
+def pulled(compressed, ids):
+    found = []
+    while len(found) < len(ids):
+        found += compressed.pull_messages(ids)
+    return found
+
+
+def all_at_once(compressed, asked, number):
+    return compressed.send_and_receive(asked())
+
+
+def one_by_one(compressed, asked, number):
+    """Send the same model to one node after the other; every update is applied."""
+    nodes = compressed.get_node_ids()
+    return [reply for node in nodes for reply in compressed.send_and_receive(asked([node]))]
+
+
+def one_by_one_in_rounds(compressed, asked, number):
+    return one_by_one(compressed, lambda nodes: asked(nodes, number), number)
+
+
+def twice_in_a_round(compressed, asked, number):
+    messages = asked(None, number)
+    return [reply for _ in range(2) for reply in compressed.send_and_receive(messages)]
+
+
+def two_under_way(compressed, asked, number):
+    return pulled(compressed, [i for _ in range(2) for i in compressed.push_messages(asked())])
+
+
+def twice_one_after_the_other(compressed, asked, number):
+    """Push the same model again after each reply; a loop that pushes applies every update."""
+    both = (pulled(compressed, compressed.push_messages(asked())) for _ in range(2))
+    return [reply for replies in both for reply in replies]
+
+
+def two_in_a_call(compressed, asked, number):
+    return compressed.send_and_receive(asked() + asked())
 
 
 def moves(model, replies):
     return [reply.content["arrays"]["w"].numpy() - model for reply in replies]
-
-
-def all_at_once(compressed, model, number):
-    return moves(model, compressed.send_and_receive(asking(model, compressed.get_node_ids())))
-
-
-def one_by_one(compressed, model, number):
-    """Send the same model to one node after the other; every update is applied."""
-    return [
-        move
-        for node in compressed.get_node_ids()
-        for move in moves(model, compressed.send_and_receive(asking(model, [node])))
-    ]
-
-
-def one_by_one_in_rounds(compressed, model, number):
-    return [
-        move
-        for node in compressed.get_node_ids()
-        for move in moves(
-            model, compressed.send_and_receive(asking(model, [node], **{"server-round": number}))
-        )
-    ]
-
-
-def twice_in_a_round(compressed, model, number):
-    asked = asking(model, compressed.get_node_ids(), **{"server-round": number})
-    return [
-        *moves(model, compressed.send_and_receive(asked)),
-        *moves(model, compressed.send_and_receive(asked)),
-    ]
-
-
-def two_under_way(compressed, model, number):
-    asked = asking(model, compressed.get_node_ids())
-    ids = [
-        *compressed.push_messages(asked),
-        *compressed.push_messages(asking(model, compressed.get_node_ids())),
-    ]
-    found = []
-    while len(found) < len(ids):
-        found += compressed.pull_messages(ids)
-    return moves(model, found)
-
-
-def twice_one_after_the_other(compressed, model, number):
-    """Push the same model again after each reply; a loop that pushes applies every update."""
-    found = []
-    for _ in range(2):
-        ids, came = compressed.push_messages(asking(model, compressed.get_node_ids())), []
-        while len(came) < len(ids):
-            came += compressed.pull_messages(ids)
-        found += moves(model, came)
-    return found
-
-
-def two_in_a_call(compressed, model, number):
-    nodes = compressed.get_node_ids()
-    return moves(model, compressed.send_and_receive(asking(model, nodes) + asking(model, nodes)))
 
 
 WAYS = [
@@ -125,7 +99,8 @@ def test_nothing_is_lost_and_nothing_counts_twice(federation, way):
     compressed, kept_back = federation
     model, given, applied = np.zeros(ENTRIES, np.float32), 0, 0.0
     for number in range(1, 6):
-        found = way(compressed, model, number)
+        replies = way(compressed, partial(asking, compressed, model), number)
+        found = moves(model, replies)
         given += ENTRIES * len(found)
         applied += sum(float(move.sum()) for move in found)
         model = model + sum(found) / len(found)
@@ -139,14 +114,10 @@ def test_an_update_that_the_strategy_drops_returns_to_the_memory(federation):
     model = np.zeros(ENTRIES, np.float32)
     first, second = compressed.get_node_ids()
     # The strategy drops this update.
-    compressed.send_and_receive(asking(model, [first], **{"server-round": 1}))
-    (move,) = moves(
-        model, compressed.send_and_receive(asking(model, [second], **{"server-round": 2}))
-    )
+    compressed.send_and_receive(asking(compressed, model, [first], 1))
+    (move,) = moves(model, compressed.send_and_receive(asking(compressed, model, [second], 2)))
     newer = model + move
-    (last,) = moves(
-        newer, compressed.send_and_receive(asking(newer, [first], **{"server-round": 3}))
-    )
+    (last,) = moves(newer, compressed.send_and_receive(asking(compressed, newer, [first], 3)))
     assert kept_back[first] == 2 * ENTRIES - float(last.sum())
 
 
@@ -155,11 +126,8 @@ def test_a_node_goes_on_after_a_lost_reply(federation):
     compressed, _ = federation
     model = np.zeros(ENTRIES, np.float32)
     node = compressed.get_node_ids()[0]
-    lost, later = (list(compressed.push_messages(asking(model, [node]))) for _ in range(2))
+    lost, later = (list(compressed.push_messages(asking(compressed, model, [node]))) for _ in "ab")
     assert lost != later
-    while not compressed.pull_messages(later):
-        pass
-    (third,) = compressed.push_messages(asking(model + 1, [node]))
-    while not compressed.pull_messages([third]):
-        pass
+    pulled(compressed, later)
+    pulled(compressed, compressed.push_messages(asking(compressed, model + 1, [node])))
     assert compressed.traffic.failures == 0

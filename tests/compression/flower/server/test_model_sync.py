@@ -8,53 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compression import Layout, decode, decode_update, make_codec
+from compression import Layout, decode, decode_update
 from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, VERSION, Replica
 from compression.flower.records import STYPE
-from compression.flower.server.model_sync import StepLogSync
 from compression.flower.server.session import VersionTracker
 from task.optimizers import SGD, Adam, Momentum
+from tests.compression.flower.stepping import SteppingServer, rate
+from tests.same import expect_same
 
 LAYOUT = Layout(("weight", "bias", "running_mean"), ((20, 20), (4,), (6,)), ("float32",) * 3)
 SIZE, TRAINED = 410, 404
-CODEC = make_codec(coder="raw")
 RULES = [SGD(), Momentum(0.5, lazy=True), Adam()]
 
 
-class Server:
-    """A server whose model takes random steps, and which stores these steps in a `StepLogSync`."""
-
+class Server(SteppingServer):
     def __init__(self, rule=RULES[0], follow=True):
-        self.rule = rule
-        self.replica = Replica.start(rule, TRAINED, np.linspace(-1, 1, SIZE, dtype=np.float32))
-        self.steps = StepLogSync(self.replica, LAYOUT, follow=follow)
+        super().__init__(rule, LAYOUT, TRAINED, follow)
         self.versions = VersionTracker(self.steps)
-        self.payloads, self.models = [b""], [self.replica.model.copy()]  # index: version
-
-    def go(self, count=1, entries=3):
-        for _ in range(count):
-            number = self.replica.version + 1
-            draw = np.random.default_rng(number)
-            indices = np.sort(draw.choice(SIZE, entries, replace=False)).astype(np.uint32)
-            values = draw.normal(size=entries).astype(np.float32)
-            self.replica.apply(indices, values, rate(number))
-            self.payloads.append(CODEC.encode_sparse(indices, values, LAYOUT))
-            self.steps.add(self.payloads[-1], rate(number))
-            self.models.append(self.replica.model.copy())
-        return self
 
     def known(self, base):
-        """Return the model update for a node that has version `base` of the model.
-
-        It holds the steps since `base`. If `base` is too old, it is a snapshot: the whole model and
-        the optimiser's state.
-        """
+        """Return the steps since version `base`, or if `base` is too old, a snapshot."""
         return self.steps.model_update(base if self.steps.knows(base) else None)
-
-
-def rate(number):
-    return 0.5 / number
 
 
 def contents(model_update):
@@ -88,9 +63,7 @@ def test_an_unknown_node_gets_a_snapshot(rule):
     assert set(model_update.arrays) == {MODEL, *rule.names}
     assert model_update.header == {"version": 4}
     own = snapshot(server, model_update)
-    for name, array in server.replica.arrays.items():
-        np.testing.assert_array_equal(own.arrays[name], array)
-        assert own.arrays[name].dtype == array.dtype
+    expect_same(own.arrays, server.replica.arrays)
     assert server.steps.checksum() == checksum(own.model)
 
 
@@ -128,8 +101,7 @@ def test_a_node_that_missed_messages_has_the_newest_model_after_the_next(rule, e
             for version in range(own.version + 1, base + len(rates) + 1):
                 update = decode_update(contents(model_update)[str(version)], LAYOUT)
                 own.apply(update.indices, update.values, rates[version - base - 1])
-        for name, array in server.replica.arrays.items():
-            np.testing.assert_array_equal(nodes[node].arrays[name], array)
+        expect_same(nodes[node].arrays, server.replica.arrays)
         if fate == 0:
             versions.invalidate(node)
         elif fate > 1:  # fate 1: the reply is lost, so the server does not know the node's version
@@ -202,12 +174,12 @@ def test_nodes_that_do_not_follow_get_the_whole_model_each_time():
     assert model_update.header == {}
     assert model_update.size == len(model_update.arrays[MODEL].data)
     np.testing.assert_array_equal(
-        decode(model_update.arrays[MODEL].data, LAYOUT)[0], server.models[3]
+        decode(model_update.arrays[MODEL].data, LAYOUT)[0], server.replica.model
     )
     assert server.steps.model_update(None) is model_update
     assert not server.steps.recent
     assert not server.versions.held
     server.go()
     np.testing.assert_array_equal(
-        decode(server.steps.model_update(None).arrays[MODEL].data, LAYOUT)[0], server.models[4]
+        decode(server.steps.model_update(None).arrays[MODEL].data, LAYOUT)[0], server.replica.model
     )

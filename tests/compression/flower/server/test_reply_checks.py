@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from compression.flower.server.reply_checks import (
 from compression.flower.tensor_split import Model, form_of_updates
 from tests.compression.flower.federation import PLAIN
 
+pytestmark = pytest.mark.usefixtures("identity")
 EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
 TRAINED = EVALUATED._replace(kind="train", train=True)
 
@@ -30,11 +30,6 @@ TRAINED = EVALUATED._replace(kind="train", train=True)
 def content_of(metrics, **models):
     made = {name: ArrayRecord({"w": Array(np.ones(value))}) for name, value in models.items()}
     return RecordDict({**made, "metrics": MetricRecord(metrics)})
-
-
-@pytest.fixture(autouse=True)
-def server():
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
 
 
 LARGEST = math.nextafter(2.0**63, 0)

@@ -2,39 +2,42 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from compression import Layout
 from compression.flower import flat_record
 from compression.flower.headers import HEADER
 from compression.flower.server.sent_model import SentModels, SentModelsState
+from tests.compression.flower.apps import record_of
 
 FLAT = Layout(("w", "b"), ((2, 2), (2,)), ("float32",) * 2)
 
 
-def named(**arrays):
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
+def named(**values):
+    return record_of(values)
 
 
 def content(**records):
     return RecordDict(records)
 
 
-def test_the_first_arrays_are_the_model():
-    models = SentModels(None, [], 0, SentModelsState())
+@pytest.fixture
+def models():
+    return SentModels(None, [], 0, SentModelsState())
+
+
+def test_the_first_arrays_are_the_model(models):
     one, two = named(w=np.ones(3, np.float32)), named(w=np.zeros(5, np.float32))
     found = models.of(content(config=ConfigRecord(), one=one, two=two), first=True)
     np.testing.assert_array_equal(found.model.vector, np.ones(3, np.float32))
     assert found.plain_bytes == len(one["w"].data)
 
 
-def test_contents_without_a_model():
-    models = SentModels(None, [], 0, SentModelsState())
+def test_contents_without_a_model(models):
     assert models.of(content(config=ConfigRecord()), first=True) is None
 
 
-def test_a_record_with_the_libraries_name_is_refused():
-    models = SentModels(None, [], 0, SentModelsState())
+def test_a_record_with_the_libraries_name_is_refused(models):
     with pytest.raises(ValueError, match="give yours another name"):
         models.of(content(a=named(w=np.ones(3)), **{HEADER: ConfigRecord()}), first=True)
 

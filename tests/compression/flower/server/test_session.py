@@ -1,11 +1,8 @@
 """The server's session: what it sends to each node, which replies it accepts, what it counts."""
 
-import math
-
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
 from compression import Layout, PayloadError, make_codec
 from compression.flower import Traffic, payload_record, reason_of
@@ -19,7 +16,9 @@ from compression.flower.native_tensors import (
 )
 from compression.flower.records import STYPE, payload_records
 from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
+from tests.spoil import COUNTED, UNUSABLE
 
+pytestmark = pytest.mark.usefixtures("identity")
 LAYOUT = Layout(("weight", "bias"), ((8, 5), (5,)), ("float32",) * 2)
 PLAIN_BYTES = 1000  # the model's bytes in Flower's format
 CODEC = make_codec(coder="raw")
@@ -45,15 +44,6 @@ class Newest:
         return ModelUpdate(payload_records({"payload": bytes(size)}), header, size)
 
 
-@pytest.fixture(autouse=True)
-def server():
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
-
-
-def session(version=5):
-    return ServerSession(Newest(version), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES))
-
-
 def asked(talk, *nodes, **header):
     header = DownlinkHeader(NUMBER, workers=3, **header)
     return [message for message, _ in talk.messages(nodes, "train.step", {"lr": 0.1}, header)]
@@ -66,17 +56,29 @@ def update():
 def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER):
     content = {"arrays": payload_record(CODEC.encode(update(), LAYOUT))}
     content["metrics"] = MetricRecord(metrics)
-    header = written(UplinkHeader(number, sequence, version))
-    return Message(
-        RecordDict({**content, **({HEADER: header} if header else {})}), reply_to=message
-    )
+    content[HEADER] = written(UplinkHeader(number, sequence, version))
+    return Message(RecordDict(content), reply_to=message)
+
+
+def received(talk, measured=(), **reply):
+    """Send node 7 a message; return what the server reads in the reply."""
+    (message,) = asked(talk, 7)
+    return talk.read(answer(message, **reply), 7, NUMBER, measured)
+
+
+def session():
+    return ServerSession(Newest(), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES))
+
+
+@pytest.fixture
+def talk():
+    return session()
 
 
 # What nodes receive.
 
 
-def test_a_message_holds_the_config_a_header_and_the_model():
-    talk = session()
+def test_a_message_holds_the_config_a_header_and_the_model(talk):
     (message,) = asked(talk, 7, checksum=b"12345678")
     assert message.metadata.dst_node_id == 7
     assert message.metadata.message_type == "train.step"
@@ -87,8 +89,7 @@ def test_a_message_holds_the_config_a_header_and_the_model():
     assert read(message.content, DownlinkHeader) == expected
 
 
-def test_nodes_share_contents_or_model_updates_where_possible():
-    talk = session()
+def test_nodes_share_contents_or_model_updates_where_possible(talk):
     for node, version in ((1, 3), (2, 3), (3, 4), (4, 3)):
         talk.versions.send(node, ModelUpdate(ArrayRecord(), {"version": version}, 0))
         talk.versions.confirm(node, version)
@@ -105,8 +106,7 @@ def test_nodes_share_contents_or_model_updates_where_possible():
     assert talk.versions.sync.made == [3, 4, None]
 
 
-def test_every_message_is_counted():
-    talk = session()
+def test_every_message_is_counted(talk):
     asked(talk, 1, 2)
     assert talk.traffic.downlink_bytes == 2 * 100
     assert talk.traffic.downlink_bytes_float32 == 2 * PLAIN_BYTES
@@ -120,38 +120,24 @@ def test_every_message_is_counted():
 # What nodes reply.
 
 
-def test_a_reply_gives_an_update_and_the_nodes_metrics():
-    talk = session()
-    (message,) = asked(talk, 7)
-    received = talk.read(answer(message, version=5), 7, NUMBER, ["loss"])
-    np.testing.assert_array_equal(received.update.dense(), update())
-    assert dict(received.metrics) == METRICS
+def test_a_reply_gives_an_update_and_the_nodes_metrics(talk):
+    found = received(talk, ["loss"], version=5)
+    np.testing.assert_array_equal(found.update.dense(), update())
+    assert dict(found.metrics) == METRICS
     assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
     assert talk.traffic.uplink_bytes_float32 == PLAIN_BYTES
     assert talk.traffic.client_updates == 0  # counted only when the update is applied
     assert talk.versions.base_of(7) == 5
 
 
-@pytest.mark.parametrize("says", [None, 4])
-def test_a_node_without_the_sent_version_gets_the_whole_model(says):
-    talk = session()
-    (message,) = asked(talk, 7)
-    talk.read(answer(message, version=says), 7, NUMBER)
-    assert talk.versions.base_of(7) is None
-
-
-def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown():
-    talk = session()
-    for _ in range(2):
-        (message,) = asked(talk, 7)
-        talk.read(answer(message, version=5), 7, NUMBER)
+def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown(talk):
+    received(talk, version=5)
     assert talk.versions.base_of(7) == 5
     (message,) = asked(talk, 7)
     before = talk.traffic.as_dict()
+    error = Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message)
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
-        talk.read(
-            Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message), 7, NUMBER
-        )
+        talk.read(error, 7, NUMBER)
     assert talk.versions.base_of(7) is None
     assert talk.traffic.as_dict() == before  # no bytes are counted
 
@@ -171,114 +157,43 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown():
         (None, "no reason given"),
     ],
 )
-def test_a_reason_is_reported_in_plain_words(given, said):
-    (message,) = asked(session(), 7)
+def test_a_reason_is_reported_in_plain_words(talk, given, said):
+    (message,) = asked(talk, 7)
     assert reason_of(Message(Error(1, given), reply_to=message)) == said
 
 
-def without(name):
-    return lambda content: content.pop(name)
-
-
-def measured(**changes):
-    def change(content):
-        names = {name.replace("_", "-"): value for name, value in changes.items()}
-        found = {**content["metrics"], **names}
-        content["metrics"] = MetricRecord({k: v for k, v in found.items() if v is not None})
-
-    return change
-
-
-def payload(change):
-    def spoil(content):
-        content["arrays"] = payload_record(change(content["arrays"]["payload"].data))
-
-    return spoil
-
-
-def named(content):
-    content["arrays"] = ArrayRecord({"weight": Array(np.ones((8, 5), np.float32))})
-
-
-def noted(**values):
-    return lambda content: content.update({HEADER: ConfigRecord(values)})
-
-
-OTHER = Layout(("weight",), ((3,),), ("float32",))
-CAME = {  # these replies hold a payload, which is counted
-    "no samples": (measured(num_examples=0), "number of samples"),
-    "fewer than none": (measured(num_examples=-3), "number of samples"),
-    "samples that nobody counted": (measured(num_examples=None), "num-examples"),
-    "more than anybody counts": (measured(num_examples=1e39), "number of samples"),
-    "endless samples": (measured(num_examples=math.inf), "finite number"),
-    "no loss": (measured(loss=None), "'loss' must be a finite number, not None"),
-    "a loss that is none": (measured(loss=math.nan), "finite number"),
-    "losses": (measured(loss=[1.0]), "finite number"),
-    "a flipped bit": (payload(lambda d: d[:30] + bytes([d[30] ^ 1]) + d[31:]), "damaged"),
-    "half": (payload(lambda d: d[: len(d) // 2]), "damaged"),
-    "empty": (payload(lambda d: b""), "no payload"),
-    "another model": (
-        payload(lambda d: CODEC.encode(np.ones(3, np.float32), OTHER)),
-        "another model",
-    ),
-    "the model itself": (noted(number=NUMBER, whole=1), "an update is asked for"),
-    "another message's": (noted(number=1), "replies to message 1: 2 was to be answered"),
-    "nobody's": (noted(), "replies to message None"),
-    "no metrics": (without("metrics"), "and a MetricRecord"),
-    "a note of another program": (noted(colour="red"), "holds 'red' as colour"),
-    "a version that is no number": (noted(version="five"), "holds 'five' as version"),
-    "a number below none": (noted(sequence=-1), "holds -1 as sequence"),
-    "a number beyond all": (noted(sequence=2**62), "as sequence"),
-    "a note that is none": (
-        lambda content: content.update({HEADER: MetricRecord({"version": 5})}),
-        "must be a ConfigRecord",
-    ),
-}
-NEVER_CAME = {
-    "no arrays": (without("arrays"), "must hold a payload"),
-    "plain arrays": (named, "must hold a payload"),
-}
-
-
-@pytest.mark.parametrize("name", [*CAME, *NEVER_CAME])
-def test_an_unusable_reply_is_refused_in_one_line(name):
-    talk = session()
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_an_unusable_reply_is_refused_in_one_line(talk, name):
     (message,) = asked(talk, 7)
     reply = answer(message, sequence=1, version=5)
-    spoil, words = {**CAME, **NEVER_CAME}[name]
-    spoil(reply.content)
+    spoil, words = UNUSABLE[name]
+    spoil(reply)
     size = sum(len(a.data) for a in reply.content.get("arrays", ArrayRecord()).values())
     with pytest.raises(PayloadError, match=words) as refused:
         talk.read(reply, 7, NUMBER, ["loss"])
     assert "\n" not in str(refused.value)
-    assert talk.traffic.uplink_bytes == (size if name in CAME else 0)
-    assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in CAME else 0)
+    assert talk.traffic.uplink_bytes == (size if name in COUNTED else 0)
+    assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in COUNTED else 0)
     assert talk.acks.pending == []
     talk.acks.applied(talk.acks.pending)
     assert talk.acks.last_applied(7) == 0
 
 
-def test_an_applied_reply_is_not_read_again():
-    talk = session()
-    (message,) = asked(talk, 7)
-    talk.read(answer(message, sequence=1), 7, NUMBER)
+def test_an_applied_reply_is_not_read_again(talk):
+    received(talk, sequence=1)
     assert talk.acks.pending == [7]
-    # The first reply was not applied, so this one is accepted.
-    talk.read(answer(message, sequence=1), 7, NUMBER)
+    received(talk, sequence=1)  # the first reply was not applied, so this one is accepted
     talk.acks.applied([7])
     with pytest.raises(PayloadError, match="update 1 was applied already"):
-        talk.read(answer(message, sequence=1), 7, NUMBER)
-    talk.read(answer(message, sequence=2), 7, NUMBER)
+        received(talk, sequence=1)
+    received(talk, sequence=2)
     (message,) = asked(talk, 7)
     assert read(message.content, DownlinkHeader).applied == 1
 
 
 @pytest.mark.parametrize("samples", [1, 0.5, 2**62, 2.0**62])
-def test_any_number_of_samples_that_can_be_counted_will_do(samples):
-    talk = session()
-    (message,) = asked(talk, 7)
-    metrics = {"num-examples": samples}
-    assert talk.read(answer(message, metrics=metrics), 7, NUMBER).metrics["num-examples"] == samples
+def test_any_number_of_samples_that_can_be_counted_will_do(talk, samples):
+    assert received(talk, metrics={"num-examples": samples}).metrics["num-examples"] == samples
 
 
 @pytest.mark.parametrize("here", [0, 1, 4])
@@ -315,8 +230,7 @@ def test_native_tensors_are_sent_when_they_differ_from_the_initial_ones():
         assert read(message.content, DownlinkHeader).initial == initial.checksum
 
 
-def test_a_second_payload_is_refused_in_a_model_without_native_tensors():
-    talk = session()
+def test_a_second_payload_is_refused_in_a_model_without_native_tensors(talk):
     (message,) = asked(talk, 7)
     reply = answer(message)
     reply.content["arrays"] = with_payload(reply.content["arrays"], NATIVE, b"x")
@@ -327,7 +241,7 @@ def test_a_second_payload_is_refused_in_a_model_without_native_tensors():
 def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
     monkeypatch.setattr("compression.flower.server.session.SPARE", 1)
     talk = session()
-    talk.read(answer(asked(talk, 7)[0], sequence=1), 7, NUMBER)
+    received(talk, sequence=1)
     talk.acks.applied([7])
     asked(talk, 8)
     assert talk.gone(lambda: [8]) == set()  # within the limit: two absent nodes, SPARE is 1

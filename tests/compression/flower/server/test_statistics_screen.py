@@ -1,5 +1,7 @@
 """False BatchNorm statistics are refused; honest ones are used unchanged."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -118,32 +120,15 @@ def test_the_centre_of_a_first_round_is_used_for_this_round_alone():
         screen.taken(4, BN, unused, START, None)
 
 
-def test_a_model_that_was_shifted_may_return():
-    screen, found = StatisticsScreen(), reports(0, 10)
+@pytest.mark.parametrize("clips", [True, False])
+def test_a_model_that_was_shifted_may_return(clips):
+    screening = Screening(statistics=None, clip=1) if clips else None
+    screen, found = StatisticsScreen(screening), reports(0, 10)
     take(screen, found)
     astray, back = lie(9, found[0]), lie(8, found[0])
     assert screen.taken(1, BN, back, astray, None) is back
-    with pytest.raises(PayloadError, match="running statistics"):
-        screen.taken(2, BN, astray, back, None)
-
-
-def test_a_model_that_was_shifted_may_return_without_clipping():
-    screen, found = StatisticsScreen(Screening(statistics=None, clip=1)), reports(0, 10)
-    take(screen, found)
-    astray, back = lie(9, found[0]), lie(8, found[0])
-    assert screen.taken(1, BN, back, astray, None) is back
-    assert (screen.taken(2, BN, astray, back, None)[:8] < 8).all()
-
-
-def test_clipping_moves_statistics_to_the_limit():
-    screen, found = StatisticsScreen(Screening(statistics=None, clip=2)), reports(0, 10)
-    found[3] = lie(1e5, found[3])
-    taken = take(screen, found)
-    assert all(one is other for one, other in zip(taken, found, strict=True) if one is not taken[3])
-    middle = np.median(np.delete(found, 3, axis=0), axis=0).astype(np.float32)
-    scale = scale_of(BN)
-    move = scale.distance(middle, START, middle)
-    assert scale.distance(taken[3], middle, middle) == pytest.approx(2 * move, rel=0.3)
+    with nullcontext() if clips else pytest.raises(PayloadError, match="running statistics"):
+        assert (screen.taken(2, BN, astray, back, None)[:8] < 8).all()
 
 
 def test_screening_of_statistics_can_be_switched_off():
@@ -166,11 +151,8 @@ def test_a_screen_of_statistics_continues_from_its_state():
 
 def test_first_statistics_are_compared_with_the_first_model():
     screen = StatisticsScreen()
+    with pytest.raises(PayloadError, match="many times the model's"):
+        screen.taken(1, BN, lie(50, START), START, MODEL)
     screen.taken(1, BN, START, START, MODEL)
     with pytest.raises(PayloadError, match="many times the model's"):
         screen.taken(2, BN, lie(50, START), START, 100 * MODEL)
-
-
-def test_first_statistics_of_far_larger_norm_than_the_model_are_refused():
-    with pytest.raises(PayloadError, match="many times the model's"):
-        StatisticsScreen().taken(1, BN, lie(1e4, START), START, MODEL)

@@ -2,52 +2,41 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compression import make_codec
-from compression.flower import CompressedGrid, CompressionMod, StatisticsAveraging
+from compression.flower import CompressionMod, StatisticsAveraging
 from compression.flower.server.statistics_wrapper import mean, median
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from tests.compression.flower.apps import moving, record_of
+from tests.compression.flower.federation import INT8, compressed_run
 from tests.compression.flower.server.test_compressed_grid import STRATEGIES
 
 NODES, ROUNDS, SIZE = 6, 4, 5
-INT8 = make_codec(quantizer="int8")
-
-
-def initial():
-    values = {
-        "weight": np.ones((SIZE, 3), np.float32),
-        "bn.running_mean": np.zeros(SIZE, np.float32),
-        "bn.running_var": np.ones(SIZE, np.float32),
-    }
-    return ArrayRecord({name: Array(value) for name, value in values.items()})
+MOD = CompressionMod(INT8)
+INITIAL = {
+    "weight": np.ones((SIZE, 3), np.float32),
+    "bn.running_mean": np.zeros(SIZE, np.float32),
+    "bn.running_var": np.ones(SIZE, np.float32),
+}
 
 
 def run(strategy, seed, scale):
     """Train; return each round's variances, and the lowest and highest that nodes reported."""
-    app, reported, found = ClientApp(), [np.ones(SIZE, np.float32)], []
+    reported, found, draw = [INITIAL["bn.running_var"]], [], np.random.default_rng(seed)
 
-    @app.train(mods=[CompressionMod(INT8)])
-    def train(message, context):
-        node, server_round = context.node_config["partition-id"], message.content["config"]
-        draw = np.random.default_rng([seed, node, server_round["server-round"]])
-        arrays = dict(message.content["arrays"])
-        variance = (scale ** draw.normal(size=SIZE)).astype(np.float32)
-        reported.append(variance)
-        arrays["bn.running_var"] = Array(variance)
-        arrays["weight"] = Array(draw.normal(size=(SIZE, 3)).astype(np.float32))
-        metrics = MetricRecord({"num-examples": int(draw.integers(1, 100)), "loss": 1.0})
-        content = {"arrays": ArrayRecord(arrays), "metrics": metrics}
-        return Message(RecordDict(content), reply_to=message)
+    def train(node, values, state):
+        reported.append((scale ** draw.normal(size=SIZE)).astype(np.float32))
+        weight = draw.normal(size=(SIZE, 3)).astype(np.float32)
+        return {"arrays": {**values, "bn.running_var": reported[-1], "weight": weight}}
 
-    grid = LocalGrid(make_pool(NodeHostSpec(app, NODES, 1, {}), 1), NODES)
-    StatisticsAveraging(strategy).start(
-        CompressedGrid(grid), initial(), num_rounds=ROUNDS,
+    def weigh(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["metrics"]["num-examples"] = int(draw.integers(1, 100))
+        return reply
+
+    app = moving(train, [weigh, MOD])
+    compressed_run(
+        app, NODES, StatisticsAveraging(strategy), ROUNDS, record_of(INITIAL),
         evaluate_fn=lambda r, arrays: found.append(arrays["bn.running_var"].numpy()),
     )  # fmt: skip
     return found, np.min(reported, axis=0), np.max(reported, axis=0)

@@ -1,0 +1,261 @@
+"""What holds for every quantizer: its error bound, sizes, memory, options and random draws."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from compression.base import PayloadError, Rng
+from compression.quantizers.bfloat16 import BFloat16
+from compression.quantizers.drive import Drive
+from compression.quantizers.float16 import Float16
+from compression.quantizers.int4 import Int4
+from compression.quantizers.int8 import Int8
+from compression.quantizers.powersgd import PowerSgd
+from compression.quantizers.qsgd import Qsgd
+from compression.quantizers.scaling import BLOCK
+from compression.quantizers.sign import Sign
+from compression.quantizers.ternary import Ternary
+from tests.compression.quantizers.values import (
+    LEAST,
+    MOST,
+    SPECIAL,
+    normal,
+    parts_of,
+    selected,
+    whole,
+)
+
+QUANTIZERS = [
+    BFloat16(), Float16(), Int8(), Int4(), Int4(16), Int4(21), Int4(65536), Qsgd(),
+    Qsgd(127, 33, "l2"), Qsgd(1, 16, "l2"), Qsgd(127, 16), Ternary(), Ternary(0.0), Ternary(0.3),
+    Sign(), Sign("column"), Drive(), Drive("least"), PowerSgd(1), PowerSgd(2), PowerSgd(6),
+]  # fmt: skip
+every_quantizer = pytest.mark.parametrize("quantizer", QUANTIZERS, ids=repr)
+draw = np.random.default_rng(0)
+VALUES = {
+    **SPECIAL,
+    "one of many": np.eye(1, 600, 34)[0],
+    "most, signs": MOST * draw.choice([-1, 1], 600),
+    "extremes": np.resize([MOST, LEAST, -1.0, 0.0], 600),
+    "wide, shuffled": draw.permutation(np.geomspace(1e-45, 3e38, 600) * np.resize([1, -1], 600)),
+    "normal": draw.normal(size=600),
+    "long": draw.standard_t(3, size=3 * BLOCK + 7),
+}
+
+
+@every_quantizer
+@pytest.mark.parametrize("name", VALUES)
+def test_errors_stay_within_the_bound(quantizer, name):
+    values = VALUES[name].astype(np.float32)
+    n, side = len(values), int(len(values) ** 0.5)
+    for parts in (
+        whole(values),
+        parts_of((n // 3, 3), (n % 3,)),
+        parts_of((n // 100, 100), (n % 100,)),
+        parts_of((side, side), (0, 3), (n - side * side,)),
+        selected(0, n // 3, n - n // 3),
+    ):
+        bound = quantizer.error_bound(values, parts)
+        assert (bound.dtype, bound.shape) == (np.float64, (n,))
+        memory = {}
+        for seed in range(1 if n > BLOCK else 3):
+            streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
+            specs = quantizer.specs(quantizer.params(), parts)
+            for stream, spec in zip(streams, specs, strict=True):
+                assert (stream.dtype, stream.shape) == (spec.dtype, (spec.size,))
+                assert stream.flags.c_contiguous
+                assert not spec.bound or not len(stream) or stream.max() < spec.bound
+            decoded = quantizer.decode(quantizer.params(), streams, parts)
+            assert (decoded.dtype, decoded.shape) == (np.float32, (n,))
+            assert np.isfinite(decoded).all()
+            assert (np.abs(decoded.astype(np.float64) - values) <= bound).all()
+            assert decoded.any() <= values.any()
+        assert all(np.isfinite(array).all() for array in memory.values())
+
+
+@pytest.mark.parametrize("largest", [0, LEAST, 10 * LEAST, 1e-40, 1e-36, 1, 3e38, MOST])
+@pytest.mark.parametrize(
+    ("quantizer", "share", "least"),
+    [
+        (Int8(), 1 / 250, LEAST),  # the smallest values have the spacing of float32 itself
+        (Float16(), 1 / 250, LEAST),
+        (Int4(), 1 / 13.8, 2.0**-134),  # a scale is a multiple of 2^-133
+        *((Qsgd(levels, 64, "max"), 1.001 / levels, 2 * LEAST) for levels in (1, 7, 127)),
+        *((Qsgd(levels, 64, "l2"), 5.01 / levels, 2 * LEAST) for levels in (1, 7, 127)),
+    ],
+    ids=repr,
+)
+def test_errors_are_a_share_of_the_largest_value_at_any_scale(quantizer, share, least, largest):
+    values = (np.linspace(-1, 1, 64) * largest).astype(np.float32)
+    streams = quantizer.encode(values, whole(values), {}, Rng(0, 1))
+    decoded = quantizer.decode(quantizer.params(), streams, whole(values))
+    assert np.abs(decoded.astype(np.float64) - values).max() <= max(largest * share, least)
+
+
+@every_quantizer
+def test_the_scale_of_the_values_does_not_matter(quantizer):
+    """Scaling by a power of two changes exponents only, of the bounds and of decoded values."""
+
+    def found(factor):
+        scaled = values * np.float32(factor)
+        streams = quantizer.encode(scaled, parts, {}, Rng(0, 1))
+        decoded = quantizer.decode(quantizer.params(), streams, parts)
+        return quantizer.error_bound(scaled, parts) / factor, decoded / np.float32(factor)
+
+    values, parts = normal(1000), parts_of((25, 40))
+    bound, decoded = found(1.0)
+    for factor in (2.0**-100, 2.0**-30, 2.0**100):
+        other, again = found(factor)
+        np.testing.assert_allclose(other, bound, rtol=1e-8)
+        np.testing.assert_allclose(again, decoded, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "quantizer", [Qsgd(), Ternary(), Drive(), PowerSgd()], ids=lambda each: each.name
+)
+def test_draws_depend_on_the_seed_only(quantizer):
+    values, parts = normal(10_000), parts_of((100, 100))
+    before = values.copy()
+    one, same, other = (quantizer.encode(values, parts, {}, Rng(seed, 1)) for seed in (1, 1, 2))
+    for left, right in zip(one, same, strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert min((a != b).mean() for a, b in zip(one[1:], other[1:], strict=True) if len(a)) > 0.2
+    np.testing.assert_array_equal(values, before)
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "expected"),
+    [
+        (BFloat16(), 2 * 1001),
+        (Int4(), 2 * 16 + 501),
+        (Int4(17), 2 * 59 + 501),
+        (Qsgd(), 4 * 2 + 1001),
+        (Ternary(), 4 * 2 + 201),
+        (Sign(), 8 * 2 + 126),
+        (Sign("column"), 8 * 11 + 126),
+    ],
+    ids=repr,
+)
+def test_sizes(quantizer, expected):
+    parts = parts_of((10, 100), (1,))
+    specs = quantizer.specs(quantizer.params(), parts)
+    assert sum(spec.nbytes for spec in specs) == expected
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "parts", "each"),  # `each`: further bytes for a tensor
+    [
+        *((Drive(), selected(*sizes), 24)
+          for sizes in ((5,) * 50, (1,) * 2000, (16_384,), (4097,) * 4, (300_000, 9))),
+        (PowerSgd(1), parts_of((3, 30_000)), 600),
+        (PowerSgd(2), parts_of((3, 30_000), (4,)), 600),
+        (PowerSgd(63), parts_of((128, 128)), 600),
+        (PowerSgd(2), parts_of((20_000, 5)), 600),
+        (PowerSgd(1), parts_of((16_384,)), 600),
+        (PowerSgd(1), selected(65_537), 600),
+        (PowerSgd(2), parts_of(*[(6, 5)] * 500), 600),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_decoding_needs_little_memory(quantizer, parts, each):
+    specs = quantizer.specs(quantizer.params(), parts)
+    streams = [np.ones(spec.size, dtype=spec.dtype) for spec in specs]
+    tracemalloc.start()
+    quantizer.decode(quantizer.params(), streams, parts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    allowed = 2.1 * 4 * int(parts.segments[-1]) + (1 << 17) + each * len(parts.segments)
+    assert peak <= allowed
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Int4(15), "option block of int4 must be from 16 to 65536, not 15"),
+        (lambda: Int4(65537), "option block of int4 must be from 16 to 65536, not 65537"),
+        (lambda: Qsgd(levels=0), "option levels of qsgd must be from 1 to 127, not 0"),
+        (lambda: Qsgd(levels=128), "option levels of qsgd must be from 1 to 127, not 128"),
+        (lambda: Qsgd(bucket=0), "option bucket of qsgd must be from 16 to 65536, not 0"),
+        (lambda: Qsgd(norm="l1"), "option norm of qsgd must be max or l2, not 'l1'"),
+        (lambda: Ternary(-1.0), "option clip of ternary must be at least 0, not -1"),
+        (lambda: Ternary(float("nan")), "option clip of ternary must be at least 0, not nan"),
+        (lambda: Sign("row"), "option means of sign must be tensor or column, not 'row'"),
+        (lambda: Drive("best"), "option scale of drive must be unbiased or least, not 'best'"),
+        (lambda: PowerSgd(0), "option rank of powersgd must be from 1 to 64, not 0"),
+        (lambda: PowerSgd(65), "option rank of powersgd must be from 1 to 64, not 65"),
+    ],
+)
+def test_options_out_of_range(make, message):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        make()
+    assert str(error.value) == message
+
+
+def test_which_methods_need_feedback_and_which_are_unbiased():
+    kinds = {type(each) for each in QUANTIZERS}
+    assert {kind.name for kind in kinds if kind.feedback} == {"sign", "powersgd"}
+    assert {kind.name for kind in kinds if kind.unbiased} == {"qsgd", "ternary"}
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "wrong"),
+    [
+        (BFloat16, [(0,)]),
+        (Int4, [(), (0,), (15,), (65537,), (1 << 62,), (64, 0)]),
+        (Qsgd, [(), (7,), (0, 512), (128, 512), (7, 0), (7, 15), (7, 1 << 62), (7, 512, 0)]),
+        (Ternary, [(2,)]),
+        (Sign, [(), (2,), (1 << 62,), (0, 0)]),
+        (Drive, [(1,)]),
+        (PowerSgd, [(), (2, 2), (0,), (65,), (1 << 40,)]),
+    ],
+)
+def test_params_that_no_encoder_produces(quantizer, wrong):
+    for params in wrong:
+        with pytest.raises(PayloadError):
+            quantizer.specs(params, parts_of((100,)))
+
+
+def of(dtype, *values):
+    return np.array(values, dtype)
+
+
+SCALES = (-1.0, -0.0, np.nan, np.inf)
+# Quantizer, parameters, number of values; streams with a wrong number; these numbers; the reason.
+REFUSED = [
+    (BFloat16, (), 3, lambda n: (of("<u2", 0, 0x7F7F, n),), (0x7F80, 0xFF80, 0x7FC0, 0xFFFF),
+     "NaN or infinity"),
+    (Float16, (), 2, lambda n: (of("<f4", 1), of("<f2", 0, n)), (1.001, -2, np.inf, np.nan),
+     "beyond its scale"),
+    (Int8, (), 2, lambda n: (of("<f4", n), of("i1", 0, 1)), (*SCALES, MOST / 126.9), "scale"),
+    (Int8, (), 2, lambda n: (of("<f4", 1), of("i1", 0, n)), (-128,), "-128"),
+    (Int4, (64,), 3, lambda n: (of("<u2", n), of("u1", 0x11, 1)),
+     (0x7E13, 0x7F80, 0x7FC0, 0x8000, 0xBF80), "scale"),
+    (Int4, (64,), 3, lambda n: (of("<u2", 0x3F80), of("u1", n, 1)), (0x08, 0x80, 0x88), "-8"),
+    (Int4, (64,), 3, lambda n: (of("<u2", 0x3F80), of("u1", 0x11, n)), (0x11, 0xF1, 0x81),
+     "padding"),
+    (Qsgd, (7, 16), 2, lambda n: (of("<f4", n), of("i1", 0, 1)), (*SCALES, MOST / 6.9), "scale"),
+    (Qsgd, (7, 16), 2, lambda n: (of("<f4", 1), of("i1", 0, n)), (8, -8), "level beyond 7"),
+    (Qsgd, (1, 16), 2, lambda n: (of("<f4", 1), of("i1", 0, n)), (127,), "level beyond 1"),
+    (Qsgd, (127, 16), 2, lambda n: (of("<f4", 1), of("i1", 0, n)), (-128,), "level beyond 127"),
+    (Ternary, (), 5, lambda n: (of("<f4", n), of("u1", 121)), SCALES, "scale"),
+    (Ternary, (), 10, lambda n: (of("<f4", 1), of("u1", 242, n)), (243, 255), "base-3"),
+    (Ternary, (), 1, lambda n: (of("<f4", 1), of("u1", n)), (0, 121 - 81, 121 + 3, 242), "padding"),
+    (Sign, (0,), 2, lambda n: (of("<f4", *n), of("u1", 1)),
+     ((1, 1), (-1, -1), (-np.inf, 1), (-1, np.inf), (np.nan, 1), (-1, np.nan), (LEAST, 1)), "mean"),
+    (Sign, (0,), 2, lambda n: (of("<f4", -1, 1), of("u1", n)), (0b100, 0b10000000, 0b11111101),
+     "padding"),
+    (Drive, (), 5, lambda n: (of("<u8", 7), of("<f4", n), of("u1", 9)), (*SCALES, -np.inf),
+     "scale"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "params", "size", "streams", "numbers", "match"),
+    REFUSED,
+    ids=[f"{case[0].name}-{case[-1]}" for case in REFUSED],
+)
+def test_streams_that_no_encoder_produces(quantizer, params, size, streams, numbers, match):
+    for number in numbers:
+        with pytest.raises(PayloadError, match=match):
+            quantizer.decode(params, streams(number), selected(size))
