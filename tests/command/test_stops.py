@@ -21,7 +21,7 @@ from strategy.run import checkpoint_file
 from strategy.run.checkpointer import RUN, RunState
 from strategy.run.serialization import from_bytes
 from tests import fork_server
-from tests.strategy.test_checkpoints import left
+from tests.local_runs import files_of
 
 SMALL = ["dataset=digits", "batch_size=16", "engine.workers=2"]
 PRESETS = {  # a preset for each kind of strategy
@@ -99,7 +99,7 @@ def test_a_run_stopped_in_every_way_ends_like_an_uninterrupted_one(preset, tmp_p
     for number in NUMBERS:
         os.kill(children_of(process.pid)[0], number)
     expect_end(process, folder)
-    assert left(folder) == left(whole)
+    assert files_of(folder) == files_of(whole)
     assert json.loads((folder / "result.json").read_text())["failures"] == 0
 
 
@@ -138,7 +138,7 @@ def test_a_killed_and_resumed_run_leaves_the_same_files(cli, tmp_path):
     code, printed = cli(f"resume={folder}", "engine.workers=2")
     assert (code, printed.err) == (0, "")
     assert "accuracy" in printed.out
-    assert left(folder) == left(whole)
+    assert files_of(folder) == files_of(whole)
     assert (folder / ".hydra" / "overrides.yaml").read_text() == before
 
 
