@@ -35,7 +35,7 @@ from benchmarks.peers import PFL_MISSING, Work, add_losses, bare, pfl
 from benchmarks.peers_ray import echo_ray
 from benchmarks.timing import ROOT, AtOnce, Child, Pipe, Turns, compare
 from conf import load_config, run_config
-from conf.build import data_of, model_of, optimizer_of
+from conf.build import data_of, model_of, objective_of, optimizer_of
 from conf.load import compose_config, to_config
 from launch.ray import run_on_ray
 from simulation.job import Job
@@ -96,7 +96,7 @@ def serve(workers: int, settings: list[str]) -> None:
     optimizer_of(config, list(model_of(config, data_of(config)).parameters()))
 
     def server_app(grid: Grid, context: Context) -> None:
-        records = RunLog(str(context.run_config["output"]))
+        records = RunLog(str(context.run_config["output"]), objective_of(config))
         run = Paced(load_config(context.run_config, config.nodes), OrderedGrid(grid), records)
         pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)

@@ -27,7 +27,7 @@ from task.datasets import load_data
 from task.flat_model import FlatModel
 from task.models import build_model
 from task.process import configure_process
-from task.steps import prepare
+from task.tensors import only
 
 PRESET: dict[str, Any] = {"sparsifier": "cesgd", "feedback": True}
 METHODS: dict[str, dict[str, Any]] = {
@@ -83,7 +83,8 @@ class Part:
 def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[str, Any]:
     """Return for each method the MB of a message (convolutions, others, both) and encoding time."""
     data = load_data("digits", size=32)
-    images = prepare(data.train.images, data.mean, data.std).expand(-1, 3, -1, -1)
+    labels = only(data.train.targets)
+    images = only(data.prepared(data.train.inputs)).expand(-1, 3, -1, -1)
     flat = FlatModel(build_model(model, channels=3, size=32, classes=classes, seed=0))
     trained = [t for t, name in enumerate(flat.names) if not name.endswith(("_mean", "_var"))]
     conv = [t for t in trained if len(flat.shapes[t]) == 4]
@@ -95,7 +96,7 @@ def measure(model: str, classes: int, methods: list[str], steps: int) -> dict[st
     for step in range(steps):
         batch = slice(8 * step, 8 * step + 8)
         flat.zero_grad()
-        loss = nn.functional.cross_entropy(flat.module(images[batch]), data.train.labels[batch])
+        loss = nn.functional.cross_entropy(flat.module(images[batch]), labels[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         for part in parts.values():
             part.encode(flat.gradient.numpy(), step, loss.item())

@@ -32,7 +32,7 @@ from conf import Config
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
 from task.process import configure_process
-from task.steps import prepare
+from task.tensors import only
 
 BLOCK = 200  # updates that are timed together
 ROUNDS = 2  # blocks that run one after the other
@@ -60,8 +60,8 @@ class Bare:
     def __init__(self, config: Config) -> None:
         data = data_of(config)
         self._model = model_of(config, data)
-        self._images = prepare(data.train.images, data.mean, data.std)
-        self._labels, self._size = data.train.labels, config.batch_size
+        self._images = only(data.prepared(data.train.inputs))
+        self._labels, self._size = only(data.train.targets), config.batch_size
         self.loss = 0.0
 
     def block(self) -> None:

@@ -44,6 +44,7 @@ from conf.build import data_of, model_of, optimizer_of
 from conf.load import compose_config, to_config
 from task.flat_model import FlatModel
 from task.process import configure_process
+from task.tensors import only
 
 BLOCK = 40  # mini-batches that are timed together
 ROUNDS = 2  # blocks that run one after the other
@@ -81,7 +82,7 @@ class Bare:
     def block(self) -> None:
         """Take the training steps of one block."""
         for _ in range(BLOCK):
-            x, y = self._samples.batch(Node(0, 1), self._number)
+            x, y = map(only, self._samples.batch(Node(0, 1), self._number))
             self._number += 1
             self._flat.drop_grad()
             loss = F.cross_entropy(self._flat.module(x), y)
@@ -113,7 +114,7 @@ class Alone:
         for _ in range(BLOCK):
             x, y = self._given, self._labels
             if self._samples is not None:
-                x, y = self._samples.batch(Node(0, 1), self._number)
+                x, y = map(only, self._samples.batch(Node(0, 1), self._number))
                 x = stage.segment.to_wire(x)
             self._number += 1
             passed = stage.train(x, y, self._number, 1e-3)

@@ -40,7 +40,7 @@ from conf.codecs import codec_of, downlink_of
 from conf.load import compose_config, to_config
 from task.process import configure_process
 from task.rng import stream_seed
-from task.steps import prepare
+from task.tensors import only
 
 MODELS = {"lenet5": 10, "mlp": 20}  # rounds per block
 ALGORITHMS: dict[str, list[str]] = {
@@ -108,11 +108,12 @@ class Bare:
         shapes = tuple(tuple(p.shape) for p in self._parameters)
         self._layout = Layout(names, shapes, ("float32",) * len(names))
         self._codec, self._downlink = codec_of(config), downlink_of(config)
-        images = prepare(data.train.images, data.mean, data.std)
+        images = only(data.prepared(data.train.inputs))
         partition = partition_of(config, data)
+        labels = only(data.train.targets)
         parts = [partition.indices(node) for node in range(config.nodes)]
         self._workers = [
-            Worker(images[part], data.train.labels[part], config.batch_size, (config.seed, node))
+            Worker(images[part], labels[part], config.batch_size, (config.seed, node))
             for node, part in enumerate(parts)
         ]
         self._total = np.zeros(self._layout.size, dtype=np.float32)

@@ -11,7 +11,8 @@ from compression import Layout
 from task.datasets import load_data
 from task.flat_model import FlatModel
 from task.models import build_model
-from task.steps import batches, prepare
+from task.steps import batches
+from task.tensors import only
 
 Vector = NDArray[np.float32]
 # Side of the images in pixels, learning rate, batch size, steps before the delta, steps in it.
@@ -40,8 +41,8 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
     side, lr, batch, before, steps = MODELS[model]
     data = load_data(dataset, root=root, size=side)
     most = (before + steps) * batch
-    labels = data.train.labels[:most]
-    images = prepare(data.train.images[:most], data.mean, data.std)
+    labels = only(data.train.targets)[:most]
+    images = only(data.prepared(only(data.train.inputs)[:most]))
     flat = FlatModel(
         build_model(model, channels=images.shape[1], size=side, classes=data.classes, seed=0)
     )
@@ -62,10 +63,10 @@ def train(model: str, dataset: str = "digits", root: str | None = None) -> Updat
     for step, (x, y) in enumerate(islice(endless, before + steps)):
         if step == before:
             start = flat.parameters.detach().clone()
-        gradient(x, y)
+        gradient(only(x), only(y))
         optimizer.step()
     delta = (flat.parameters.detach() - start).numpy()
-    return Updates(_layout(flat), gradient(*next(endless)).copy(), delta)
+    return Updates(_layout(flat), gradient(*map(only, next(endless))).copy(), delta)
 
 
 def _layout(flat: FlatModel) -> Layout:

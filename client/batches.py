@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -15,9 +14,9 @@ from conf import Config
 from conf.build import device_of, partition_of
 from task.datasets import Data
 from task.rng import stream_seed
-from task.steps import prepare
+from task.steps import Batch
+from task.tensors import leaves, mapped, taken
 
-Batch = tuple[Tensor, Tensor]
 PREPARED_BYTES = 256 << 20  # bytes of prepared samples that a process caches for its nodes
 
 
@@ -54,10 +53,10 @@ class SampleCache:
 
         Samples larger than the whole cache are not cached.
         """
-        size = sum(t.nbytes for t in samples)
+        size = _bytes_of(samples)
         while self._kept and size > self._left:
             _, oldest = self._kept.popitem(last=False)
-            self._left += sum(t.nbytes for t in oldest)
+            self._left += _bytes_of(oldest)
         if size <= self._left:
             self._kept[key] = samples
             self._left -= size
@@ -87,7 +86,7 @@ class Samples:
         return partition_of(self.config, self.data)
 
     def batch(self, node: Node, number: int) -> Batch:
-        """Return the node's mini-batch `number`, from 0: images (B, C, H, W) and labels (B,).
+        """Return the node's mini-batch `number`, from 0: B inputs and B targets.
 
         The mini-batch depends only on (seed, node, number). Each epoch has a new order. All
         mini-batches are full: the remaining samples of an epoch are left out.
@@ -101,8 +100,8 @@ class Samples:
         chosen = order.samples[position * size : (position + 1) * size]
         if not order.prepared:
             return self._prepared_samples(chosen)
-        images, labels = self.of(node, held_back=False)
-        return images.index_select(0, chosen), labels.index_select(0, chosen)
+        inputs, targets = self.of(node, held_back=False)
+        return taken(inputs, chosen), taken(targets, chosen)
 
     def _shuffled(self, node: Node, epoch: int) -> Order:
         """Return a new random order of a node's training samples for an epoch.
@@ -112,13 +111,13 @@ class Samples:
         """
         part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))
-        size = 4 * len(part) * math.prod(self.data.train.images.shape[1:])
-        if self._prepared.get((node.index, False)) or self._prepared.has_room(size + part.nbytes):
+        size = len(part) * self._sample_bytes
+        if self._prepared.get((node.index, False)) or self._prepared.has_room(size):
             return Order(epoch, order.to(self.device), prepared=True)
         return Order(epoch, part[order], prepared=False)
 
     def of(self, node: Node, *, held_back: bool) -> Batch:
-        """Return the node's images, float32 (s, C, H, W), and labels, int64 (s,); read only.
+        """Return the node's inputs, as its model takes them, and its targets; read only.
 
         `held_back`: True for the samples held back from training, False for the others. The node
         holds back the last share `dataset.holdout` of its samples, in the partition's order.
@@ -145,21 +144,28 @@ class Samples:
         return indices
 
     def _prepared_samples(self, indices: Tensor) -> Batch:
-        split, data = self.data.train, self.data
-        # `index_select` takes a tenth of the time of `images[indices]`.
-        images = split.images.index_select(0, indices)
-        labels = split.labels.index_select(0, indices)
-        return prepare(images, data.mean, data.std, self.config.device), labels.to(self.device)
+        split = self.data.train.taken(indices)
+        targets = mapped(lambda tensor: tensor.to(self.device), split.targets)
+        return self.data.prepared(split.inputs, self.config.device), targets
+
+    @functools.cached_property
+    def _sample_bytes(self) -> int:
+        """The bytes of one prepared sample."""
+        return _bytes_of(self._prepared_samples(torch.zeros(1, dtype=torch.int64)))
 
     def _indices(self, node: Node) -> Tensor:
         """Return the indices of the node's samples in the training split, int64 (s,)."""
         if not self.whole:
             indices: Tensor = self.partition.indices(node.index)
             return indices
-        total = len(self.data.train.labels)
+        total = len(self.data.train)
         return torch.randperm(total, generator=self.generator(node, 0))
 
     def generator(self, node: Node, number: int) -> torch.Generator:
         """Return a node's random generator for the round or epoch `number`."""
         seed = stream_seed(self.config.seed, node.index, number)
         return torch.Generator().manual_seed(seed)
+
+
+def _bytes_of(samples: Batch) -> int:
+    return sum(tensor.nbytes for part in samples for tensor in leaves(part))

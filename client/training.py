@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from flwr.app.typing import MetricRecordValues
 from numpy.typing import NDArray
-from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.batches import Samples
@@ -22,12 +21,20 @@ from compression.flower.native_tensors import NONE, Arrays, Initial
 from compression.flower.records import NO_ARRAYS
 from compression.layout import Layout
 from conf import Config
-from conf.build import data_of, device_of, model_of, optimizer_of, server_optimizer_of
+from conf.build import (
+    data_of,
+    device_of,
+    model_of,
+    objective_of,
+    optimizer_of,
+    server_optimizer_of,
+)
 from conf.codecs import codec_of
 from task.flat_model import FlatModel
 from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
-from task.steps import batches, evaluate
+from task.steps import Batch, batches, evaluate
+from task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
 Metrics = dict[str, MetricRecordValues]
@@ -52,7 +59,7 @@ class Trainer:
         # torch's `step` without its wrappers (profiler, hooks). On a small model the wrappers take
         # 0.4 of the time.
         self._step = inspect.unwrap(type(self.optimizer).step)
-        self.loss = nn.CrossEntropyLoss()
+        self.objective = objective_of(config)
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
@@ -88,7 +95,7 @@ class Trainer:
         FedProx's proximal term mu / 2 |x - start|^2 (Li et al. 2020, equation 2).
         """
         flat, optimizer = self.flat, self.optimizer
-        images, labels = self.samples.of(node, held_back=False)
+        inputs, targets = self.samples.of(node, held_back=False)
         flat.load(start, natives)
         if not flat.module.training:
             flat.module.train()
@@ -99,10 +106,10 @@ class Trainer:
         anchor = flat.parameters.clone() if orders.proximal_mu else None
         total, steps = torch.zeros((), device=self.device), 0
         with self._layers_draws(node, orders.number):
-            for x, y in self.batches(images, labels, generator):
+            for x, y in self.batches(inputs, targets, generator):
                 flat.zero_grad()
-                loss = self.loss(flat.module(x), y)
-                loss.backward()
+                loss = self.objective.loss(flat.module, x, y)
+                loss.backward()  # type: ignore[no-untyped-call]
                 # FedProx: the gradient of the proximal term is mu (x - start).
                 if anchor is not None and (gradient := flat.parameters.grad) is not None:
                     gradient.add_(flat.parameters - anchor, alpha=orders.proximal_mu)
@@ -112,7 +119,7 @@ class Trainer:
         flat.collect_state()
         metrics: Metrics = {
             LOSS: total.item() / steps,
-            EXAMPLES: len(labels),
+            EXAMPLES: count(inputs),
             STEPS: steps,
         }
         return flat.state.detach().cpu().numpy(), metrics
@@ -133,9 +140,9 @@ class Trainer:
         x, y = self.samples.batch(node, number)
         flat.drop_grad()
         with self._layers_draws(node, number):
-            loss = self.loss(flat.module(x), y)
-            loss.backward()
-        metrics: Metrics = {LOSS: loss.item(), EXAMPLES: len(y), STEPS: 1}
+            loss = self.objective.loss(flat.module, x, y)
+            loss.backward()  # type: ignore[no-untyped-call]
+        metrics: Metrics = {LOSS: loss.item(), EXAMPLES: count(x), STEPS: 1}
         gradient = flat.collect_grad().cpu().numpy()
         if len(gradient) < len(model):
             flat.collect_state()
@@ -149,11 +156,11 @@ class Trainer:
         If `dataset.holdout` is 0, evaluate it on all samples of the node. The number of samples is
         one of the returned metrics. `natives`: as in `update`.
         """
-        images, labels = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
+        inputs, targets = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
         with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
-            measured = evaluate(self.flat.module, images, labels)
-        return {**measured._asdict(), EXAMPLES: len(labels)}
+            measured = evaluate(self.flat.module, self.objective, inputs, targets)
+        return {**measured, EXAMPLES: count(inputs)}
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
         """Return a context in which layers such as dropout draw from a random stream of their own.
@@ -164,14 +171,14 @@ class Trainer:
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
     def batches(
-        self, images: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+        self, inputs: Tensors, targets: Tensors, generator: torch.Generator
+    ) -> Iterator[Batch]:
         """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches."""
         config = self.config
         limit = config.local_steps
         epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
         size, single = config.batch_size, self.single
-        every = (batches(images, labels, size, generator, single=single) for _ in epochs)
+        every = (batches(inputs, targets, size, generator, single=single) for _ in epochs)
         return islice(chain.from_iterable(every), limit)
 
 

@@ -29,6 +29,7 @@ from conf.check import build, check_target, check_targets
 from conf.load import typed
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
+from report.metric import MainMetric
 from report.progress import run_progress
 from report.runs import read_result
 from report.segments import show
@@ -93,7 +94,14 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
-        progress = run_progress(folder, config.rounds, console, shared=not alone(), name=job_name())
+        progress = run_progress(
+            folder,
+            config.rounds,
+            console,
+            shared=not alone(),
+            name=job_name(),
+            metric=metric_of(config),
+        )
         with result_aside(folder), progress:
             engine(task)
     except (EngineError, PayloadError):
@@ -218,6 +226,13 @@ def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
     return engine.made
 
 
+def metric_of(config: Config) -> MainMetric:
+    """Return the run's main metric."""
+    from conf.build import objective_of  # it imports torch, as `prepare` does
+
+    return MainMetric(*objective_of(config).main)
+
+
 def prepare(config: Config) -> None:
     """Load data and model once, so mistakes show before the run and forked workers share memory.
 
@@ -227,16 +242,21 @@ def prepare(config: Config) -> None:
     if str(config.strategy.get("_target_")).startswith("flwr."):
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)
+    import torch
+
     from conf.build import (
         data_of,
         device_of,
         model_of,
+        objective_of,
         optimizer_of,
         partition_of,
         server_data_of,
     )
     from strategy.factory import scheme_for, scheme_of
     from strategy.lr_schedule import Schedule
+    from task.flat_model import expect_tensors
+    from task.steps import expect_fits
 
     scheme_of(config)  # this check needs no data; the checks below need data
     data = server_data_of(config) if is_submitted(config) else data_of(config)
@@ -245,8 +265,11 @@ def prepare(config: Config) -> None:
     device_of(config)
     scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
-    if len(data.train.labels):  # if there are none, only the nodes have training data
+    if len(data.train):  # if there are none, only the nodes have training data
         partition_of(config, data).indices(0)
+        expect_tensors(model)
+        few = data.train.taken(torch.arange(min(2, len(data.train))))
+        expect_fits(model, objective_of(config), data.prepared(few.inputs), few.targets)
 
 
 def set_up_logging(verbose: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,19 +17,21 @@ from conf.check import build
 from conf.schema import Config, ConfigError
 from conf.submitted_runs import NodeGrants
 from task.datasets import Data, load_data, load_folder
-from task.datasets.data import holdout
-from task.datasets.folder import DEFAULT_SIZE, MEAN, STD, has_photos, without_photos
+from task.datasets.data import expect_usable, holdout
+from task.datasets.folder import DEFAULT_SIZE, PHOTOS, has_photos, without_photos
 from task.errors import TaskError
 from task.models import build_model
+from task.objectives import Objective
 from task.optimizers import SGD, ServerOptimizer
 from task.partition import Partition
 from task.process import uncompiled
+from task.transforms import ImageTransform
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set of the configuration, or the photos in a device's own `folder`."""
     data = _own_data(config, folder)
-    return replace(data, mean=(), std=()) if config.dataset.per_image else data
+    return by_themselves(data) if config.dataset.per_image else data
 
 
 def server_data_of(config: Config) -> Data:
@@ -50,11 +53,20 @@ def server_data_of(config: Config) -> Data:
                 f"{error}; or, for photos that lie at the nodes alone, dataset.classes=[cat,dog]"
             ) from error
     data = without_photos(d.classes, d.size)
-    return replace(data, mean=(), std=()) if d.per_image else data
+    return by_themselves(data) if d.per_image else data
+
+
+def by_themselves(data: Data) -> Data:
+    """Return data whose images are each normalised by their own mean and deviation."""
+    if not isinstance(data.transform, ImageTransform):
+        raise ConfigError("dataset.per_image=true is for images, and these samples are none")
+    return replace(data, transform=ImageTransform())
 
 
 def _own_data(config: Config, folder: str | None) -> Data:
     d = config.dataset
+    if d.own:
+        return _of_target(json.dumps(d.own, sort_keys=True), d.name, d.validate)
     if folder is None:
         classes = tuple(d.classes) if d.classes else None
         return _data(d.name, d.root, d.download, d.size, classes, d.validate)
@@ -67,7 +79,23 @@ def _own_data(config: Config, folder: str | None) -> Data:
             "dataset.classes=[cat,dog]"
         )
     split = load_folder(folder, d.classes, size=d.size or DEFAULT_SIZE)
-    return Data(split, split, len(set(d.classes)), MEAN, STD)
+    return Data(split, split, PHOTOS, len(set(d.classes)))
+
+
+@functools.lru_cache(maxsize=2)
+def _of_target(own: str, name: str, validate: float) -> Data:
+    """Return the data of the user's own function; `own`: its name and arguments as JSON."""
+    data = build("dataset", json.loads(own))
+    expect_usable(name, data)
+    return _validated(data, validate)
+
+
+def _validated(data: Data, validate: float) -> Data:
+    """Return data with a share of the training set in place of the test set; 0: unchanged data."""
+    if not validate:
+        return data
+    train, test = holdout(data.train, validate)
+    return replace(data, train=train, test=test)
 
 
 @functools.lru_cache(maxsize=2)
@@ -80,10 +108,7 @@ def _data(
     validate: float,
 ) -> Data:
     data = load_data(name, root=root, download=download, size=size, classes=classes)
-    if not validate:
-        return data
-    train, test = holdout(data.train, validate)
-    return replace(data, train=train, test=test)
+    return _validated(data, validate)
 
 
 def device_of(config: Config) -> torch.device:
@@ -98,8 +123,22 @@ def device_of(config: Config) -> torch.device:
 
 
 def model_of(config: Config, data: Data) -> nn.Module:
-    """Return the configured model for the data's images, initialised from the run's seed."""
-    channels, size = data.train.images.shape[1], data.train.images.shape[-1]
+    """Return the configured model, initialised from the run's seed.
+
+    A model of `task.models` is made for the data's images. A class or function of the user's is
+    called with its arguments in the configuration.
+    """
+    if own := config.model.own:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(config.seed)
+            module = build("model", own)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"model._target_={own['_target_']} gave a {type(module).__name__}, and an "
+                "nn.Module is taken"
+            )
+        return module
+    channels, size, _ = data.image_shape
     return build_model(
         config.model.name, channels=channels, size=size, classes=data.classes, seed=config.seed
     )
@@ -112,13 +151,19 @@ def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
     return optimizer
 
 
+def objective_of(config: Config) -> Objective:
+    """Return the loss that training minimises, and the metrics of an evaluation."""
+    objective: Objective = build("objective", config.objective)
+    return objective
+
+
 def partition_of(config: Config, data: Data) -> Partition:
     """Return the partition of the training split among the nodes.
 
     Raises `ConfigError` for options that the partitioner refuses.
     """
     partitioner = build("partition", config.partition)
-    return Partition(partitioner, data.train.labels, config.nodes, config.seed)
+    return Partition(partitioner, data.train, config.nodes, config.seed)
 
 
 def strategy_of(config: Config) -> Strategy | Callable[..., Any]:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.codecs import codec_of, downlink_of, gradients_of
 from conf.option_group import OptionGroup
-from conf.schema import FOREVER, Config, ConfigError
+from conf.schema import FOREVER, OWN, Config, ConfigError
 from conf.targets import GROUPS, callable_of, inner_target_of, nested, target_of
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
@@ -69,8 +69,11 @@ def check_targets(config: Config) -> None:
     `partition_of` checks `partition`: a check here would import the partitioners, which a node with
     its own images does not need.
     """
-    for group in ("strategy", "optimizer", "schedule"):
+    for group in ("strategy", "objective", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
+    for group in OWN:
+        if own := getattr(config, group).own:
+            check_target(group, own)
 
 
 def _check_fields(node: Any, prefix: str) -> None:
@@ -78,6 +81,8 @@ def _check_fields(node: Any, prefix: str) -> None:
     kinds = get_type_hints(type(node))
     for entry in fields(node):
         value, key = getattr(node, entry.name), prefix + entry.name
+        if entry.name == "own":  # `check_targets` checks the arguments of the user's functions
+            continue
         _check_kind(key, value, kinds[entry.name])
         if is_dataclass(value):
             _check_fields(value, key + ".")

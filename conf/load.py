@@ -7,6 +7,8 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -16,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check_targets, check_values, expect_declared
-from conf.schema import Config, ConfigError
+from conf.schema import OWN, Config, ConfigError
 from conf.submitted_overrides import submitted_overrides
 from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
 from conf.targets import HERE as HERE
@@ -42,12 +44,61 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     expect_declared(composed)
     try:
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
+        for key, kind in OWN.items():
+            setattr(config, key, _own(key, getattr(config, key), kind))
     except (OmegaConfBaseException, ValueError) as error:  # a dataclass refuses its own values
         raise ConfigError(str(error).splitlines()[0]) from error
     if machine is not None:
         confine(config, machine)
     check_values(config)
     return config
+
+
+def _own(key: str, node: Any, kind: type[Any]) -> Any:
+    """Return a group of `OWN` with its declared keys typed, and all other keys in `own`.
+
+    Raises `ConfigError` for a key that is not declared if there is no `_target_`, and for a
+    declared key that is missing.
+    """
+    if not isinstance(node, dict):
+        raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
+    declared = [entry.name for entry in fields(kind) if entry.name != "own"]
+    if missing := [name for name in declared if name not in node]:
+        raise ConfigError(f"~{key}.{missing[0]}: every run has that key; give it another value")
+    others = {str(name): value for name, value in node.items() if name not in declared}
+    target = others.pop("_target_", None)
+    if target is None and others:
+        name = min(others)
+        near = get_close_matches(name, declared, n=1)
+        hint = f"did you mean {key}.{near[0]}?" if near else f"{key}._target_= may have more keys"
+        raise ConfigError(f"there is no key {key}.{name}; {hint}")
+    if target is not None and not isinstance(target, str):
+        raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")
+    given = {name: node[name] for name in declared}
+    if target:
+        given["name"] = target.rpartition(".")[2]
+    if not given["name"]:
+        raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
+    typed = OmegaConf.structured(kind)
+    for name, value in given.items():
+        try:
+            typed[name] = value
+        except OmegaConfBaseException as error:
+            raise ConfigError(_of_another_type(f"{key}.{name}", value, error)) from error
+    found = OmegaConf.to_object(typed)
+    found.own = {"_target_": target, **others} if target else {}  # type: ignore[union-attr]
+    return found
+
+
+def _of_another_type(key: str, value: Any, error: Exception) -> str:
+    """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
+    if isinstance(value, dict):
+        return f"there is no key {key}.{next(iter(value), '')}: {key} is one value"
+    if "ListConfig" not in str(error):
+        return f"{key}: {str(error).splitlines()[0]}"
+    if isinstance(value, str):
+        return f"{key} must be a list: {key}=[NAME,NAME]"
+    return f"{key} cannot be of type {type(value).__name__}"
 
 
 def _counting(composed: DictConfig) -> DictConfig:

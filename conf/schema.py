@@ -8,10 +8,11 @@ class's signature. The keys of `compression` are the options of all registered m
 from __future__ import annotations
 
 from dataclasses import dataclass, field, make_dataclass
+from functools import partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import II, MISSING
+from omegaconf import II, MISSING, OmegaConf
 
 from compression.registry import option_fields
 from compression.screening import Screening
@@ -49,10 +50,11 @@ class DatasetConfig:
     some of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
     instead of training; `validate`: the share of the training set that replaces the test set; no
     node gets these samples; `per_image`: if true, each image is normalised by its own mean and
-    standard deviation.
+    standard deviation; `_target_`: your own function, which returns `Data`. Its arguments are
+    further keys of the group (`docs/your-task.md`).
     """
 
-    name: str = MISSING
+    name: str = ""
     root: str | None = None
     download: bool = False
     size: int | None = from_to_below(1, 1 << 16, None)
@@ -60,19 +62,34 @@ class DatasetConfig:
     holdout: float = from_to_below(0, 1, 0.0)
     validate: float = from_to_below(0, 1, 0.0)
     per_image: bool = False
+    own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
 
 
 @dataclass
 class ModelConfig:
     """The model (`task.models`), and the settings of SGD that suit it.
 
-    These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`.
+    These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`. `_target_`: your
+    own class or function, which returns an `nn.Module`. Its arguments are further keys of the group
+    (`docs/your-task.md`).
     """
 
-    name: str = MISSING
+    name: str = ""
     lr: float = above(0, 0.05)
     momentum: float = at_least(0, 0.9)
     batch_size: int = at_least(1, 64)
+    own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
+
+
+OWN = {"dataset": DatasetConfig, "model": ModelConfig}  # groups that may name a class of the user's
+
+
+def open_group(key: str) -> dict[str, Any]:
+    """Return the defaults of a group of `OWN`; its `_target_` may have more keys."""
+    declared = OmegaConf.to_container(OmegaConf.structured(OWN[key]))
+    assert isinstance(declared, dict)
+    del declared["own"]
+    return {**{str(name): value for name, value in declared.items()}, "_target_": None}
 
 
 def _compression_config() -> type:
@@ -122,9 +139,10 @@ class Config:
     compression: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
     downlink: DownlinkConfig = field(default_factory=DownlinkConfig)  # type: ignore[valid-type]
     gradients: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
-    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    dataset: Any = field(default_factory=partial(open_group, "dataset"))
     partition: Any = MISSING
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: Any = field(default_factory=partial(open_group, "model"))
+    objective: Any = MISSING
     optimizer: Any = MISSING
     schedule: Any = MISSING
     network: Network = field(default_factory=Network)

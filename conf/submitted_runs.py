@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from conf.schema import Config, ConfigError
+from conf.schema import OWN, Config, ConfigError
 from conf.targets import GROUPS, is_ours, nested
 from task import DEFAULT_ROOT
 
@@ -106,18 +106,24 @@ def confine(config: Config, machine: NodeGrants) -> None:
     raises `ConfigError` for a path outside of this folder, and for classes that this machine does
     not allow.
     """
-    for group in GROUPS:
-        for key, node in nested(group, getattr(config, group)):
+    for group in (*GROUPS, *OWN):
+        for key, node in nested(group, _named(config, group)):
             if not key.endswith("._target_"):
                 continue
             name = str(node)
-            if not is_ours(group, name) and not machine.allows(name):
+            if not (group in GROUPS and is_ours(group, name)) and not machine.allows(name):
                 raise ConfigError(
                     f"{key}={abbreviate(name)}: a run that is submitted names classes as "
                     f"conf/{group}/*.yaml do; others are allowed on this machine itself, by "
                     f"--node-config 'allow=\"PACKAGE\"' or {ALLOW}=PACKAGE"
                 )
     confine_data(config, machine)
+
+
+def _named(config: Config, group: str) -> Any:
+    """Return the values of a group that may name a class."""
+    node = getattr(config, group)
+    return node.own if group in OWN else node
 
 
 def confine_data(config: Config, machine: NodeGrants) -> None:

@@ -129,7 +129,7 @@ def _groups() -> dict[str, str]:
     return found | {name: name for name in folders if name not in found}
 
 
-def _schema(prefix: str, schema: type, without: Collection[str] = ("name",)) -> list[str]:
+def _schema(prefix: str, schema: type, without: Collection[str] = ("name", "own")) -> list[str]:
     """Return a dataclass's fields as a table, and its docstring below the table."""
     hints = get_type_hints(schema)
     lines = ["| option | default | must be |", "|---|---|---|"]

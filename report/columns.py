@@ -17,6 +17,7 @@ from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import NOTHING, human_bytes, human_seconds, percent
 from report.learning_curve import first_at, stays_above
+from report.metric import MainMetric
 from report.runs import Row, Run
 from report.summary import whole_bytes
 
@@ -41,7 +42,8 @@ class Rendered(NamedTuple):
 class TableRow:
     """A row's runs, in the order of their seeds, and the table's settings that columns need.
 
-    `against`: the runs of the row to compare with. `reach`: an accuracy in %. `after`: a round.
+    `against`: the runs of the row to compare with. `reach`: a value of the main metric, in % for a
+    share. `after`: a round.
     """
 
     runs: Sequence[Run]
@@ -73,10 +75,16 @@ class TableRow:
         """For each run the evaluation from which on it stays above `reach`; or None."""
         return self._at(stays_above)
 
-    def _at(self, find: Callable[[Sequence[Row], float], Row | None]) -> list[Row | None]:
+    def _at(
+        self, find: Callable[[Sequence[Row], float, MainMetric], Row | None]
+    ) -> list[Row | None]:
         if self.reach is None:
             return []
-        return [find(run.evaluations(), self.reach / 100) for run in self.runs]
+        bounds = [self.reach / 100 if run.metric.share else self.reach for run in self.runs]
+        return [
+            find(run.evaluations(), bound, run.metric)
+            for run, bound in zip(self.runs, bounds, strict=True)
+        ]
 
 
 def by_seed(runs: Iterable[Run], measure: Measure, scale: float = 1) -> dict[int, float]:
@@ -138,16 +146,32 @@ def _ratio(above: Measure, below: Measure, form: Callable[[float], str]) -> Show
     return _text(lambda row: row.ratio(above, below), form)
 
 
-def _with_deviation(key: str) -> Show:
-    """Show the mean of a share with its sample standard deviation, in %."""
+def _with_deviation(key: str, share: bool = True) -> Show:
+    """Show the mean of a number with its sample standard deviation; a share in %."""
 
     def show(row: TableRow) -> Rendered:
         found = row.estimate(key)
+        if not share:
+            return _same(_spread(found))
         if found is None or found.std is None:
             return _same(percent(None if found is None else found.mean))
         return _same(f"{100 * found.mean:.2f} ± {100 * found.std:.2f} %")
 
     return show
+
+
+def _spread(found: Estimate | None) -> str:
+    if found is None:
+        return NOTHING
+    return f"{found.mean:.4g}" if found.std is None else f"{found.mean:.4g} ± {found.std:.2g}"
+
+
+def main_columns(metric: MainMetric) -> dict[str, Column]:
+    """Return the columns of `report.table` for a main metric other than the accuracy."""
+    names = {metric.name: metric.name, f"best {metric.name}": f"best_{metric.name}"}
+    return {
+        f"sweep: {h}": Column(h, _with_deviation(key, metric.share)) for h, key in names.items()
+    }
 
 
 def _with_interval(key: str, scale: float = 1, places: int = 2, unit: str = "") -> Show:

@@ -84,7 +84,7 @@ def curve(
     )  # shape (seeds, rounds, 2): x and y
     across = table[:, :, 0].mean(axis=0) / X[x][1]
     drawn = across > 0 if log_x else np.ones(len(rounds), dtype=bool)
-    raw = table[:, :, 1] / Y[y][1]
+    raw = table[:, :, 1] / axis_of(y)[1]
     up = np.array([moving_average(row, smooth) for row in raw])
     low, high = up.min(axis=0), up.max(axis=0)
     if extremes:
@@ -100,6 +100,11 @@ def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float
         for row in rows
         if row.get(x) is not None and row.get(y) is not None
     }
+
+
+def axis_of(y: str) -> tuple[str, float]:
+    """Return the label of the y axis, and the column's value that is one unit on it."""
+    return Y.get(y, (y, 1.0))
 
 
 def moving_average(values: Values, count: int) -> Values:
@@ -145,7 +150,7 @@ def draw(
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
     note = f", mean of {smooth} rows" if smooth > 1 else ""
-    axes.set(xlabel=X[x][0], ylabel=Y[y][0] + note, title=title)
+    axes.set(xlabel=X[x][0], ylabel=axis_of(y)[0] + note, title=title)
     axes.grid(alpha=0.3)
     axes.margins(x=0.01)
     if len(groups) > 1:
@@ -184,7 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m report.curves", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
-    parser.add_argument("--y", choices=Y, default="train_loss", help="default: train_loss")
+    parser.add_argument(
+        "--y", default="train_loss", help="a column of history.jsonl; default: train_loss"
+    )
     parser.add_argument("--x", choices=X, default="round", help="default: round")
     parser.add_argument("--log", action="store_true", help="a logarithmic y axis")
     parser.add_argument("--log-x", action="store_true", help="a logarithmic x axis")

@@ -1,4 +1,4 @@
-"""A run's learning curve: smoothed accuracies, and when the run reached an accuracy."""
+"""A run's learning curve: smoothed values, and when the run reached a value."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from report.metric import ACCURACY, MainMetric
 from report.runs import Row, Run
 
 
 def smoothed(run: Run, count: int) -> Run:
-    """Return a run in which every accuracy is the mean of the last `count` evaluations.
+    """Return a run with the mean of the last `count` evaluations for each of its main metric.
 
     In asynchronous training at a constant learning rate a single evaluation is inexact: the next
     evaluation differs by up to one percentage point. The history has only rows with an accuracy,
@@ -20,34 +21,34 @@ def smoothed(run: Run, count: int) -> Run:
     """
     if count == 1:
         return run
-    rows = run.evaluations()
+    rows, name = run.evaluations(), run.metric.name
     first = min(count, len(rows))
     means = [
-        rows[end - 1] | {"accuracy": fmean(row["accuracy"] for row in rows[end - first : end])}
+        rows[end - 1] | {name: fmean(row[name] for row in rows[end - first : end])}
         for end in range(max(first, 1), len(rows) + 1)
     ]
     result = {
-        "accuracy": means[-1]["accuracy"] if means else None,
-        "best_accuracy": max((row["accuracy"] for row in means), default=None),
+        name: means[-1][name] if means else None,
+        f"best_{name}": run.metric.best([row[name] for row in means]),
         "evaluations": len(means),
     }
     return replace(run, result=run.result | result, history=lambda: means)
 
 
-def stays_above(rows: Sequence[Row], accuracy: float) -> Row | None:
-    """Return the first row from which on all rows have at least this accuracy (0..1); or None.
+def stays_above(rows: Sequence[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:
+    """Return the first row from which on all rows reach a bound of the metric; or None.
 
-    If a run reaches the accuracy and falls below it again, this row is later than the row that
+    If a run reaches the bound and loses it again, this row is later than the row that
     `first_at` returns.
     """
     found = None
     for row in reversed(rows):
-        if row["accuracy"] < accuracy:
+        if not metric.reaches(row[metric.name], bound):
             break
         found = row
     return found
 
 
-def first_at(rows: Iterable[Row], accuracy: float) -> Row | None:
-    """Return the first row with at least this accuracy (0..1); or None."""
-    return next((row for row in rows if row["accuracy"] >= accuracy), None)
+def first_at(rows: Iterable[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:
+    """Return the first row that reaches a bound of the metric; or None."""
+    return next((row for row in rows if metric.reaches(row[metric.name], bound)), None)

@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from report.format import human_bytes, human_seconds, percent
+from report.format import human_bytes, human_seconds
+from report.metric import ACCURACY, MainMetric
 from report.runs import HISTORY, Row
 
 FIRST_LINE = 10.0  # seconds
@@ -21,20 +22,26 @@ BETWEEN, LONGEST = 30.0, 600.0  # bounds in seconds of the pause between lines
 
 @contextmanager
 def run_progress(
-    folder: Path, rounds: int, console: Console, *, shared: bool = False, name: str = ""
+    folder: Path,
+    rounds: int,
+    console: Console,
+    *,
+    shared: bool = False,
+    name: str = "",
+    metric: MainMetric = ACCURACY,
 ) -> Iterator[None]:
     """In this context, show the progress of the run that writes its files to `folder`.
 
     On a terminal it shows a bar. In a log (`nohup`, ssh, batch), and if other runs print at the
     same time (`shared`), it prints lines: the first after ten seconds, the next ones after longer
-    and longer pauses. `name`: the prefix of a line.
+    and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     """
     done = threading.Event()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("accuracy {task.fields[accuracy]}"),
+        TextColumn(f"{metric.name} {{task.fields[measured]}}"),
         TextColumn("up {task.fields[up]}  down {task.fields[down]}"),
         TextColumn("left"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
@@ -43,12 +50,14 @@ def run_progress(
         transient=True,
     ) as progress:
         if progress.disable:
-            line = ProgressLine(folder, rounds, name)
+            line = ProgressLine(folder, rounds, name, metric)
             thread = threading.Thread(target=_print, args=(line, console, done), daemon=True)
         else:
-            progress.add_task("round", total=rounds, accuracy="-", up="-", down="-")
+            progress.add_task("round", total=rounds, measured="-", up="-", down="-")
             rows = _Tail(folder / HISTORY)
-            thread = threading.Thread(target=_follow, args=(rows, progress, done), daemon=True)
+            thread = threading.Thread(
+                target=_follow, args=(rows, progress, metric, done), daemon=True
+            )
         thread.start()
         try:
             yield
@@ -57,7 +66,7 @@ def run_progress(
             thread.join()
 
 
-def _follow(rows: _Tail, progress: Progress, done: threading.Event) -> None:
+def _follow(rows: _Tail, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
     over = False
@@ -65,8 +74,8 @@ def _follow(rows: _Tail, progress: Progress, done: threading.Event) -> None:
         over = done.wait(0.25)
         if not (row := rows.last()):
             continue
-        if row["accuracy"] is not None:
-            progress.update(task, accuracy=percent(row["accuracy"]))
+        if row[metric.name] is not None:
+            progress.update(task, measured=metric.text(row[metric.name]))
         progress.update(
             task,
             completed=row["round"],
@@ -95,25 +104,32 @@ def pause_after(seconds: float) -> float:
 class ProgressLine:
     """Makes the progress lines of a run's log.
 
-    `folder`: where the run writes its files; `rounds`: their number; `name`: a line's prefix.
+    `folder`: where the run writes its files; `rounds`: their number; `name`: a line's prefix;
+    `metric`: the value of the model to show.
     """
 
-    def __init__(self, folder: Path, rounds: int, name: str = "") -> None:
+    def __init__(
+        self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
+    ) -> None:
+        self._metric = metric
         self._rows, self._rounds, self._name = _Tail(folder / HISTORY), rounds, name
         self._row: Row = {}
-        self._accuracy: float | None = None  # the last measured accuracy
+        self._value: float | None = None  # the last measured value
         self._first: tuple[float, int] | None = None  # seconds and round of the first row
 
     def line(self, passed: float) -> str:
         """Return the line to print `passed` seconds after this process began the run."""
         if row := self._rows.last():
-            self._row, measured = row, row["accuracy"]
-            self._accuracy = self._accuracy if measured is None else measured
+            self._row, measured = row, row[self._metric.name]
+            self._value = self._value if measured is None else measured
             self._first = self._first or (passed, row["round"])
         parts = [f"round {self._row.get('round', 0)} of {self._row.get('rounds', self._rounds)}"]
         if self._row:
             up, down = (human_bytes(self._row[f"{way}link_bytes"]) for way in ("up", "down"))
-            parts += [f"accuracy {percent(self._accuracy)}", f"up {up}, down {down}"]
+            parts += [
+                f"{self._metric.name} {self._metric.text(self._value)}",
+                f"up {up}, down {down}",
+            ]
         parts += [f"{human_seconds(round(passed))} so far", *self._left(passed)]
         return f"{self._name}{', '.join(parts)}"
 

@@ -21,6 +21,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
 from report.format import NOTHING
+from report.metric import MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
@@ -79,6 +80,11 @@ class Run:
         stopped = self.result.get("stopped") or ""
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
+    @property
+    def metric(self) -> MainMetric:
+        """The run's main metric."""
+        return main_of(self.result)
+
     @cached_property
     def settings(self) -> str:
         """The overrides as one line of text, sorted by their keys."""
@@ -90,11 +96,11 @@ class Run:
         return self.settings, self.seed
 
     def evaluations(self) -> list[Row]:
-        """Return the rows of the history that have an accuracy.
+        """Return the rows of the history with an evaluation.
 
         Raises `ResultsError` if the archive does not store all of them.
         """
-        rows = [row for row in self.history() if row.get("accuracy") is not None]
+        rows = [row for row in self.history() if row.get(self.metric.name) is not None]
         if (self.result.get("evaluations") or 0) > len(rows):
             raise ResultsError(f"{self.settings}: of its evaluations {len(rows)} are kept")
         return rows

@@ -8,7 +8,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.table import Table
 
-from report.format import human_bytes, human_seconds, percent
+from report.format import human_bytes, human_seconds
+from report.metric import main_of
 from report.runs import HYDRA, OVERRIDES, read_overrides
 
 # groups that a preset sets: the run's name states other choices in these groups
@@ -19,16 +20,17 @@ METHOD = (
 
 
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
-    """Return a table of the accuracy, the bytes on the network, and the time."""
+    """Return a table of the main metric, the bytes on the network, and the time."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     unit = "pushes" if "staleness" in result else "rounds"
     each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
-    here = Path.cwd()
+    here, main = Path.cwd(), main_of(result)
+    now, best = (main.text(result[name]) for name in (main.name, f"best_{main.name}"))
     rows = {
         "run": name_of(result, folder),
         "task": f"{result['model']} on {result['dataset']}, {result['nodes']} devices, "
         f"{result['rounds']} {unit}, seed {result['seed']}",
-        "accuracy": f"{percent(result['accuracy'])} (best {percent(result['best_accuracy'])})",
+        main.name: f"{now} (best {best})",
         "sent up": _beside_flower(result, "uplink"),
         "sent down": _beside_flower(result, "downlink"),
         "on a link": _on_a_link(result),
@@ -39,7 +41,7 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
     }
     for name, value in rows.items():
         if value:
-            table.add_row(name, value, style="bold" if name == "accuracy" else None)
+            table.add_row(name, value, style="bold" if name == main.name else None)
     return table
 
 

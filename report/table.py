@@ -13,16 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from report.columns import COLUMNS, TableRow, payload, plain, sent, until_all
+from report.columns import COLUMNS, TableRow, main_columns, payload, plain, sent, until_all
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import NOTHING, markdown_table, whole
 from report.learning_curve import smoothed
+from report.metric import ACCURACY, LOSS
 from report.runs import Group, group_runs, read_runs, varying
 
 SWEEP = [name for name in COLUMNS if name.startswith("sweep: ")]
 # columns that are left out if no run has a value
 OPTIONAL = (
-    *("sweep: top5", "sweep: reached", "sweep: uplink until"),
+    *("sweep: accuracy", "sweep: best accuracy", "sweep: top5"),
+    *("sweep: reached", "sweep: uplink until"),
     *("sweep: virtual time", "sweep: time a round"),
 )
 SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
@@ -33,14 +35,18 @@ def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[TableR
 
     `rows`: the runs of each group. The group's values of `keys` name its row.
     """
-    shown = {name: [COLUMNS[name].show(row).cell for row in rows] for name in SWEEP}
+    columns = {name: COLUMNS[name] for name in SWEEP}
+    for metric in dict.fromkeys(run.metric for row in rows for run in row.runs):
+        if metric not in (ACCURACY, LOSS):
+            columns = main_columns(metric) | columns
+    shown = {name: [column.show(row).cell for row in rows] for name, column in columns.items()}
     for name in OPTIONAL:
         if set(shown[name]) == {NOTHING}:
             del shown[name]
     names = [group.name(keys) for group in groups]
     cells = zip(*shown.values(), strict=True)
     return markdown_table(
-        [*keys, *(COLUMNS[name].head for name in shown)],
+        [*keys, *(columns[name].head for name in shown)],
         [[*name, *row] for name, row in zip(names, cells, strict=True)],
         numbers=len(shown),
     )
@@ -67,7 +73,8 @@ def numbers(row: TableRow) -> dict[str, Any]:
     """Return the numbers of a row, most of them means over its runs; None for an unknown number."""
     mean = row.mean
     shares: dict[str, Any] = {}
-    for key in SHARES:
+    mains = (run.metric.name for run in row.runs)
+    for key in dict.fromkeys([*SHARES, *(key for n in mains for key in (n, f"best_{n}"))]):
         found = row.estimate(key)
         shares[key] = mean(key)
         shares[f"{key}_std"] = None if found is None else found.std
@@ -116,7 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--smooth", type=whole, default=1, metavar="N", help="accuracies: means of N evaluations"
     )
     parser.add_argument(
-        "--reach", type=float, metavar="PERCENT", help="add when, and with what uplink, it was got"
+        "--reach",
+        type=float,
+        metavar="VALUE",
+        help="when, with what uplink, it was got (a share in %%)",
     )
     parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
@@ -132,7 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(markdown(groups, keys, rows))
     if asked.reach is not None and not any(map(reached_runs, rows)):
-        print(f"\nno run reached {asked.reach:g} %")
+        share = all(run.metric.share for row in rows for run in row.runs)
+        print(f"\nno run reached {asked.reach:g}{' %' if share else ''}")
     if repeated := len(runs) - sum(len(group.runs) for group in groups):
         print(f"\n{repeated} repeated with the same seed: the last counts")
     for name, folders in (("diverged", diverged(groups)), ("unfinished or damaged", unfinished)):

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from compression import PayloadError
 from conf import ConfigError, load_config
+from conf.build import objective_of
 from conf.check import check_target
 from conf.submitted_runs import output_of
 from conf.virtual_only import expect_real_time
@@ -51,7 +52,10 @@ def main(grid: Grid, context: Context) -> None:
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
-    run, shutdown = Run(config, grid, RunLog(folder, anew=not resume)), GracefulShutdown(folder)
+    run, shutdown = (
+        Run(config, grid, RunLog(folder, objective_of(config), anew=not resume)),
+        GracefulShutdown(folder),
+    )
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
     run.prepare()
     if resume:

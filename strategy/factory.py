@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
 from compression import Layout
 from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
 from conf import Config, ConfigError
-from conf.build import strategy_of
+from conf.build import objective_of, strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
 from strategy.base import Codecs, ParameterServer
 from strategy.federated import Federated
@@ -72,7 +72,7 @@ def scheme_for(config: Config, data: Data) -> CountedStrategy:
     cut as configured. Raises `ConfigError` for a strategy that needs data at a server without data.
     """
     scheme = scheme_of(config)
-    if not len(data.train.labels):
+    if not len(data.train):
         _expect_without_data(scheme, config)
     gradients = gradients_of(config)
     if not isinstance(scheme, PipelineStrategy):
@@ -122,7 +122,13 @@ def scheme_of(config: Config) -> CountedStrategy:
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
         expect_limits(made, config)
-        return Federated(made, downlink, config.seed, codec_of(config), config.screen)
+        objective = objective_of(config)
+        if isinstance(made, QFedAvg) and objective.least < 0:
+            raise ConfigError(
+                "strategy=qfedavg weights nodes by their losses, which must not be below 0; "
+                f"those of {type(objective).__name__} may be"
+            )
+        return Federated(made, downlink, config.seed, codec_of(config), config.screen, objective)
     scheme: Checked = made(codecs=Codecs(codec_of(config), downlink, config.seed))
     if isinstance(scheme, ParameterServer):
         scheme.screening = config.screen

@@ -34,12 +34,9 @@ from strategy.base import FLOWER, EvaluateFn
 from strategy.flower_checks import wrapped
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, to_plain
-from task.steps import Evaluation
+from task.objectives import Objective
 
-METRICS = {  # of the replies of EdgeWire's ClientApp
-    "train": (LOSS, EXAMPLES, STEPS, SECONDS),
-    "evaluate": (*Evaluation._fields, EXAMPLES),
-}
+TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
 LEVEL = 10.0  # a loss is limited to between the round's median / LEVEL and the median * LEVEL
 
 
@@ -95,9 +92,14 @@ class Federated(StatisticsAveraging):
         seed: int,
         uplink: Codec | None = None,
         screening: Screening | None = None,
+        objective: Objective | None = None,
     ) -> None:
         super().__init__(strategy)
-        self._uplink, self._downlink, self._seed = uplink, downlink, seed
+        names = (LOSS,) if objective is None else objective.names
+        metrics = {"train": TRAINED, "evaluate": (*names, EXAMPLES)}
+        bounds = {} if objective is None else objective.bounds
+        self._replies = ReplyRules(uplink, metrics=metrics, bounds=bounds)
+        self._downlink, self._seed = downlink, seed
         self._screening = screening
         self._state = FederatedState()
         self._goes_on = False  # whether `start` resumes a loaded state
@@ -176,7 +178,7 @@ class Federated(StatisticsAveraging):
             downlink=self._downlink,
             seed=self._seed,
             screening=self._screening,
-            replies=ReplyRules(self._uplink, metrics=METRICS),
+            replies=self._replies,
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
             model=InitialModel.of(self._layout, initial_arrays, self.initial),
             traffic=self.traffic,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import task.lazy_imports  # noqa: F401  # before any import of flwr_datasets
+from task.datasets.data import Split
 from task.errors import TaskError
 
 # Keys that separate this module's random streams from other streams with the same seed.
@@ -54,7 +55,7 @@ class Partition:
     Args:
         partitioner: an `Iid`, a `Sampled`, or a partitioner of flwr_datasets, whose `partition_by`
             must be "label"; `Partition` uses a copy of it.
-        labels: int64 (N,), the classes of all samples.
+        split: the samples; their classes, for a partitioner that uses classes.
         nodes: number of nodes.
         seed: seeds the shuffle before the partitioner, and the draws of `Sampled`.
 
@@ -62,8 +63,8 @@ class Partition:
         TaskError: more nodes than samples, or a partition that the partitioner cannot make.
     """
 
-    def __init__(self, partitioner: Any, labels: Tensor, nodes: int, seed: int) -> None:
-        total = len(labels)
+    def __init__(self, partitioner: Any, split: Split, nodes: int, seed: int) -> None:
+        total = len(split)
         if nodes < 1 or seed < 0:
             raise TaskError(f"nodes={nodes}, seed={seed}: give 1 node or more and no negative seed")
         if isinstance(partitioner, Sampled):
@@ -78,7 +79,13 @@ class Partition:
                 f"give nodes={total} or fewer, or partition=sampled, whose nodes share samples"
             )
         self._partitioner = partitioner
-        self._labels = labels.cpu().numpy()
+        if split.labels is None and not isinstance(partitioner, Iid | Sampled):
+            raise TaskError(
+                f"{type(partitioner).__name__} shares out classes, and the targets are none: "
+                f"give partition=iid or partition=sampled"
+            )
+        self._total = total
+        self._labels = None if split.labels is None else split.labels.cpu().numpy()
         self._nodes = nodes
         self._seed = seed
         self._cut: Callable[[int], Any] | None = None
@@ -94,7 +101,7 @@ class Partition:
                 f"there is no node {node}: with nodes={self._nodes} they are 0 to {self._nodes - 1}"
             )
         if isinstance(self._partitioner, Sampled):
-            return torch.from_numpy(self._partitioner.draw(len(self._labels), self._seed, node))
+            return torch.from_numpy(self._partitioner.draw(self._total, self._seed, node))
         if node not in self._indices:
             self._indices[node] = torch.from_numpy(self._load(node))
         return self._indices[node]
@@ -122,9 +129,9 @@ class Partition:
     def _prepare(self) -> Callable[[int], Any]:
         """Shuffle the data set; return a function that takes a node and returns its indices."""
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
-        order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(len(self._labels))
+        order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(self._total)
         theirs = self._partitioner
-        if not isinstance(theirs, Iid):
+        if not isinstance(theirs, Iid) and self._labels is not None:
             from task.label_table import LabelTable
 
             theirs = copy.deepcopy(theirs)

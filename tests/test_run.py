@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 from conf.build import data_of, model_of
 from conf.load import compose_config, to_config
 from task.flat_model import FlatModel
-from task.steps import evaluate, prepare
+from task.objectives.classification import Classification
+from task.steps import evaluate
 from tests.runs import QUICK, ROOT, result_of, write_photos
 
 # The time for a training step on a device.
@@ -48,8 +49,8 @@ def test_a_run_leaves_its_result_history_and_weights(command):
     model = FlatModel(model_of(config, data))
     for name, tensor in load_file(folder / "model.safetensors").items():
         model.state_dict()[name].copy_(tensor)
-    images = prepare(data.test.images, data.mean, data.std)
-    loss, accuracy, _ = evaluate(model.module, images, data.test.labels)
+    images = data.prepared(data.test.inputs)
+    loss, accuracy, _ = evaluate(model.module, Classification(), images, data.test.targets).values()
     assert accuracy == result["accuracy"]
     assert loss == pytest.approx(result["loss"])
 

@@ -65,6 +65,7 @@ from conf import Config
 from conf.build import data_of
 from conf.codecs import codec_of, gradients_of
 from task.process import configure_process
+from task.tensors import only
 
 
 class Segments:
@@ -315,7 +316,7 @@ class SegmentStep:
         """
         work, inputs, labels = self._work, [], []
         for number in range(work.batch, work.batch + work.batches):
-            x, y = self._host.samples.batch(Node(0, 1), number)
+            x, y = map(only, self._host.samples.batch(Node(0, 1), number))
             if work.micros > 1:
                 x, y = (
                     x.tensor_split(work.micros)[work.micro],

@@ -133,7 +133,7 @@ class Stage:
         make = partial(model_of, config, data)
         self.place, self._seed = place, config.seed
         self._device = torch.device(config.device)
-        self.part = parts_of(make, place.cuts, tuple(data.train.images.shape[1:]))[place.segment]
+        self.part = parts_of(make, place.cuts, data.image_shape)[place.segment]
         self.segment: Segment = empty_segment(make, self.part.first, self.part.last)
         self.segment.train()
         self.main = TrainedModule(self.segment, config)

@@ -34,7 +34,7 @@ from task.errors import TaskError
 from task.flat_model import to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
-from task.steps import prepare
+from task.tensors import only, rows
 
 
 class Plan:
@@ -165,7 +165,7 @@ def plan_of(
     uncut = cutting.cuts == AUTO and cutting.segments == 1
     _expect_enough(config, data, model, micro_batches, modules=bool(modules) and not uncut)
     cuts = _cuts(cutting, config, data, len(layers), hidden) if cuts is None else cuts
-    shape = tuple(data.train.images.shape[1:])
+    shape = data.image_shape
     parts = parts_of(make, cuts, shape)
     if len(parts) > config.nodes:
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
@@ -192,7 +192,7 @@ def _expect_enough(
     config: Config, data: Data, model: nn.Module, micro_batches: int, *, modules: bool
 ) -> None:
     """Raise `TaskError` for mini-batches that are too small for micro-batches or BatchNorm."""
-    samples = min(config.batch_size, len(data.train.labels))
+    samples = min(config.batch_size, len(data.train))
     least = samples // micro_batches
     if least < 1:
         raise TaskError(f"mini-batches of {samples} samples are no {micro_batches} micro-batches")
@@ -219,7 +219,7 @@ def _cuts(
     limits = _limits(cutting.memory_mb, segments)
     if segments in (1, layers) and limits is None:
         return tuple(range(1, segments))  # only one choice of cuts is possible
-    images = prepare(data.train.images[: config.batch_size], data.mean, data.std)
+    images = only(data.prepared(rows(data.train.inputs, 0, config.batch_size)))
     make = partial(model_of, config, data)
     return balanced(measure(make, images, data.classes, hidden), segments, limits)
 

@@ -15,7 +15,7 @@ from compression.flower.headers import HEADER
 from compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
 from compression.flower.traffic import flower_bytes
 from conf import Config
-from conf.build import model_of, server_data_of
+from conf.build import model_of, objective_of, server_data_of
 from strategy.factory import asks_nodes, expect_named, scheme_for
 from strategy.federated import Federated
 from strategy.lr_schedule import Schedule
@@ -25,7 +25,8 @@ from strategy.run.run_log import RunLog
 from task.errors import TaskError
 from task.flat_model import FlatModel, expect_numbers
 from task.rng import IsolatedRng
-from task.steps import Evaluation, evaluate, prepare
+from task.steps import evaluate
+from task.tensors import count, mapped
 
 OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
 log = logging.getLogger("edgewire")
@@ -43,8 +44,10 @@ class Run:
         self.strategy = scheme_for(config, self.data)
         self.schedule = Schedule(config.schedule, config.lr)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
-        self.test = prepare(self.data.test.images, self.data.mean, self.data.std, config.device)
-        self.labels = self.data.test.labels.to(config.device)
+        self.objective = objective_of(config)
+        test = self.data.test
+        self.test = self.data.prepared(test.inputs, config.device) if len(test) else test.inputs
+        self.targets = mapped(lambda tensor: tensor.to(config.device), test.targets)
         names, shapes = self.model.names, self.model.shapes
         layout = Layout(names, shapes, ("float32",) * len(names))
         self.variances = variances(layout)
@@ -69,7 +72,7 @@ class Run:
         if getattr(self.strategy, "sends_models", True):
             size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
             self.grid.follow(size, HEADER)
-        if not len(self.labels):
+        if not count(self.test):
             log.warning("%s", self._untested())
 
     def _untested(self) -> str:
@@ -103,17 +106,17 @@ class Run:
         """
         last = server_round == self.config.rounds
         metrics, self.newest = MetricRecord(), arrays
-        if not len(self.labels):
+        if not count(self.test):
             metrics = self._only_at_nodes()
         elif last or server_round % self.config.eval_every == 0:
-            metrics = MetricRecord(self._measure(arrays)._asdict())
+            metrics = MetricRecord({**self._measure(arrays)})
         trained = self.strategy.train_metrics if server_round else None
         train_loss = None if trained is None else float(trained["loss"])
         self.records.add(
             {
                 "round": server_round,
                 "rounds": self.config.rounds,
-                **{name: metrics.get(name) for name in Evaluation._fields},
+                **{name: metrics.get(name) for name in self.objective.names},
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
                 **{name: trained[name] for name in OWN if trained and name in trained},
@@ -148,25 +151,29 @@ class Run:
         found: dict[str, Tensor] = self.model.module.state_dict()
         return found
 
-    def _measure(self, arrays: ArrayRecord) -> Evaluation:
+    def _measure(self, arrays: ArrayRecord) -> dict[str, float]:
         self.newest = None
         self.show(arrays)
         with IsolatedRng(self.model.state.device, self.config.seed):  # some models use randomness
-            return evaluate(self.model.module, self.test, self.labels, between=self.grid.tend)
+            return evaluate(
+                self.model.module, self.objective, self.test, self.targets, between=self.grid.tend
+            )
 
     def _measured_at_nodes(self) -> dict[str, float]:
         """Return the metrics of the nodes' evaluation as `node_*`; {} if there was none."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return {}
-        return {f"node_{key}": cast(float, measured[key]) for key in ("accuracy", "loss")}
+        return {
+            f"node_{key}": cast(float, measured[key]) for key in (self.objective.main.name, "loss")
+        }
 
     def _only_at_nodes(self) -> MetricRecord:
         """Return the metrics of the nodes' evaluation under the names of the server's metrics."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return MetricRecord()
-        return MetricRecord({name: cast(float, measured[name]) for name in Evaluation._fields})
+        return MetricRecord({name: cast(float, measured[name]) for name in self.objective.names})
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the smallest running variance of BatchNorm; {} for a model without BatchNorm."""
@@ -183,10 +190,10 @@ class Run:
         """
         if not self.records.last:
             return
-        if self.newest is not None and not (measure and len(self.labels)):
+        if self.newest is not None and not (measure and count(self.test)):
             self.show(self.newest)
         elif self.newest is not None:
-            self.records.measured(self._measure(self.newest)._asdict())
+            self.records.measured(self._measure(self.newest))
         traffic = self.strategy.traffic
         self.records.finish(
             {
@@ -200,6 +207,8 @@ class Run:
                 "nodes": self.config.nodes,
                 "dataset": self.config.dataset.name,
                 "model": self.config.model.name,
+                "objective": type(self.objective).__name__,
+                "metrics": {each.name: each._asdict() for each in self.objective.metrics},
                 "seed": self.config.seed,
                 "stopped": stopped,
                 "ended": stopped or "finished",

@@ -22,9 +22,9 @@ from torch import Tensor
 from compression.base import DIVERGED
 from conf import ConfigError
 from strategy.run.tagged import Tagged
+from task.objectives import Objective
 
 Row = dict[str, Any]
-MEASURED = ("accuracy", "loss", "top5")
 OFTEN = 60.0  # seconds from one writing of the newest model to the next
 log = getLogger("edgewire")
 HISTORY = "history.jsonl"
@@ -36,8 +36,8 @@ class RunLogState:
     """The state of a `RunLog`, as a checkpoint holds it.
 
     `last`: the last row of `history.jsonl`. `measured`, `first`: the last and the first row with an
-    evaluation. `best`: the best accuracy. `worst`: the largest loss. `seconds`: the seconds since
-    the start. `size`: the size of `history.jsonl` in bytes.
+    evaluation. `best`: the best value of the main metric. `worst`: the largest loss. `seconds`: the
+    seconds since the start. `size`: the size of `history.jsonl` in bytes.
     """
 
     last: Tagged
@@ -54,11 +54,13 @@ class RunLog:
 
     `anew`: True to begin an empty `history.jsonl`; otherwise call `load` afterwards. Each row of
     this file holds the counters so far. `result.json` holds the last row, and values that are known
-    only at the end. NaN and infinity are written as null.
+    only at the end. NaN and infinity are written as null. `objective`: its main metric says which
+    evaluation is the best.
     """
 
-    def __init__(self, folder: str, *, anew: bool = True) -> None:
+    def __init__(self, folder: str, objective: Objective, *, anew: bool = True) -> None:
         self.folder = Path(folder) if folder else None
+        self._main, self._names = objective.main, objective.names
         self.last: Row = {}
         self._measured: Row = {}  # the last row with an evaluation
         self._best: float | None = None
@@ -113,7 +115,7 @@ class RunLog:
         Returns the row.
         """
         self.last = row = {**row, "seconds": round(time.perf_counter() - self._start, 4)}
-        if row.get("accuracy") is not None:
+        if row.get("loss") is not None:
             self.measured(row)
         if self._history is not None:
             try:
@@ -153,11 +155,18 @@ class RunLog:
             raise
 
     def measured(self, row: Row) -> None:
-        """Record a row with an evaluation: its accuracy and loss are those of the newest model."""
+        """Record a row with an evaluation: its loss and metrics are those of the newest model."""
         self._measured = row
         self._first = self._first or row
-        self._best = max(row["accuracy"], self._best or 0.0)
+        self._best = self._better(row[self._main.name])
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
+
+    def _better(self, value: float) -> float:
+        """Return the better of the best value of the main metric so far and a new one."""
+        if self._best is None or self._best != self._best:
+            return value
+        better = value > self._best if self._main.higher else value < self._best
+        return value if better else self._best
 
     def diverged(self, trained: Iterable[Tensor]) -> bool:
         """Return whether the model has diverged.
@@ -165,8 +174,9 @@ class RunLog:
         The model has diverged if its loss, or a value in the tensors `trained`, is not finite.
         Other tensors, such as a mask, may hold infinity. The model has also diverged if both of the
         following are true. First, a loss of the run exceeded the larger of 1 and the loss before
-        training, multiplied by `BLOWN_UP`. Second, the accuracy is less than twice the accuracy
-        before training. Without an evaluation only the weights are checked.
+        training, multiplied by `BLOWN_UP`. Second, a share such as the accuracy is less than twice
+        the share before training; without a share, the loss is above the loss before training.
+        Without an evaluation only the weights are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
             return True
@@ -176,23 +186,26 @@ class RunLog:
         if now["loss"] - now["loss"] != 0:  # the loss is not finite
             return True
         blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
-        return bool(blown_up and now["accuracy"] < 2 * before["accuracy"])
+        if not self._main.share:
+            return bool(blown_up and now["loss"] > before["loss"])
+        return bool(blown_up and now[self._main.name] < 2 * before[self._main.name])
 
     def finish(
         self, summary: Row, weights: Mapping[str, Tensor], trained: Tensor | None = None
     ) -> Row:
         """Write `result.json`, and `model.safetensors` with `weights`; return the result.
 
-        The result holds `summary`, the last row's counters, and the accuracy and loss of the last
-        evaluation. `best_accuracy` is the best accuracy of all rounds. `diverged` says whether the
+        The result holds `summary`, the last row's counters, and the loss and the metrics of the
+        last evaluation. `best_accuracy` is the best accuracy of all rounds
+        (`best_` and the name of the main metric). `diverged` says whether the
         last round's model has diverged. `trained`: a tensor whose values must be finite, else the
         model has diverged; None: this holds for all weights.
         """
         result = dict(self.last)
-        result.update({key: self._measured.get(key) for key in MEASURED})
+        result.update({key: self._measured.get(key) for key in self._names})
         judged = weights.values() if trained is None else [trained]
         diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(judged)
-        result.update(best_accuracy=self._best, diverged=diverged)
+        result.update({f"best_{self._main.name}": self._best, "diverged": diverged})
         result.update(**summary, versions=_versions())
         if self._history is not None:
             self._history.close()

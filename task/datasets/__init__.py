@@ -1,4 +1,4 @@
-"""Data sets, held in memory as uint8 tensors.
+"""Data sets: samples as tensors, in memory or mapped from files.
 
 A data set is one function `(Request) -> Data` registered by name in a module of this package.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from task.datasets.data import DATASETS, Data, Request, Split, expect_usable, resize
 from task.datasets.folder import load_folder
 from task.errors import TaskError
+from task.transforms import ImageTransform
 
 __all__ = ["Data", "Split", "load_data", "load_folder"]
 
@@ -45,6 +46,6 @@ def load_data(
     request = Request(root, download, size, tuple(classes) if classes is not None else None)
     data = DATASETS.get(name)(request)
     expect_usable(name, data, size)
-    if size is None:
+    if size is None or not isinstance(data.transform, ImageTransform):
         return data
     return replace(data, train=resize(data.train, size), test=resize(data.test, size))

@@ -8,20 +8,23 @@ import torch
 from task import DEFAULT_ROOT
 from task.datasets.data import DATASETS, Data, Request, Split, downloading, missing
 from task.errors import TaskError
+from task.transforms import ImageTransform
 
 
 @DATASETS.register("cifar10")
 def cifar10(request: Request) -> Data:
     """Return CIFAR-10: 50,000 training and 10,000 test images of 3x32x32 in 10 classes."""
     train, test = _load("cifar10", "CIFAR10", request)
-    return Data(train, test, 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+    return Data(train, test, ImageTransform((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)), 10)
 
 
 @DATASETS.register("cifar100")
 def cifar100(request: Request) -> Data:
     """Return CIFAR-100: 50,000 training and 10,000 test images of 3x32x32 in 100 classes."""
     train, test = _load("cifar100", "CIFAR100", request)
-    return Data(train, test, 100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
+    return Data(
+        train, test, ImageTransform((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)), 100
+    )
 
 
 def _load(name: str, torchvision_name: str, request: Request) -> tuple[Split, Split]:

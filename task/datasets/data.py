@@ -5,7 +5,7 @@ import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,33 +14,73 @@ from torch import Tensor
 
 from task.errors import TaskError
 from task.registry import Registry
+from task.tensors import Tensors, count, leaves, mapped, taken
+from task.transforms import ImageTransform, unchanged
 
 DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples in memory: `images` uint8 (N, C, H, W), `labels` int64 (N,)."""
+    """Samples: `inputs` for a model, and `targets` to train it with.
 
-    images: Tensor
-    labels: Tensor
+    Both are a tensor, or several in a tuple or by name, with one row for each sample. `targets` is
+    () for data without targets. `groups`: int64 (N,), the user, writer or sensor of each sample,
+    for a partition by groups; None if there are none. A tensor may be mapped from a file that is
+    larger than memory, because training reads only the rows of its mini-batch.
+    """
+
+    inputs: Tensors
+    targets: Tensors = ()
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return count(self.inputs)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The classes of the samples, int64 (N,); None if the targets are no classes."""
+        found = self.targets
+        if isinstance(found, Tensor) and found.dim() == 1 and found.dtype == torch.int64:
+            return found
+        return None
+
+    def taken(self, index: Tensor) -> "Split":
+        """Return the samples at the positions `index`, int64 (k,)."""
+        groups = None if self.groups is None else self.groups[index]
+        return Split(taken(self.inputs, index), taken(self.targets, index), groups)
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set; `mean` and `std` have one value per channel, for images scaled to 0..1.
+    """A data set for training and testing.
 
-    If both are empty, `task.steps.prepare` normalises each image by its own mean and deviation.
-    `class_names`: the names of the user's class folders, in the order of the class ids; empty for
-    other data sets.
+    `transform`: turns a batch of inputs, on the device that trains, into a model's input. It must
+    compute each sample by itself, and always the same. `classes`: the number of classes; 0 for
+    targets that are no classes. `class_names`: the names of the user's class folders, in the order
+    of the class ids; empty for other data sets.
     """
 
     train: Split
     test: Split
-    classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    transform: Callable[[Tensors], Tensors] = unchanged
+    classes: int = 0
     class_names: tuple[str, ...] = ()
+
+    def prepared(self, inputs: Tensors, device: str | torch.device = "cpu") -> Tensors:
+        """Return inputs as the model takes them, on a device."""
+        return self.transform(mapped(lambda tensor: tensor.to(device), inputs))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape (C, H, W) of its images; raises `TaskError` for data that are no images."""
+        images = self.train.inputs
+        if not isinstance(self.transform, ImageTransform) or not isinstance(images, Tensor):
+            raise TaskError(
+                "its samples are no images: give a model that takes them, model._target_="
+            )
+        channels, height, width = images.shape[1:]
+        return channels, height, width
 
 
 @dataclass(frozen=True)
@@ -66,14 +106,68 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
     """
     if not isinstance(data, Data):
         raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
-    if not isinstance(data.classes, int) or data.classes < 1:
-        raise TaskError(f"{name} has classes={data.classes}: give their number, 1 or more")
+    if not isinstance(data.classes, int) or data.classes < 0:
+        raise TaskError(
+            f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
+        )
     for part, split in (("train", data.train), ("test", data.test)):
-        _expect_images(f"{name}: {part}.images", split.images)
-        _expect_labels(f"{name}: {part}.labels", split.labels, len(split.images), data.classes)
+        _expect_rows(f"{name}: {part}", split)
+        if isinstance(data.transform, ImageTransform):
+            _expect_images(f"{name}: {part}.inputs", split.inputs)
+        if data.classes:
+            _expect_labels(f"{name}: {part}.targets", split, data.classes)
+    if isinstance(data.transform, ImageTransform):
+        _expect_one_shape(name, data, size)
+        _expect_normalisation(name, data.transform, data.image_shape[0])
+    if data.class_names and len(data.class_names) != data.classes:
+        raise TaskError(
+            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
+            f"give one for each class, or none"
+        )
+
+
+def _expect_rows(where: str, split: Split) -> None:
+    """Check that inputs, targets and groups are tensors with one row for each sample."""
+    if not isinstance(split, Split):
+        raise TaskError(f"{where} is a {type(split).__name__}, and Split is taken")
+    for part in ("inputs", "targets", "groups"):
+        value = getattr(split, part)
+        if value is None and part == "groups":
+            continue
+        tensors = leaves(value) if isinstance(value, Tensor | tuple | dict) else (value,)
+        for tensor in tensors or ((None,) if part == "inputs" else ()):
+            if not isinstance(tensor, Tensor):
+                raise TaskError(
+                    f"{where}.{part} are a {type(tensor).__name__}, and a tensor is taken: "
+                    f"give torch.as_tensor()"
+                )
+            rows = len(tensor) if tensor.dim() else 0
+            if rows != len(split):
+                raise TaskError(
+                    f"{where}.{part} have {rows} rows, and its inputs have {len(split)}: "
+                    f"give one row for each sample"
+                )
+
+
+def _expect_images(where: str, images: Tensors) -> None:
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
+        found = images.dtype if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
+        raise TaskError(f"{where} are {found}, and uint8 from 0 to 255 is taken: give {cure}")
+    if images.dim() != 4 or 0 in images.shape:
+        cure = "; give images.unsqueeze(1), if they are grey" if images.dim() == 3 else ""
+        raise TaskError(
+            f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
+            f"channels, rows, columns, at least 1 of each{cure}"
+        )
+
+
+def _expect_one_shape(name: str, data: Data, size: int | None) -> None:
+    """Check that all images, once scaled to `size`, have one square shape."""
     shape, other = (
-        (s.images.shape[1], size or s.images.shape[2], size or s.images.shape[3])
-        for s in (data.train, data.test)
+        (images.shape[1], size or images.shape[2], size or images.shape[3])
+        for images in (data.train.inputs, data.test.inputs)
+        if isinstance(images, Tensor)
     )
     if shape != other:
         raise TaskError(
@@ -85,46 +179,20 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             f"{name}: its images are {_times(shape)}, and models take square ones: "
             f"give dataset.size=PIXELS, to which they are scaled"
         )
-    _expect_normalisation(name, data, shape[0])
-    if data.class_names and len(data.class_names) != data.classes:
+
+
+def _expect_labels(where: str, split: Split, classes: int) -> None:
+    labels = split.targets
+    shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
+    if not isinstance(labels, Tensor) or shape != (len(split),):
+        cure = "; give targets.squeeze(1)" if shape == (len(split), 1) else ""
+        found = f"have the shape {shape}" if shape is not None else f"are a {type(labels).__name__}"
         raise TaskError(
-            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
-            f"give one for each class, or none"
-        )
-
-
-def _expect_tensor(where: str, value: Tensor) -> None:
-    if not isinstance(value, Tensor):
-        raise TaskError(
-            f"{where} are a {type(value).__name__}, and a tensor is taken: give torch.as_tensor()"
-        )
-
-
-def _expect_images(where: str, images: Tensor) -> None:
-    _expect_tensor(where, images)
-    if images.dtype != torch.uint8:
-        cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
-        raise TaskError(
-            f"{where} are {images.dtype}, and uint8 from 0 to 255 is taken: give {cure}"
-        )
-    if images.dim() != 4 or 0 in images.shape:
-        cure = "; give images.unsqueeze(1), if they are grey" if images.dim() == 3 else ""
-        raise TaskError(
-            f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
-            f"channels, rows, columns, at least 1 of each{cure}"
-        )
-
-
-def _expect_labels(where: str, labels: Tensor, samples: int, classes: int) -> None:
-    _expect_tensor(where, labels)
-    if tuple(labels.shape) != (samples,):
-        cure = "; give labels.squeeze(1)" if tuple(labels.shape) == (samples, 1) else ""
-        raise TaskError(
-            f"{where} have the shape {tuple(labels.shape)}, and ({samples},) is taken, "
-            f"a class for each image{cure}"
+            f"{where} {found}, and ({len(split)},) is taken with classes={classes}, "
+            f"a class for each sample{cure}"
         )
     if labels.dtype != torch.int64:
-        cure = "labels.long(), if they are numbers of classes"
+        cure = "targets.long(), if they are numbers of classes"
         raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
     low, high = (int(bound) for bound in torch.aminmax(labels))
     if low < 0 or high >= classes:
@@ -134,12 +202,12 @@ def _expect_labels(where: str, labels: Tensor, samples: int, classes: int) -> No
         )
 
 
-def _expect_normalisation(name: str, data: Data, channels: int) -> None:
+def _expect_normalisation(name: str, transform: ImageTransform, channels: int) -> None:
     """Check that either every channel has a mean and a deviation, or no channel has them.
 
     Raises `TaskError` otherwise, or if a mean is not finite, or a deviation not finite and above 0.
     """
-    mean, std = data.mean, data.std
+    mean, std = transform.mean, transform.std
     if not isinstance(mean, tuple) or not isinstance(std, tuple):
         raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")
     if len(mean) != len(std) or len(mean) not in (0, channels):
@@ -160,33 +228,32 @@ DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "task.datas
 
 def resize(split: Split, size: int) -> Split:
     """Return a split with images scaled to `size` x `size`, bilinear with antialiasing."""
-    if split.images.shape[-2:] == (size, size):
+    images = split.inputs
+    if not isinstance(images, Tensor) or images.shape[-2:] == (size, size):
         return split
     images = torch.nn.functional.interpolate(
-        split.images, size=(size, size), mode="bilinear", antialias=True
+        images, size=(size, size), mode="bilinear", antialias=True
     )
-    return Split(images, split.labels)
+    return replace(split, inputs=images)
 
 
 def holdout(split: Split, share: float) -> tuple[Split, Split]:
     """Hold back a `share` of every class; return (the remaining samples, the held-back samples).
 
-    Of a class with 2 samples or more, at least 1 is held back. The draw is always the same, on
-    every device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
+    Of a class with 2 samples or more, at least 1 is held back. Samples without classes count as one
+    class. The draw is always the same, on every device: numpy guarantees the streams of
+    `RandomState`, not those of its newer generators.
     """
     random = np.random.RandomState(0)
     held = []
-    labels = split.labels.numpy()
+    labels = np.zeros(len(split), np.int64) if split.labels is None else split.labels.numpy()
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
-        count = max(round(share * len(members)), 1) if len(members) > 1 else 0
-        held.append(members[:count])
+        number = max(round(share * len(members)), 1) if len(members) > 1 else 0
+        held.append(members[:number])
     mask = torch.zeros(len(labels), dtype=torch.bool)
     mask[torch.from_numpy(np.concatenate(held))] = True
-    return (
-        Split(split.images[~mask], split.labels[~mask]),
-        Split(split.images[mask], split.labels[mask]),
-    )
+    return split.taken((~mask).nonzero()[:, 0]), split.taken(mask.nonzero()[:, 0])
 
 
 def missing(name: str, looked: list[Path], *ways: str) -> TaskError:

@@ -18,6 +18,7 @@ from task.datasets.data import (
     shown,
 )
 from task.errors import TaskError
+from task.transforms import ImageTransform
 
 FILE = "datasets/data/digits.csv.gz"  # path inside the package scikit-learn
 SHAPE = (1797, 65)
@@ -29,7 +30,7 @@ def digits(request: Request) -> Data:
     rows = torch.from_numpy(_rows(Path(request.root or DEFAULT_ROOT)))
     images = rows[:, :64].mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     train, test = holdout(Split(images, rows[:, 64].long()), 0.2)
-    return Data(train, test, 10, mean=(0.3058,), std=(0.3764,))
+    return Data(train, test, ImageTransform((0.3058,), (0.3764,)), 10)
 
 
 def is_there(folder: Path) -> bool:

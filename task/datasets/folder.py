@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from task import DEFAULT_ROOT
 from task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
 from task.errors import TaskError
+from task.tensors import only
+from task.transforms import ImageTransform
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 DEFAULT_SIZE = 32
-MEAN, STD = (0.5,) * 3, (0.25,) * 3  # the same for any photos, on every device
+PHOTOS = ImageTransform((0.5,) * 3, (0.25,) * 3)  # for any photos, on every device
 
 
 @DATASETS.register("imagefolder")
@@ -34,7 +36,7 @@ def imagefolder(request: Request) -> Data:
     source = root / "train" if split_by_user else root
     names = sorted(set(request.classes)) if request.classes else class_folders(source)
     train = load_folder(source, names, size)
-    counts = torch.bincount(train.labels, minlength=len(names))
+    counts = torch.bincount(only(train.targets), minlength=len(names))
     if len(names) < 2 or int(counts.min()) == 0:
         empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
         raise TaskError(f"{shown(source)} has {_lacking(source, names, empty)}")
@@ -42,11 +44,11 @@ def imagefolder(request: Request) -> Data:
         test = load_folder(root / "test", names, size)
     else:
         train, test = holdout(train, 0.2)
-        if len(test.labels) == 0:
+        if not len(test):
             raise TaskError(
                 f"{shown(root)} has one image a class: none is left to test on, add more"
             )
-    return Data(train, test, len(names), MEAN, STD, tuple(names))
+    return Data(train, test, PHOTOS, len(names), tuple(names))
 
 
 def has_photos(root: str | None, classes: Sequence[str]) -> bool:
@@ -60,7 +62,7 @@ def without_photos(classes: Sequence[str], size: int | None) -> Data:
     side = size or DEFAULT_SIZE
     empty = Split(torch.empty((0, 3, side, side), dtype=torch.uint8), torch.empty(0).long())
     names = tuple(sorted(set(classes)))
-    return Data(empty, empty, len(names), MEAN, STD, names)
+    return Data(empty, empty, PHOTOS, len(names), names)
 
 
 def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:

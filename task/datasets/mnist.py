@@ -18,6 +18,7 @@ from task.datasets.data import (
     missing,
 )
 from task.errors import TaskError
+from task.transforms import ImageTransform
 
 # Where Debian's package dataset-fashion-mnist puts its four .gz files.
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -66,7 +67,7 @@ def _load(
     if folder is None:
         raise missing(name, folders, *ways)
     train, test = (_split(folder, prefix) for prefix in ("train", "t10k"))
-    return Data(train, test, 10, mean=(mean,), std=(std,))
+    return Data(train, test, ImageTransform((mean,), (std,)), 10)
 
 
 def _file(folder: Path, stem: str) -> Path | None:

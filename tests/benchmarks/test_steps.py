@@ -14,6 +14,7 @@ from simulation.local import run_local
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
+from task.objectives.classification import Classification
 from task.process import configure_process
 from tests.runs import composed, configured
 
@@ -30,7 +31,11 @@ def trained(words: list[str]) -> np.ndarray:
             return super().round_done(server_round, arrays)
 
     def server_app(grid: Grid, context: Context) -> None:
-        Last(load_config(context.run_config, made.nodes), OrderedGrid(grid), RunLog("")).start()
+        Last(
+            load_config(context.run_config, made.nodes),
+            OrderedGrid(grid),
+            RunLog("", Classification()),
+        ).start()
 
     run_local(Job(ROOT, run_config(made), 4, ROOT, server_app=server_app), workers=1)
     return models[0]

@@ -14,8 +14,8 @@ from client.batches import Samples
 from client.node import Node
 from client.training import Trainer
 from conf.build import model_of
+from task.datasets import Data
 from task.datasets.data import Split
-from task.steps import prepare
 from tests.runs import configured
 
 NODES = 8
@@ -38,7 +38,7 @@ def other():
 def numbered(trainer):
     """Return a trainer's samples; their labels are their indices in the training split."""
     train = trainer.data.train
-    places = Split(train.images, torch.arange(len(train.labels)))
+    places = Split(train.inputs, torch.arange(len(train.targets)))
     samples = Samples(trainer.config, replace(trainer.data, train=places))
     samples.partition = trainer.samples.partition  # the partition depends on the original labels
     return samples
@@ -94,18 +94,18 @@ def test_batches_do_not_depend_on_earlier_calls(plain, calls):
 
 @pytest.mark.parametrize("words", [[], ["dataset.per_image=true", "dataset.holdout=0.25"]])
 def test_batches_do_not_depend_on_the_cache(words, monkeypatch):
-    prepared = []
+    prepared, prepare = [], Data.prepared
 
-    def counting(images, *how):
-        prepared.append(len(images))
-        return prepare(images, *how)
+    def counting(self, inputs, device):
+        prepared.extend([len(inputs)] if len(inputs) > 1 else [])  # one sample shows its size
+        return prepare(self, inputs, device)
 
     def batches(trainer):
         calls = [(Node(node, NODES), number) for node in range(3) for number in (0, 1, 14, 13, 40)]
         made = [tensor for call in calls for tensor in trainer.samples.batch(*call)]
         return made, [prepared.pop(0) for _ in prepared[:]]
 
-    monkeypatch.setattr(client.batches, "prepare", counting)
+    monkeypatch.setattr(Data, "prepared", counting)
     kept, at_once = batches(make(*words))
     # only the first node's samples fit into the cache
     monkeypatch.setattr(client.batches, "PREPARED_BYTES", 60_000)

@@ -139,7 +139,7 @@ def test_a_node_trains_on_its_own_folder(tmp_path):
     write_photos(tmp_path)
     overrides = ["dataset=imagefolder", "dataset.size=8", "dataset.classes=[ant,cat,dog]"]
     t = trainer_for(configured(*overrides, "local_epochs=20"), str(tmp_path))
-    assert set(t.data.train.labels.tolist()) == {1, 2}  # the class ids of all nodes
+    assert set(t.data.train.targets.tolist()) == {1, 2}  # the class ids of all nodes
     vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), TrainConfig(0.05, 1))
     assert metrics["num-examples"] == 20
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
@@ -170,4 +170,4 @@ def test_a_node_reports_missing_data(tmp_path):
 
 def test_the_default_data_is_the_bundled_one():
     data = load_data("digits")
-    assert len(data.train.labels) + len(data.test.labels) == 1797
+    assert len(data.train.targets) + len(data.test.targets) == 1797

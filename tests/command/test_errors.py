@@ -49,7 +49,7 @@ BAD = [
     (["screen=${lr}"], "screen cannot be of type float"),
     (["dataset.classes=${lr}"], "dataset.classes cannot be of type float"),
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
-    (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
+    (["dataset.classes.a=1"], "there is no key dataset.classes.a; did you mean dataset.classes?"),
     (["++local_steps.a=1"], "there is no key local_steps.a: local_steps is one value"),
     (["local_steps=99999999999999999999"], "local_steps must be below 9223372036854775808, not 99"),
     (["model={nme:mlp}"], "there is no key model.nme; did you mean model.name?"),

@@ -19,6 +19,7 @@ from strategy.ordered_grid import OrderedGrid
 from strategy.run import checkpoint_file
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
+from task.objectives.classification import Classification
 from tests.grids import grid_of
 from tests.local_runs import at_row, local_run, raising
 from tests.runs import composed, configured, history_of, result_of
@@ -35,7 +36,7 @@ class Tended(GridWrapper):
 
 def test_workers_are_tended_while_the_model_is_measured():
     grid = Tended(grid_of())
-    run = Run(configured(), OrderedGrid(grid), RunLog(""))
+    run = Run(configured(), OrderedGrid(grid), RunLog("", Classification()))
     run.round_done(0, ArrayRecord(run.model.state_dict()))
     assert grid.calls > 1
 
@@ -81,7 +82,9 @@ def test_finished_rounds_are_saved_for_every_end_of_a_run(tmp_path, monkeypatch,
         local_run(tmp_path, "rounds=9", "eval_every=9", "nodes=3")
     result = result_of(tmp_path)
     assert (result["round"], result["ended"], result["stopped"]) == (2, ended, ended)
-    first = Run(configured(), OrderedGrid(grid_of()), RunLog("")).model.state_dict()
+    first = Run(
+        configured(), OrderedGrid(grid_of()), RunLog("", Classification())
+    ).model.state_dict()
     model = load_file(tmp_path / "model.safetensors")
     assert any(not torch.equal(first[name], tensor) for name, tensor in model.items())
 

@@ -16,7 +16,6 @@ from simulation.network import Network
 from strategy.asynchronous import Asynchronous
 from strategy.base import Codecs
 from strategy.staleness import Global, PerParameter, Polynomial
-from task.steps import prepare
 from tests.local_runs import local_run
 from tests.runs import configured, history_of, model_bytes
 from tests.strategy.event_loop import CODECS, POLICIES, WAITS, assert_same, at_once, event_loop
@@ -210,7 +209,7 @@ def test_fedasyncs_nodes_are_pulled_to_the_model_they_were_sent(rho, tmp_path):
     weights, _ = result_of(tmp_path, "fedasync", 1, *words, *alone)
     config = configured("algorithm=fedasync", *alone)
     data = data_of(config)
-    images, labels = prepare(data.train.images, data.mean, data.std), data.train.labels
+    images, labels = data.prepared(data.train.inputs), data.train.targets
     model = model_of(config, data)
     first = [p.detach().clone() for p in model.parameters()]
     for _ in range(3):

@@ -22,13 +22,15 @@ from compression.flower.server.session import InitialModel
 from compression.flower.traffic import flower_bytes
 from conf.build import data_of, model_of
 from conf.load import run_config
-from strategy.federated import METRICS, Federated
+from strategy.federated import TRAINED, Federated
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.serialization import StateError
 from task.flat_model import FlatModel
+from task.objectives.classification import Classification
 from tests.grids import grid_of
 from tests.runs import composed, configured
 
+METRICS = {"train": TRAINED, "evaluate": ("loss", "accuracy", "top5", "num-examples")}
 WORDS = ["algorithm=fedavg", "nodes=3", "local_steps=1", "batch_size=8", "dataset.holdout=0.3"]
 
 
@@ -65,7 +67,7 @@ def metrics_of(found):
 def test_the_rounds_are_those_of_flowers_own_start(kind):
     arrays, config = initial(), ConfigRecord({"lr": 0.1})
     layout, size = layout_of(arrays), flower_bytes(arrays)
-    ours = Federated(kind(fraction_train=0.7), None, seed=1)
+    ours = Federated(kind(fraction_train=0.7), None, seed=1, objective=Classification())
     found = ours.start(grid(), arrays, 4, train_config=config)
     compressed = CompressedGrid(
         grid(), model=InitialModel(layout, size), replies=ReplyRules(metrics=METRICS)

@@ -15,6 +15,7 @@ from conf import load_config
 from strategy.ordered_grid import OrderedGrid
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
+from task.objectives.classification import Classification
 from tests.local_runs import local_run
 from tests.runs import result_of
 
@@ -30,7 +31,7 @@ def finished(
     def server_app(grid: Grid, context: Context) -> None:
         grids.append(wrap(grid))
         nodes = json.loads(context.run_config["config"])["nodes"]
-        log = RunLog(str(context.run_config["output"]))
+        log = RunLog(str(context.run_config["output"]), Classification())
         run = kind(load_config(context.run_config, nodes), OrderedGrid(grids[0]), log)
         run.start()
         run.finish()

@@ -13,21 +13,27 @@ from task.datasets import Data, Split, load_data
 from task.datasets.data import DATASETS, expect_usable
 from task.errors import TaskError
 from task.models import build_model
-from task.steps import evaluate, prepare
+from task.objectives.classification import Classification
+from task.steps import evaluate
+from task.transforms import ImageTransform
 
 GOOD = Split(
     torch.arange(6 * 3 * 8 * 8).remainder(256).to(torch.uint8).view(6, 3, 8, 8),
     torch.tensor([0, 1, 2, 0, 1, 2]),
 )
-DATA = Data(GOOD, GOOD, 3, mean=(0.5,) * 3, std=(0.25,) * 3)
+DATA = Data(GOOD, GOOD, ImageTransform((0.5,) * 3, (0.25,) * 3), 3)
 
 
 def images(change):
-    return replace(DATA, train=Split(change(GOOD.images), GOOD.labels))
+    return replace(DATA, train=Split(change(GOOD.inputs), GOOD.targets))
 
 
 def labels(change):
-    return replace(DATA, train=Split(GOOD.images, change(GOOD.labels)))
+    return replace(DATA, train=Split(GOOD.inputs, change(GOOD.targets)))
+
+
+def normal(**changes):
+    return replace(DATA, transform=replace(DATA.transform, **changes))
 
 
 BAD = {
@@ -37,13 +43,13 @@ BAD = {
     "booleans": (images(lambda x: x > 9), "torch.bool, and uint8"),
     "no channels": (images(lambda x: x[:, 0]), "(6, 8, 8), and (N, C, H, W)"),
     "flat": (images(lambda x: x.flatten(1)), "(6, 192), and (N, C, H, W)"),
-    "no image": (replace(DATA, train=Split(GOOD.images[:0], GOOD.labels[:0])), "(0, 3, 8, 8)"),
+    "no image": (replace(DATA, train=Split(GOOD.inputs[:0], GOOD.targets[:0])), "(0, 3, 8, 8)"),
     "an array": (images(torch.Tensor.numpy), "are a ndarray, and a tensor"),
     "not square": (
         replace(
             DATA,
-            train=Split(GOOD.images[:, :, 1:], GOOD.labels),
-            test=Split(GOOD.images[:, :, 1:], GOOD.labels),
+            train=Split(GOOD.inputs[:, :, 1:], GOOD.targets),
+            test=Split(GOOD.inputs[:, :, 1:], GOOD.targets),
         ),
         "3 x 7 x 8, and models take square ones: give dataset.size=",
     ),
@@ -52,20 +58,20 @@ BAD = {
     "other channels": (images(lambda x: x[:, :1]), "those to test on 3 x"),
     "labels in a column": (labels(lambda y: y[:, None]), "(6, 1), and (6,) is taken"),
     "labels one-hot": (labels(lambda y: torch.eye(3)[y]), "(6, 3), and (6,) is taken"),
-    "labels are images": (labels(lambda y: GOOD.images), "(6, 3, 8, 8), and (6,) is taken"),
+    "labels are images": (labels(lambda y: GOOD.inputs), "(6, 3, 8, 8), and (6,) is taken"),
     "floats as labels": (labels(torch.Tensor.float), "torch.float32, and int64"),
     "short labels": (labels(torch.Tensor.int), "torch.int32, and int64"),
-    "a label missing": (labels(lambda y: y[:5]), "(5,), and (6,) is taken"),
+    "a label missing": (labels(lambda y: y[:5]), "targets have 5 rows, and its inputs have 6"),
     "labels from 1": (labels(lambda y: y + 1), "from 1 to 3, and 0 to 2 is taken"),
     "a label below 0": (labels(lambda y: y - 1), "from -1 to 1, and 0 to 2 is taken"),
     "a list of labels": (labels(torch.Tensor.tolist), "are a list, and a tensor"),
-    "one mean": (replace(DATA, mean=(0.5,), std=(0.2,)), "1 mean and 1 std for 3 channels"),
-    "a mean too many": (replace(DATA, mean=(0.5,) * 4), "4 mean and 3 std for 3 channels"),
-    "no std": (replace(DATA, std=()), "3 mean and 0 std"),
-    "a number as mean": (replace(DATA, mean=0.5, std=0.2), "give tuples"),
-    "a deviation of 0": (replace(DATA, std=(0.2, 0.0, 0.2)), "give finite numbers, std above 0"),
-    "a mean that is none": (replace(DATA, mean=(0.2, float("nan"), 0.2)), "give finite numbers"),
-    "no classes": (replace(DATA, classes=0), "classes=0"),
+    "one mean": (normal(mean=(0.5,), std=(0.2,)), "1 mean and 1 std for 3 channels"),
+    "a mean too many": (normal(mean=(0.5,) * 4), "4 mean and 3 std for 3 channels"),
+    "no std": (normal(std=()), "3 mean and 0 std"),
+    "a number as mean": (normal(mean=0.5, std=0.2), "give tuples"),
+    "a deviation of 0": (normal(std=(0.2, 0.0, 0.2)), "give finite numbers, std above 0"),
+    "a mean that is none": (normal(mean=(0.2, float("nan"), 0.2)), "give finite numbers"),
+    "fewer than no classes": (replace(DATA, classes=-1), "classes=-1"),
     "classes without names": (replace(DATA, class_names=("a", "b")), "2 class_names for classes=3"),
     "a pair": ((GOOD, GOOD), "loaded as a tuple, and Data is taken"),
 }
@@ -90,7 +96,7 @@ def test_invalid_data_is_refused_in_one_line(registered, case, size):
     if size and case == "channels last":
         part = "8 x 16 x 16, those to test on 3 x 16 x 16"
     if size and case in ("not square", "two sizes"):
-        assert load_data("mine", size=size).train.images.shape[-2:] == (size, size)
+        assert load_data("mine", size=size).train.inputs.shape[-2:] == (size, size)
         return
     with pytest.raises(TaskError) as error:
         load_data("mine", size=size)
@@ -100,8 +106,8 @@ def test_invalid_data_is_refused_in_one_line(registered, case, size):
 
 
 def test_an_invalid_test_set_is_refused_too():
-    bad = replace(DATA, test=Split(GOOD.images / 255, GOOD.labels))
-    with pytest.raises(TaskError, match=r"^mine: test\.images are torch\.float32"):
+    bad = replace(DATA, test=Split(GOOD.inputs / 255, GOOD.targets))
+    with pytest.raises(TaskError, match=r"^mine: test\.inputs are torch\.float32"):
         expect_usable("mine", bad)
 
 
@@ -124,20 +130,21 @@ def test_unusual_valid_data_means_the_same_as_in_plain_pytorch(
     truth = torch.from_numpy(random.integers(0, classes, count))
     mean, std = ((), ()) if own else ((0.4,) * channels, (0.3,) * channels)
     split = Split(pixels, truth)
-    expect_usable("mine", Data(split, split, classes, mean, std))
-    prepared = prepare(pixels, mean, std)
+    expect_usable("mine", Data(split, split, ImageTransform(mean, std), classes))
+    prepared = ImageTransform(mean, std)(pixels)
     if not own:
         torch.testing.assert_close(prepared, (pixels / 255 - 0.4) / 0.3, rtol=1e-5, atol=1e-5)
     model = build_model("mlp", channels=channels, size=side, classes=classes, seed=0).eval()
     with torch.no_grad():
         expected = cross_entropy(model(prepared), truth).item()
-    assert evaluate(model, prepared, truth).loss == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    measured = evaluate(model, Classification(), prepared, truth)
+    assert measured["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("given", "mean"),
-    [(GOOD.images.float(), (0.5,) * 3), (GOOD.images / 255, ()), (GOOD.images, (0.5,))],
+    [(GOOD.inputs.float(), (0.5,) * 3), (GOOD.inputs / 255, ()), (GOOD.inputs, (0.5,))],
 )
 def test_no_other_data_is_normalised(given, mean):
     with pytest.raises(TaskError):
-        prepare(given, mean, mean)
+        ImageTransform(mean, mean)(given)

@@ -63,7 +63,7 @@ def test_digits_are_those_of_scikit_learn(monkeypatch, file):
     found = [
         (image.tolist(), label.item())
         for split in (data.train, data.test)
-        for image, label in zip(split.images, split.labels, strict=True)
+        for image, label in zip(split.inputs, split.targets, strict=True)
     ]
     images = (bunch.images * (255 / 16)).round().tolist()
     assert sorted(found) == sorted(([i], t) for i, t in zip(images, bunch.target, strict=True))
@@ -80,8 +80,8 @@ def test_digits_on_a_device_without_scikit_learn(monkeypatch, tmp_path):
     file = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
     (tmp_path / "digits.csv.gz").write_bytes(file.read_bytes())
     found = load_data("digits", root=str(tmp_path))
-    assert torch.equal(found.train.images, whole.train.images)
-    assert torch.equal(found.test.labels, whole.test.labels)
+    assert torch.equal(found.train.inputs, whole.train.inputs)
+    assert torch.equal(found.test.targets, whole.test.targets)
 
 
 @pytest.mark.parametrize(
@@ -98,23 +98,23 @@ def test_an_invalid_file_of_digits(content, tmp_path):
 
 def test_digits():
     data = load_data("digits")
-    assert data.train.images.shape == (1438, 1, 8, 8)
-    assert data.test.images.shape == (359, 1, 8, 8)
-    assert data.train.images.dtype == data.test.images.dtype == torch.uint8
-    assert data.train.labels.dtype == torch.int64
-    assert int(data.train.images.max()) == 255
+    assert data.train.inputs.shape == (1438, 1, 8, 8)
+    assert data.test.inputs.shape == (359, 1, 8, 8)
+    assert data.train.inputs.dtype == data.test.inputs.dtype == torch.uint8
+    assert data.train.targets.dtype == torch.int64
+    assert int(data.train.inputs.max()) == 255
     assert data.classes == 10
-    counts = torch.bincount(data.test.labels, minlength=10)
+    counts = torch.bincount(data.test.targets, minlength=10)
     assert counts.min() >= 35
     assert counts.max() <= 37
-    pixels = data.train.images.float() / 255
-    assert data.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-4)
-    assert data.std[0] == pytest.approx(pixels.std().item(), abs=1e-4)
+    pixels = data.train.inputs.float() / 255
+    assert data.transform.mean[0] == pytest.approx(pixels.mean().item(), abs=1e-4)
+    assert data.transform.std[0] == pytest.approx(pixels.std().item(), abs=1e-4)
 
 
 def test_digits_are_split_the_same_way_for_ever():
     # A changed split would make results of different devices and versions incomparable.
-    labels = load_data("digits").test.labels.numpy().tobytes()
+    labels = load_data("digits").test.targets.numpy().tobytes()
     assert hashlib.sha256(labels).hexdigest()[:16] == "7d108ee8fe30bb90"
 
 
@@ -146,12 +146,12 @@ def test_cifar_files(tmp_path, monkeypatch, published, name):
     data = load_data(name, root=str(tmp_path))
     for split, listed in ((data.train, reader.train_list), (data.test, reader.test_list)):
         pixels = np.concatenate([batches[file][0] for file, _ in listed]).reshape(-1, 3, 32, 32)
-        assert np.array_equal(split.images.numpy(), pixels)
-        assert split.images.is_contiguous()
-        assert split.images.dtype == torch.uint8
-        assert split.labels.tolist() == [0, 3, 9, 1] * len(listed)
+        assert np.array_equal(split.inputs.numpy(), pixels)
+        assert split.inputs.is_contiguous()
+        assert split.inputs.dtype == torch.uint8
+        assert split.targets.tolist() == [0, 3, 9, 1] * len(listed)
     assert data.classes == (10 if name == "cifar10" else 100)
-    assert len(data.mean) == len(data.std) == 3
+    assert len(data.transform.mean) == len(data.transform.std) == 3
 
 
 def test_damaged_cifar_is_named(tmp_path, monkeypatch, published):
@@ -195,21 +195,21 @@ def test_a_download_is_read_and_not_repeated(tmp_path, monkeypatch, published):
         "fashion_mnist", download=True
     )  # a second download would fail, because the folder exists
     assert (tmp_path / "data/FashionMNIST/raw").is_dir()
-    assert torch.equal(first.train.images, again.train.images)
+    assert torch.equal(first.train.inputs, again.train.inputs)
 
 
 def test_size_resizes_every_image(tmp_path):
     write_mnist(tmp_path / "MNIST" / "raw")
     plain = load_data("mnist", root=str(tmp_path))
     data = load_data("mnist", root=str(tmp_path), size=14)
-    assert data.train.images.shape == (12, 1, 14, 14)
-    assert data.test.images.shape == (5, 1, 14, 14)
-    assert data.train.images.dtype == torch.uint8
+    assert data.train.inputs.shape == (12, 1, 14, 14)
+    assert data.test.inputs.shape == (5, 1, 14, 14)
+    assert data.train.inputs.dtype == torch.uint8
     expected = torch.nn.functional.interpolate(
-        plain.test.images.float(), size=(14, 14), mode="bilinear", antialias=True
+        plain.test.inputs.float(), size=(14, 14), mode="bilinear", antialias=True
     )
-    assert (data.test.images.float() - expected).abs().max() <= 1
-    assert torch.equal(data.test.labels, plain.test.labels)
+    assert (data.test.inputs.float() - expected).abs().max() <= 1
+    assert torch.equal(data.test.targets, plain.test.targets)
 
 
 @pytest.mark.parametrize("size", [0, -3])

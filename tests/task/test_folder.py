@@ -27,15 +27,15 @@ def photos(folder, classes=("cat", "dog"), count=10, suffix="png"):
 def test_class_folders_become_a_fixed_80_20_split(tmp_path):
     photos(tmp_path)
     data = load_data("imagefolder", root=str(tmp_path))
-    assert data.train.images.shape == (16, 3, 32, 32)
-    assert data.test.images.shape == (4, 3, 32, 32)
-    assert torch.bincount(data.test.labels).tolist() == [2, 2]
+    assert data.train.inputs.shape == (16, 3, 32, 32)
+    assert data.test.inputs.shape == (4, 3, 32, 32)
+    assert torch.bincount(data.test.targets).tolist() == [2, 2]
     assert data.class_names == ("cat", "dog")
-    assert (data.classes, data.mean, data.std) == (2, (0.5,) * 3, (0.25,) * 3)
+    assert (data.classes, data.transform.mean, data.transform.std) == (2, (0.5,) * 3, (0.25,) * 3)
     again = load_data("imagefolder", root=str(tmp_path))
-    assert torch.equal(data.test.images, again.test.images)
+    assert torch.equal(data.test.inputs, again.test.inputs)
     # Each photo has its own colour: no photo is in both parts, and no photo is lost.
-    colours = torch.cat([data.train.images, data.test.images])[:, :, 0, 0].tolist()
+    colours = torch.cat([data.train.inputs, data.test.inputs])[:, :, 0, 0].tolist()
     assert len({tuple(colour) for colour in colours}) == 20
 
 
@@ -43,10 +43,10 @@ def test_train_and_test_folders_are_used_unchanged(tmp_path):
     photos(tmp_path / "train", count=3)
     photos(tmp_path / "test", classes=("dog",), count=2)
     data = load_data("imagefolder", root=str(tmp_path), size=8)
-    assert data.train.images.shape == (6, 3, 8, 8)
-    assert data.train.labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert data.test.labels.tolist() == [1, 1]  # dog keeps its id 1, although cat has no photo
-    assert data.train.images[4, :, 3, 3].tolist() == [10, 50, 7]
+    assert data.train.inputs.shape == (6, 3, 8, 8)
+    assert data.train.targets.tolist() == [0, 0, 0, 1, 1, 1]
+    assert data.test.targets.tolist() == [1, 1]  # dog keeps its id 1, although cat has no photo
+    assert data.train.inputs[4, :, 3, 3].tolist() == [10, 50, 7]
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_train_and_test_folders_are_used_unchanged(tmp_path):
 def test_every_kind_of_photo_is_read(tmp_path, suffix, mode):
     photo(tmp_path / "a" / "deep" / f"x.{suffix}", (255, 255, 255), (300, 200), mode)
     split = load_folder(tmp_path, ["a"], 16)
-    assert split.images.shape == (1, 3, 16, 16)
-    assert split.images.dtype == torch.uint8
-    assert split.images.min() >= 250
+    assert split.inputs.shape == (1, 3, 16, 16)
+    assert split.inputs.dtype == torch.uint8
+    assert split.inputs.min() >= 250
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
@@ -76,7 +76,7 @@ def test_grey_of_16_bits_keeps_its_shades(tmp_path, suffix):
     shades = np.linspace(0, 65535, 16 * 16).astype(np.uint16).reshape(16, 16)
     Image.fromarray(shades).save(tmp_path / "a" / f"x.{suffix}")
     split = load_folder(tmp_path, ["a"], 16)
-    assert np.abs(split.images[0, 0].numpy().astype(int) - shades // 256).max() <= 1
+    assert np.abs(split.inputs[0, 0].numpy().astype(int) - shades // 256).max() <= 1
 
 
 def test_pixels_of_no_known_range_are_refused(tmp_path):
@@ -93,7 +93,7 @@ def test_a_photo_of_a_turned_camera_is_turned_upright(tmp_path):
     turned = Image.Exif()
     turned[0x0112] = 6
     Image.fromarray(pixels).save(tmp_path / "a" / "x.jpg", exif=turned)
-    image = load_folder(tmp_path, ["a"], 32).images[0, 0]
+    image = load_folder(tmp_path, ["a"], 32).inputs[0, 0]
     assert image[:14].min() > 240
     assert image[18:].max() < 15
 
@@ -103,7 +103,7 @@ def test_files_that_only_look_like_photos_are_skipped(tmp_path):
     (tmp_path / "a" / "._x.jpg").write_bytes(b"\0\5\x16\7 a Mac's notes")
     (tmp_path / "a" / "album.jpg").mkdir()
     photo(tmp_path / "a" / "album.jpg" / "y.jpg")
-    assert len(load_folder(tmp_path, ["a"], 8).labels) == 2
+    assert len(load_folder(tmp_path, ["a"], 8).targets) == 2
 
 
 def test_classes_can_be_named(tmp_path):
@@ -128,15 +128,15 @@ def test_large_photos_are_averaged_not_sampled(tmp_path):
     board = (np.indices((256, 256)).sum(0) % 2 * 255).astype(np.uint8)
     Image.fromarray(board).save(tmp_path / "a" / "board.png")
     split = load_folder(tmp_path, ["a"], 8)
-    assert (split.images.float() - 127.5).abs().max() <= 2
+    assert (split.inputs.float() - 127.5).abs().max() <= 2
 
 
 def test_nodes_that_lack_a_class_agree_on_the_ids(tmp_path):
     photos(tmp_path / "node", classes=("dog",), count=2)
     (tmp_path / "node" / "cat").mkdir()
     split = load_folder(tmp_path / "node", ["owl", "dog", "cat"], 8)
-    assert split.labels.tolist() == [1, 1]
-    assert load_folder(tmp_path / "node", ["cat", "dog"], 8).labels.tolist() == [1, 1]
+    assert split.targets.tolist() == [1, 1]
+    assert load_folder(tmp_path / "node", ["cat", "dog"], 8).targets.tolist() == [1, 1]
     with pytest.raises(TaskError, match=r"dog is no known class: .*cat, owl") as error:
         load_folder(tmp_path / "node", ["owl", "cat"], 8)
     one_line(error)
@@ -147,7 +147,7 @@ def test_other_files_and_hidden_folders_are_skipped(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "cat" / "notes.txt").write_text("x")
     (tmp_path / ".thumbnails").mkdir()
-    assert load_folder(tmp_path, ["cat", "dog"], 8).labels.tolist() == [0, 0, 1, 1]
+    assert load_folder(tmp_path, ["cat", "dog"], 8).targets.tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", "truncated", "flipped"])

@@ -24,25 +24,25 @@ def test_mnist_files(tmp_path, name, folder, zipped, given):
     written = write_mnist(root / folder / "raw", zipped)
     data = load_data(name, root=str(root) if given else None)
     for split, prefix in ((data.train, "train"), (data.test, "t10k")):
-        assert split.images.dtype == torch.uint8
-        assert split.labels.dtype == torch.int64
-        assert np.array_equal(split.images[:, 0].numpy(), written[prefix][0])
-        assert np.array_equal(split.labels.numpy(), written[prefix][1])
-    assert (data.classes, len(data.mean), len(data.std)) == (10, 1, 1)
+        assert split.inputs.dtype == torch.uint8
+        assert split.targets.dtype == torch.int64
+        assert np.array_equal(split.inputs[:, 0].numpy(), written[prefix][0])
+        assert np.array_equal(split.targets.numpy(), written[prefix][1])
+    assert (data.classes, len(data.transform.mean), len(data.transform.std)) == (10, 1, 1)
 
 
 def test_plain_files_are_read_as_torchvision_reads_them(tmp_path, published):
     write_mnist(tmp_path / "MNIST" / "raw")
     expected = published.MNIST(tmp_path, train=True)
     data = load_data("mnist", root=str(tmp_path))
-    assert torch.equal(data.train.images[:, 0], expected.data)
-    assert torch.equal(data.train.labels, expected.targets)
+    assert torch.equal(data.train.inputs[:, 0], expected.data)
+    assert torch.equal(data.train.targets, expected.targets)
 
 
 def test_fashion_mnist_from_debian(tmp_path):
     written = write_mnist(tmp_path / "debian", zipped=True)
     data = load_data("fashion_mnist")
-    assert np.array_equal(data.test.images[:, 0].numpy(), written["t10k"][0])
+    assert np.array_equal(data.test.inputs[:, 0].numpy(), written["t10k"][0])
     with pytest.raises(TaskError, match="not found"):
         load_data("fashion_mnist", root=str(tmp_path))
 

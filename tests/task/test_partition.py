@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from task.datasets import Split
 from task.errors import TaskError
 from task.partition import Iid, Partition, Sampled
 
@@ -35,9 +36,10 @@ def numpy_state():
     return str(np.random.get_state())  # noqa: NPY002  # it is the legacy state that is global
 
 
-def labels_of(total, classes=10):
-    """Return labels sorted by class, as those of photos in folders are."""
-    return torch.sort(torch.arange(total) % classes).values
+def samples_of(total, classes=10):
+    """Return samples sorted by class, as those of photos in folders are."""
+    labels = torch.sort(torch.arange(total) % classes).values
+    return Split(labels, labels)
 
 
 def all_indices(partition, nodes):
@@ -51,7 +53,7 @@ def test_disjoint_and_complete(kind, data):
     total = data.draw(st.integers(40 * nodes, 60 * nodes), "total")
     classes = data.draw(st.integers(2, min(10, nodes + 1)), "classes")
     seed = data.draw(st.integers(0, 2**32 - 1), "seed")
-    partition = Partition(MAKERS[kind](nodes, seed), labels_of(total, classes), nodes, seed)
+    partition = Partition(MAKERS[kind](nodes, seed), samples_of(total, classes), nodes, seed)
     parts = all_indices(partition, nodes)
 
     counts = Counter(torch.cat(parts).tolist())
@@ -69,9 +71,9 @@ def test_disjoint_and_complete(kind, data):
 @given(nodes=st.integers(1, 12), seed=st.integers(0, 2**32 - 1), order=st.randoms())
 def test_a_partition_does_not_depend_on_the_order_of_access(kind, nodes, seed, order):
     make = MAKERS.get(kind, lambda nodes, seed: Sampled(7))
-    labels = labels_of(600)
-    first = Partition(make(nodes, seed), labels, nodes, seed)
-    other = Partition(make(nodes, seed), labels, nodes, seed)
+    samples = samples_of(600)
+    first = Partition(make(nodes, seed), samples, nodes, seed)
+    other = Partition(make(nodes, seed), samples, nodes, seed)
     expected = all_indices(first, nodes)
     asked = [order.randrange(nodes) for _ in range(20)]
     for node in asked:
@@ -82,25 +84,25 @@ def test_a_partition_does_not_depend_on_the_order_of_access(kind, nodes, seed, o
 def test_another_seed_is_another_partition(kind):
     make = MAKERS.get(kind, lambda nodes, seed: Sampled(7))
     one, two = (
-        Partition(make(4, s), labels_of(600), 4, s).indices(1).sort().values for s in (0, 1)
+        Partition(make(4, s), samples_of(600), 4, s).indices(1).sort().values for s in (0, 1)
     )
     assert one.shape != two.shape or not torch.equal(one, two)
 
 
 def test_shards_and_pathological_nodes_hold_two_classes_and_iid_ones_all():
-    labels = labels_of(2000)
+    samples = samples_of(2000)
     for kind, most in (("shards", 2), ("pathological", 2), ("iid", 10)):
-        partition = Partition(MAKERS[kind](10, 0), labels, 10, 0)
-        held = [len(labels[part].unique()) for part in all_indices(partition, 10)]
+        partition = Partition(MAKERS[kind](10, 0), samples, 10, 0)
+        held = [len(samples.labels[part].unique()) for part in all_indices(partition, 10)]
         assert max(held) == most
     assert min(held) == 10  # iid, although the labels were sorted
 
 
 @given(st.integers(1, 30), st.integers(0, 99), st.integers(0, 2**32 - 1))
 def test_equal_shares_equal_those_of_flwr_datasets(nodes, more, seed):
-    labels = labels_of(nodes + more)
+    samples = samples_of(nodes + more)
     ours, theirs = (
-        all_indices(Partition(made, labels, nodes, seed), nodes)
+        all_indices(Partition(made, samples, nodes, seed), nodes)
         for made in (Iid(nodes), flower.IidPartitioner(nodes))
     )
     assert all(map(torch.equal, ours, theirs))
@@ -110,12 +112,13 @@ def test_equal_shares_equal_those_of_flwr_datasets(nodes, more, seed):
 def test_a_partition_is_the_same_in_another_process():
     script = (
         "import sys, torch\n"
+        "from task.datasets import Split\n"
         "from task.partition import Partition, Sampled\n"
         "import flwr_datasets.partitioner as f\n"
         "labels = torch.arange(500) % 10\n"
         "d = f.DirichletPartitioner(9, 'label', 0.5, min_partition_size=1, seed=5)\n"
         "for made in (d, Sampled(20)):\n"
-        "    p = Partition(made, labels, 9, 5)\n"
+        "    p = Partition(made, Split(labels, labels), 9, 5)\n"
         "    for node in (8, 0, 3):\n"
         "        print(*p.indices(node).tolist())\n"
         "print({'matplotlib', 'seaborn', 'sklearn', 'torchvision'} & sys.modules.keys())\n"
@@ -127,7 +130,7 @@ def test_a_partition_is_the_same_in_another_process():
     labels = torch.arange(500) % 10
     dirichlet = flower.DirichletPartitioner(9, "label", 0.5, min_partition_size=1, seed=5)
     for made in (dirichlet, Sampled(20)):
-        partition = Partition(made, labels, 9, 5)
+        partition = Partition(made, Split(labels, labels), 9, 5)
         for node in (8, 0, 3):
             assert next(lines) == " ".join(map(str, partition.indices(node).tolist()))
     assert next(lines) == "set()"  # no slow module was imported that partitions do not need
@@ -147,8 +150,8 @@ def test_flowers_plots_can_still_be_used():
 def test_global_random_state_and_the_given_partitioner_are_left_alone(kind):
     made = MAKERS.get(kind, lambda nodes, seed: Sampled(7))(5, 0)
     before = random.getstate(), numpy_state(), torch.get_rng_state()
-    first = all_indices(Partition(made, labels_of(500), 5, 0), 5)
-    again = all_indices(Partition(made, labels_of(500), 5, 0), 5)
+    first = all_indices(Partition(made, samples_of(500), 5, 0), 5)
+    again = all_indices(Partition(made, samples_of(500), 5, 0), 5)
     assert random.getstate() == before[0]
     assert numpy_state() == before[1]
     assert torch.equal(torch.get_rng_state(), before[2])
@@ -156,9 +159,9 @@ def test_global_random_state_and_the_given_partitioner_are_left_alone(kind):
 
 
 def test_a_hundred_thousand_sampled_nodes_take_little_memory():
-    labels = labels_of(50_000)
+    samples = samples_of(50_000)
     tracemalloc.start()
-    partition = Partition(Sampled(50), labels, 100_000, 3)
+    partition = Partition(Sampled(50), samples, 100_000, 3)
     drawn = []
     for node in range(0, 100_000, 200):
         indices = partition.indices(node)
@@ -179,14 +182,14 @@ def test_a_hundred_thousand_sampled_nodes_take_little_memory():
 def test_more_nodes_than_samples():
     for make in MAKERS.values():
         with pytest.raises(TaskError, match="nodes=51 is more than the 50 training samples"):
-            Partition(make(51, 0), labels_of(50), 51, 0)
-    assert len(Partition(Sampled(50), labels_of(50), 51, 0).indices(50)) == 50
+            Partition(make(51, 0), samples_of(50), 51, 0)
+    assert len(Partition(Sampled(50), samples_of(50), 51, 0).indices(50)) == 50
 
 
 @pytest.mark.parametrize("samples", [0, -1, 51])
 def test_sampled_uses_the_available_samples(samples):
     with pytest.raises(TaskError, match=f"partition.samples={samples}: .* 1 to 50"):
-        Partition(Sampled(samples), labels_of(50), 3, 0)
+        Partition(Sampled(samples), samples_of(50), 3, 0)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +210,7 @@ def test_sampled_uses_the_available_samples(samples):
 )
 def test_an_impossible_partition_gives_one_line(made, says):
     with pytest.raises(TaskError, match=says) as error:
-        all_indices(Partition(made, labels_of(400), 40, 0), 40)
+        all_indices(Partition(made, samples_of(400), 40, 0), 40)
     assert "\n" not in str(error.value)
 
 
@@ -215,10 +218,10 @@ def test_an_impossible_partition_gives_one_line(made, says):
 @pytest.mark.parametrize("made", [flower.IidPartitioner(5), Iid(5), Sampled(3)])
 def test_nodes_that_do_not_exist(made, node):
     with pytest.raises(TaskError, match=f"no node {node}"):
-        Partition(made, labels_of(50), 5, 0).indices(node)
+        Partition(made, samples_of(50), 5, 0).indices(node)
 
 
 @pytest.mark.parametrize(("nodes", "seed"), [(0, 0), (-2, 0), (3, -1)])
 def test_impossible_counts_and_seeds_are_refused(nodes, seed):
     with pytest.raises(TaskError, match=f"nodes={nodes}, seed={seed}"):
-        Partition(Sampled(3), labels_of(50), nodes, seed)
+        Partition(Sampled(3), samples_of(50), nodes, seed)

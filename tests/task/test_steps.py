@@ -10,8 +10,11 @@ from torch import nn
 
 from task.errors import TaskError
 from task.models import build_model
-from task.steps import batches, evaluate, prepare
+from task.objectives.classification import Classification
+from task.steps import batches, evaluate
+from task.transforms import ImageTransform
 
+CLASSES = Classification()
 sizes = given(
     count=st.integers(0, 5),
     channels=st.integers(1, 4),
@@ -27,7 +30,7 @@ def test_prepare_normalises_as_usual(count, channels, side, seed):
     mean = tuple(torch.rand(channels, generator=random).tolist())
     std = tuple((0.1 + torch.rand(channels, generator=random)).tolist())
     before = images.clone()
-    out = prepare(images, mean, std)
+    out = ImageTransform(mean, std)(images)
     shape = (1, channels, 1, 1)
     expected = (images.double() / 255 - torch.tensor(mean).view(shape)) / torch.tensor(std).view(
         shape
@@ -42,7 +45,7 @@ def test_prepare_normalises_as_usual(count, channels, side, seed):
 def test_without_a_mean_each_image_is_normalised_by_itself(count, channels, side, seed):
     random = torch.Generator().manual_seed(seed)
     images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
-    out, least = prepare(images, (), ()), (channels * side * side) ** -0.5
+    out, least = ImageTransform()(images), (channels * side * side) ** -0.5
     assert out.dtype == torch.float32
     assert out.shape == images.shape
     for image, prepared in zip(images.double() / 255, out, strict=True):
@@ -50,7 +53,7 @@ def test_without_a_mean_each_image_is_normalised_by_itself(count, channels, side
         torch.testing.assert_close(prepared, expected.float(), rtol=1e-4, atol=1e-5)
     grey = torch.full((2, channels, side, side), 77, dtype=torch.uint8)
     torch.testing.assert_close(
-        prepare(grey, (), ()), torch.zeros(grey.shape), rtol=0, atol=1e-4 / least
+        ImageTransform()(grey), torch.zeros(grey.shape), rtol=0, atol=1e-4 / least
     )
 
 
@@ -77,7 +80,7 @@ def test_evaluate_is_the_mean_over_all_samples():
     with torch.no_grad():
         logits = model(images)
     for batch_size in (1, 5, 23, 1000):
-        loss, accuracy, top5 = evaluate(model, images, labels, batch_size)
+        loss, accuracy, top5 = evaluate(model, CLASSES, images, labels, batch_size).values()
         assert loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=1e-5)
         assert accuracy == (logits.argmax(1) == labels).sum().item() / 23
         better = (logits > logits.gather(1, labels[:, None])).sum(1)
@@ -92,10 +95,10 @@ def test_evaluate_changes_nothing(training):
     modes = [module.training for module in model.modules()]
     before = {key: value.clone() for key, value in model.state_dict().items()}
     images, labels = torch.randn(6, 1, 8, 8), torch.randint(10, (6,))
-    result = evaluate(model, images, labels)
+    result = evaluate(model, CLASSES, images, labels)
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert result == evaluate(model, images, labels)
+    assert result == evaluate(model, CLASSES, images, labels)
     model(images).sum().backward()  # training still works
 
 
@@ -103,20 +106,25 @@ def test_evaluate_calls_a_function_between_batches():
     model = build_model("mlp", channels=1, size=8, classes=10)
     images, labels, calls = torch.randn(23, 1, 8, 8), torch.randint(10, (23,)), []
     result = evaluate(
-        model, images, labels, 5, between=lambda: calls.append(torch.is_inference_mode_enabled())
+        model,
+        CLASSES,
+        images,
+        labels,
+        5,
+        between=lambda: calls.append(torch.is_inference_mode_enabled()),
     )
     assert calls == [False] * 5  # a worker that starts here must be able to train
-    assert result == evaluate(model, images, labels, 5)
+    assert result == evaluate(model, CLASSES, images, labels, 5)
 
 
 def test_evaluate_restores_the_mode_after_an_error():
     model = build_model("lenet5", channels=1, size=28, classes=10)
     with pytest.raises(RuntimeError):
-        evaluate(model, torch.randn(2, 3, 28, 28), torch.zeros(2, dtype=torch.int64))
+        evaluate(model, CLASSES, torch.randn(2, 3, 28, 28), torch.zeros(2, dtype=torch.int64))
     assert model.training
 
 
 def test_evaluate_without_samples():
     model = build_model("mlp", channels=1, size=8, classes=10)
     with pytest.raises(TaskError, match="no samples"):
-        evaluate(model, torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))
+        evaluate(model, CLASSES, torch.empty(0, 1, 8, 8), torch.empty(0, dtype=torch.int64))

@@ -276,7 +276,7 @@ class ModelInbox:
             if sent.train and records(reply.content, ArrayRecord):
                 self._unpack(reply, header, sent)
             if (names := self._rules.metrics.get(sent.kind)) is not None:
-                reply.content = rebuilt(reply.content, sent, names)
+                reply.content = rebuilt(reply.content, sent, names, self._rules.bounds)
         except PayloadError as error:
             return self._left_out(reply, sent.node, sent.number, str(error))
         return reply

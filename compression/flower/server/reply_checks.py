@@ -31,6 +31,9 @@ from ..tensor_split import (
 )
 from ..tied_weights import Ties
 
+# Least and largest values of metrics, if a strategy gives no others.
+BOUNDS = {LOSS: (0.0, math.inf), ACCURACY: (0.0, 1.0)}
+
 
 @dataclass(frozen=True)
 class ReplyRules:
@@ -41,13 +44,14 @@ class ReplyRules:
     below 2^63. `metrics`: by message type, the names of the metrics that a reply must hold, as
     finite numbers. All other records except the model are deleted from the reply. `uneven`: True if
     the replies of one round may hold different records. Otherwise a reply whose records differ from
-    those of most replies is left out.
+    those of most replies is left out. `bounds`: the least and the largest value of a metric.
     """
 
     uplink: Codec | None = None
     weighted_by_key: str = EXAMPLES
     metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)
     uneven: bool = False
+    bounds: Mapping[str, tuple[float, float]] = field(default_factory=lambda: BOUNDS)
 
     def __post_init__(self) -> None:
         if self.uplink is not None and not isinstance(self.uplink, Codec):
@@ -177,21 +181,25 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
-def rebuilt(content: RecordDict, sent: SentMessage, names: Sequence[str]) -> RecordDict:
+def rebuilt(
+    content: RecordDict,
+    sent: SentMessage,
+    names: Sequence[str],
+    bounds: Mapping[str, tuple[float, float]],
+) -> RecordDict:
     """Return a reply's content with only the metrics in `names` and the trained model.
 
-    Raises `PayloadError` for a metric that is missing or not a finite number, for a loss below 0,
-    and for an accuracy outside [0, 1]. Also raises it for a reply to training that does not hold
-    exactly one model.
+    Raises `PayloadError` for a metric that is missing, not a finite number, or outside its bounds.
+    Also raises it for a reply to training that does not hold exactly one model.
     """
     metrics = dict[str, Any]()
     for _, each in records(content, MetricRecord):
         metrics |= each
     measured = {name: number(metrics, name) for name in names}
-    if measured.get(LOSS, 0.0) < 0:
-        raise PayloadError(f"its {LOSS} must be at least 0, not {measured[LOSS]!r}")
-    if not 0 <= measured.get(ACCURACY, 0.0) <= 1:
-        raise PayloadError(f"its {ACCURACY} must be from 0 to 1, not {measured[ACCURACY]!r}")
+    for name, value in measured.items():
+        low, high = bounds.get(name, (-math.inf, math.inf))
+        if not low <= value <= high:
+            raise PayloadError(f"its {name} must be from {low:g} to {high:g}, not {value!r}")
     made: dict[str, Any] = {}
     if sent.train:
         models = [each for _, each in records(content, ArrayRecord)]

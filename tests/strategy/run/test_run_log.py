@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from strategy.run.run_log import RunLog
+from task.objectives.classification import Classification
 
 
 def test_history_and_result(tmp_path):
     folder = tmp_path / "new" / "folder"
-    records = RunLog(str(folder))
+    records = RunLog(str(folder), Classification())
     for i, accuracy in enumerate([0.1, 0.9, None, 0.7, None]):
         loss = None if accuracy is None else 1 - accuracy
         records.add({"round": i, "accuracy": accuracy, "loss": loss, "uplink_bytes": 10 * i})
@@ -37,7 +38,7 @@ def test_history_and_result(tmp_path):
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    records = RunLog("")
+    records = RunLog("", Classification())
     records.add({"round": 0, "accuracy": 0.5, "loss": 1.0})
     assert records.finish({}, {})["accuracy"] == 0.5
     assert not list(tmp_path.iterdir())
@@ -45,7 +46,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 
 def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
     (tmp_path / "history.jsonl").symlink_to("/dev/full")
-    records = RunLog(str(tmp_path))
+    records = RunLog(str(tmp_path), Classification())
     for number in range(3):
         records.add({"round": number, "accuracy": 0.5, "loss": 1.0})
     assert caplog.text.count("history.jsonl ends here") == 1
@@ -53,7 +54,7 @@ def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
 
 
 def test_the_newest_model_is_saved_at_intervals(tmp_path, caplog, monkeypatch):
-    records = RunLog(str(tmp_path))
+    records = RunLog(str(tmp_path), Classification())
     assert records.due  # the first model is due at once
     records.keep({})
     assert not records.due
@@ -68,4 +69,4 @@ def test_the_newest_model_is_saved_at_intervals(tmp_path, caplog, monkeypatch):
 
 
 def test_without_a_folder_nothing_is_ever_due():
-    assert not RunLog("").due
+    assert not RunLog("", Classification()).due

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compression import Layout, PayloadError, decode_update
 from compression.flower.headers import ACCURACY, LOSS
 from compression.flower.server.reply_checks import (
+    BOUNDS,
     SentMessage,
     answered,
     expect_weight,
@@ -63,7 +64,7 @@ def test_a_weight_is_required_only_where_the_mean_needs_it():
     "metrics", [{}, {LOSS: 0.0}, {LOSS: 9e9}, {ACCURACY: 0}, {ACCURACY: 1}, {"x": -1.5}]
 )
 def test_metrics_within_their_limits_are_all_that_remains(metrics):
-    found = rebuilt(content_of({"more": 1.0, **metrics}), EVALUATED, list(metrics))
+    found = rebuilt(content_of({"more": 1.0, **metrics}), EVALUATED, list(metrics), BOUNDS)
     assert list(found) == ["metrics"]
     assert dict(found["metrics"]) == metrics
 
@@ -73,7 +74,8 @@ def test_metrics_within_their_limits_are_all_that_remains(metrics):
 )
 def test_metrics_beyond_their_limits_are_refused(metrics):
     with pytest.raises(PayloadError, match=f"its {next(iter(metrics))} must be"):
-        rebuilt(content_of(metrics), EVALUATED, list(metrics))
+        rebuilt(content_of(metrics), EVALUATED, list(metrics), BOUNDS)
+    assert rebuilt(content_of(metrics), EVALUATED, list(metrics), {})["metrics"] == metrics
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,8 @@ def test_a_reply_may_have_four_times_the_tensors_and_the_bytes(
 @pytest.mark.parametrize("models", [{}, {"a": 1, "b": 2}])
 def test_a_reply_to_training_holds_one_model(models):
     with pytest.raises(PayloadError, match=f"must hold one ArrayRecord, not {len(models)}"):
-        rebuilt(content_of({}, **models), TRAINED, [])
-    found = rebuilt(content_of({"x": 1}, theirs=3), TRAINED, ["x"])
+        rebuilt(content_of({}, **models), TRAINED, [], BOUNDS)
+    found = rebuilt(content_of({"x": 1}, theirs=3), TRAINED, ["x"], BOUNDS)
     assert list(found) == ["arrays", "metrics"]
     assert found["arrays"]["w"].shape == (3,)
 

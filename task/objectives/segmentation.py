@@ -1,0 +1,53 @@
+"""Segmentation: each pixel of an image has one class."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from task.objectives.base import Metric, Objective
+from task.objectives.classification import one
+from task.tensors import Tensors
+
+
+class Segmentation(Objective):
+    """Cross-entropy of the model's logits (B, classes, H, W); targets: int64 (B, H, W).
+
+    Targets of -100 do not count. `iou`: the mean over classes of intersection / union of the
+    predicted and the true pixels, without classes that neither has. `accuracy`: the share of pixels
+    with the right class.
+    """
+
+    least = 0.0
+    metrics = (Metric("iou", True, True), Metric("accuracy", True, True))
+
+    def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
+        """Return the mean cross-entropy of a pixel."""
+        return cross_entropy(model(inputs), one(targets))
+
+    def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
+        """Return the cross-entropy, the number of pixels, and each class's pixels."""
+        logits, truth = model(inputs), one(targets)
+        counts = truth != -100
+        classes, found = logits.shape[1], logits.argmax(1)
+        hit = torch.bincount(truth[counts & (found == truth)], minlength=classes)
+        union = torch.bincount(truth[counts], minlength=classes) - hit
+        union += torch.bincount(found[counts], minlength=classes)
+        return {
+            "loss": cross_entropy(logits, truth, reduction="sum"),
+            "pixels": counts.sum(),
+            **{f"hit {c}": hit[c] for c in range(classes)},
+            **{f"union {c}": union[c] for c in range(classes)},
+        }
+
+    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+        """Return means over all pixels, and the mean intersection over union of the classes."""
+        classes = [name[6:] for name in sums if name.startswith("union ") and sums[name]]
+        shares = [sums[f"hit {c}"] / sums[f"union {c}"] for c in classes]
+        hits = sum(total for name, total in sums.items() if name.startswith("hit "))
+        return {
+            "loss": sums["loss"] / sums["pixels"],
+            "iou": sum(shares) / len(shares),
+            "accuracy": hits / sums["pixels"],
+        }

@@ -1,0 +1,215 @@
+"""A user's own data, model and objective, named by `_target_`, train without a change of ours."""
+
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from command.job import prepare
+from conf import ConfigError
+from conf.build import data_of, model_of, objective_of
+from task.errors import TaskError
+from task.steps import evaluate
+from tests.local_runs import local_run
+from tests.runs import configured, history_of, model_bytes, result_of
+
+MINE = """
+    import torch
+    from torch import nn
+    from task.datasets import Data, Split
+    from task.objectives import Metric, Objective
+    from task.transforms import ImageTransform
+
+
+    def data(inputs, targets=(), **options):
+        cut = len(next(iter(inputs.values()))) if isinstance(inputs, dict) else len(
+            inputs[0] if isinstance(inputs, tuple) else inputs)
+        train, test = torch.arange(0, cut - 40), torch.arange(cut - 40, cut)
+        whole = Split(inputs, targets)
+        return Data(whole.taken(train), whole.taken(test), **options)
+
+
+    def noise(*shape):
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+    def table(features: int = 6):
+        x = noise(240, features)
+        return data(x, x.sum(1) + 0.1 * noise(240))
+
+
+    def windows():
+        labels = (noise(240) > 0).long()
+        return data(noise(240, 3, 32) + labels[:, None, None], labels, classes=2)
+
+
+    def unlabelled():
+        return data(noise(240, 8))
+
+
+    def scenes():
+        x = (noise(240, 1, 8, 8) * 40 + 128).clamp(0, 255).to(torch.uint8)
+        return data(x, (x[:, 0] > 128).long(), transform=ImageTransform((0.5,), (0.25,)))
+
+
+    def text(length: int = 12):
+        x = torch.arange(240)[:, None] + torch.arange(length + 1)
+        return data(x[:, :-1] % 17, x[:, 1:] % 17)
+
+
+    def pairs():
+        x = noise(240, 4)
+        return data({"left": x, "right": x.flip(1)}, (x.sum(1) > 0).long(), classes=2)
+
+
+    def mlp(inputs: int, outputs: int = 1):
+        return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+    def three(inputs: int):
+        return 3
+
+
+    def conv():
+        return nn.Sequential(
+            nn.Conv1d(3, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
+
+
+    def mask():
+        return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+
+    class Tokens(nn.Module):
+        def __init__(self, tokens: int = 17):
+            super().__init__()
+            self.embedded = nn.Embedding(tokens, 8)
+            self.lstm = nn.LSTM(8, 16, batch_first=True)
+            self.out = nn.Linear(16, tokens)
+
+        def forward(self, x):
+            return self.out(self.lstm(self.embedded(x))[0])
+
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.left(x["left"]) + self.right(x["right"])
+
+
+    class Likelihood(Objective):
+        metrics = (Metric("density", True),)
+
+        def loss(self, model, inputs, targets):
+            return -torch.distributions.Normal(0.0, 1e-3).log_prob(model(inputs) * 1e-4).mean()
+
+        def sums(self, model, inputs, targets):
+            value = self.loss(model, inputs, targets) * len(inputs)
+            return {"loss": value, "density": -value}
+"""
+TASKS = {
+    "a table": ["table", "mlp +model.inputs=6", "regression"],
+    "a wider table": ["table +dataset.features=9", "mlp +model.inputs=9", "regression"],
+    "windows": ["windows", "conv", "classification"],
+    "an autoencoder": ["unlabelled", "mlp +model.inputs=8 +model.outputs=8", "reconstruction"],
+    "segmentation": ["scenes", "mask", "segmentation"],
+    "text": ["text", "Tokens", "next_token"],
+    "two inputs": ["pairs", "Both", "classification"],
+    "a loss below zero": ["table", "mlp +model.inputs=6", "mine"],
+}
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    """Put a module of the user's, `mine_tasks`, into a folder from which Python imports."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "mine_tasks.py").write_text(textwrap.dedent(MINE))
+    monkeypatch.syspath_prepend(folder)
+    yield
+    sys.modules.pop("mine_tasks", None)
+
+
+def words_of(task):
+    data, model, objective = TASKS[task]
+    words = [f"dataset._target_=mine_tasks.{data}", f"model._target_=mine_tasks.{model}"]
+    name = f"objective={objective}"
+    if objective == "mine":
+        name = "objective._target_=mine_tasks.Likelihood"
+    return [*" ".join(words).split(), name, "nodes=4", "rounds=4", "lr=0.05", "batch_size=16"]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    "method",
+    [
+        "algorithm=fedavg_f2i_both",
+        "algorithm=esgd",
+        "algorithm=adacomp strategy.pushes=16 eval_every=4 partition=sampled partition.samples=40",
+    ],
+)
+@pytest.mark.parametrize("task", TASKS)
+def test_own_tasks_learn_with_any_method_and_any_number_of_workers(task, method, tmp_path):
+    words = [*method.split(), *words_of(task)]
+    words = [w for w in words if "pushes" not in method or not w.startswith("rounds=")]
+    local_run(tmp_path / "1", *words)
+    local_run(tmp_path / "2", *words, workers=2)
+    assert model_bytes(tmp_path / "1") == model_bytes(tmp_path / "2")
+    result, rows = result_of(tmp_path / "1"), history_of(tmp_path / "1")
+    assert (result["failures"], result["diverged"]) == (0, False)
+    assert result["client_updates"] == 16
+    config = configured(*words)
+    objective, data = objective_of(config), data_of(config)
+    assert result["loss"] < rows[0]["loss"]
+    better = max if objective.main.higher else min
+    values = [row[objective.main.name] for row in rows if row["loss"] is not None]
+    assert result[f"best_{objective.main.name}"] == better(values)
+    model = model_of(config, data)
+    start = evaluate(model, objective, data.prepared(data.test.inputs), data.test.targets)
+    for name in objective.names:
+        assert rows[0][name] == pytest.approx(start[name], rel=1e-5)
+
+
+def test_metrics_are_those_of_plain_pytorch():
+    config = configured(*words_of("segmentation"))
+    data, model, objective = data_of(config), torch.nn.Identity(), objective_of(config)
+    truth = data.test.targets
+    found = truth.clone()
+    found[:, :2] = 1 - found[:, :2]
+    logits = torch.nn.functional.one_hot(found, 2).permute(0, 3, 1, 2).float()
+    measured = evaluate(model, objective, logits, truth)
+    shares = [
+        ((found == c) & (truth == c)).sum() / ((found == c) | (truth == c)).sum() for c in (0, 1)
+    ]
+    assert measured["iou"] == pytest.approx(sum(shares).item() / 2)
+    assert measured["accuracy"] == pytest.approx((found == truth).float().mean().item())
+
+
+WRONG = {
+    "a name that is no module": (["dataset._target_=no_such.thing"], "cannot be imported"),
+    "a module that lacks the name": (["model._target_=mine_tasks.nothing"], "cannot be imported"),
+    "an option that the function lacks": (["+dataset.rows=3"], "rows is not an option"),
+    "an option of another type": (["+dataset.features=six"], "features must be int"),
+    "no data": (["dataset._target_=mine_tasks.mlp", "+dataset.inputs=2"], "Data is taken"),
+    "no model": (["model._target_=mine_tasks.three"], "nn.Module is taken"),
+    "a model of images": (["model=lenet5"], "no images"),
+    "an objective for other targets": (["objective=classification"], "torch.int64"),
+    "a partition of classes": (["partition=dirichlet"], "the targets are none"),
+    "a key without a function": (["dataset._target_=null", "+dataset.rot=x"], "dataset.root?"),
+    "images that each are normalised": (["dataset.per_image=true"], "is for images"),
+    "a cut model": (["algorithm=synthetic_gradients", "nodes=4"], "no images"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_use_is_one_line_before_the_run(case):
+    more, line = WRONG[case]
+    images = case == "a model of images"
+    words = [word for word in words_of("a table") if not images or "model" not in word]
+    with pytest.raises((ConfigError, TaskError)) as caught:
+        prepare(configured(*words, *more))
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
