@@ -229,7 +229,7 @@ class Asynchronous(ParameterServer):
         server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
         """
         goes_on = self._begin()
-        grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        grid = self._ordered(grid)
         config = train_config or ConfigRecord({"lr": 0.1})
         timeout = timeout if timeout < FOREVER else math.inf
         pushes = Pushes(self, grid, initial_arrays, self.state, timeout, config)

@@ -15,14 +15,18 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from compression import Codec
 from compression.flower import Traffic
+from compression.flower.headers import HEADER
+from compression.flower.message_size import measured
 from compression.flower.native_tensors import Initial
 from compression.flower.server.failure_policy import (
     PATIENT,
     FailurePolicy,
     FailurePolicyState,
 )
+from compression.flower.server.inbox import NOT_OPEN
 from compression.screening import Screening
 from conf import Config, ConfigError, OptionGroup
+from strategy.ordered_grid import OrderedGrid
 from strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
@@ -167,6 +171,17 @@ class ParameterServer(Strategy):
             self.state = self.State()
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         return goes_on
+
+    def _ordered(self, grid: Grid) -> OrderedGrid:
+        """Return the grid in the nodes' order; it refuses replies to messages that are not open."""
+        grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        grid.refuse = self._refuse
+        return grid
+
+    def _refuse(self, reply: Message) -> None:
+        if not reply.has_error():
+            self.traffic.count_received(measured(reply.content, HEADER), 0)
+        self.failures.leave_out(reply.metadata.src_node_id, NOT_OPEN)
 
     def forget(self, nodes: set[int]) -> None:
         """Delete the state of nodes that have left the run."""

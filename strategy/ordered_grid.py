@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from logging import getLogger
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from compression.flower.timed_grid import GridWrapper, timed
@@ -30,8 +32,31 @@ class OrderedGrid(GridWrapper):
     """A wrapper of any grid that lists the nodes in the same order in simulation and deployment.
 
     Strategies sample positions in this list. So the same seed always selects the nodes with the
-    same partitions of the data.
+    same partitions of the data. `refuse` gets each reply that answers none of the messages for
+    whose replies the strategy waits; None: the strategy gets such replies too.
     """
+
+    refuse: Callable[[Message], None] | None = None
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """Wait for the next replies, until the deadline; pass others than to these to `refuse`.
+
+        A node may answer a message twice, or a message that the server has never sent.
+        """
+        if self.refuse is None:
+            return super().pull_before(message_ids, deadline)
+        asked = dict.fromkeys(message_ids)
+        while replies := super().pull_before(asked, deadline):
+            found = []
+            for reply in replies:
+                if reply.metadata.reply_to_message_id in asked:
+                    del asked[reply.metadata.reply_to_message_id]
+                    found.append(reply)
+                else:
+                    self.refuse(reply)
+            if found:
+                return found
+        return []
 
     @property
     def next_look(self) -> float:

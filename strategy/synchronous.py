@@ -217,7 +217,7 @@ class SparseAveraging(ParameterServer):
         `timeout`: the most seconds of one round.
         """
         goes_on = self._begin()
-        grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        grid = self._ordered(grid)
         config = train_config or ConfigRecord({"lr": 0.1})
         rounds, result = Rounds(self, grid, initial_arrays, self.state), Result()
         if not goes_on:

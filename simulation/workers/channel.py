@@ -1,4 +1,4 @@
-"""Sends objects between processes: small parts through a pipe, large buffers by shared memory.
+"""Sends objects between processes: small ones through a pipe, large ones by shared memory.
 
 A pipe moves a large buffer in many small steps. Shared memory needs one copy into it and one copy
 out of it. The shared memory consists of mapped files. They are in /dev/shm while it has room, else
@@ -238,18 +238,22 @@ class Channel:
         buffers: list[pickle.PickleBuffer] = []
         head = BytesIO()
         _Pickler(head, 5, buffer_callback=buffers.append).dump(obj)
-        turn = self._turn
+        turn, views, small = self._turn, [b.raw() for b in buffers], head.getbuffer()
+        # Both ends write to one pipe. Two objects that fill it would block both ends for ever.
+        if beside := small.nbytes >= LARGE:
+            views.append(small)
         try:
-            laid = self._next().write([b.raw() for b in buffers])
+            laid = self._next().write(views)
         except EngineError:
             self._turn = turn
             raise
-        self._connection.send_bytes(pickle.dumps((*laid, head.getbuffer().tobytes())))
+        self._connection.send_bytes(pickle.dumps((*laid, None if beside else small.tobytes())))
 
     def receive(self) -> Any:
         """Wait for an object. Raises `EOFError` or `OSError` if the other end is closed."""
         place, sizes, head = pickle.loads(self._connection.recv_bytes())
-        return pickle.loads(head, buffers=self._next().read(Placed(place, sizes)))
+        buffers = self._next().read(Placed(place, sizes))
+        return pickle.loads(buffers.pop() if head is None else head, buffers=buffers)
 
     def remove(self) -> None:
         """Remove the files."""

@@ -9,7 +9,15 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, cast
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common.constant import ErrorCode
 
 from ..errors import Ended
@@ -59,12 +67,14 @@ class NodeHost:
             reply = self._app(message, context)
             if reply.metadata.reply_to_message_id != message.metadata.message_id:
                 raise ValueError("the ClientApp must return a reply to its message")
+            if not reply.has_error() and not _is_content(reply.content):
+                raise ValueError("the ClientApp's reply must hold a RecordDict of Flower's records")
         except Ended:
             raise
         except (Exception, SystemExit) as error:
             log.debug("node %d raised", node, exc_info=True)
             reason = f"{type(error).__name__}: {error}"
-            reply = _error(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+            reply = Message(raised(reason), reply_to=message)
         if context.state:
             self.contexts[node] = context
         return reply, bool(context.state)
@@ -94,10 +104,16 @@ class NodeHost:
         )
 
 
-def _error(message: Message, code: int, reason: str) -> Message:
-    return Message(Error(code, reason), reply_to=message)
+def _is_content(content: Any) -> bool:
+    kinds = (ArrayRecord, ConfigRecord, MetricRecord)
+    return isinstance(content, RecordDict) and all(isinstance(r, kinds) for r in content.values())
+
+
+def raised(reason: str) -> Error:
+    """Return the error of a ClientApp that raised an exception."""
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
 
 def unavailable(message: Message, reason: str) -> Message:
     """Return the error reply for a node that cannot answer."""
-    return _error(message, ErrorCode.NODE_UNAVAILABLE, reason)
+    return Message(Error(ErrorCode.NODE_UNAVAILABLE, reason), reply_to=message)

@@ -20,7 +20,7 @@ from flwr.app.metadata import Metadata
 from ..errors import EngineError
 from .channel import Channel
 from .limits import Limits
-from .node_host import NodeHost, NodeHostSpec
+from .node_host import NodeHost, NodeHostSpec, raised
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PARENT_LOOK_SECONDS = 0.5  # between two checks whether the parent has ended
@@ -34,7 +34,7 @@ def message_of(content: RecordDict | Error, metadata: Metadata) -> Message:
     """
     metadata.delivered_at = ""  # Flower's constructor sets it too
     message = Message.__new__(Message)
-    error = type(content) is Error
+    error = isinstance(content, Error)
     message.__dict__.update(
         _metadata=metadata, _content=None if error else content, _error=content if error else None
     )
@@ -147,12 +147,19 @@ def end_with_parent() -> None:
 def _reply(replies: Channel, told: Metadata | bool, content: Any, has_state: bool) -> None:
     """Send a reply or, with `told` True, the nodes' states to the parent.
 
-    If they have no room, send None and the text of an error instead.
+    If they have no room, send None and the text of an error instead. A reply that cannot be pickled
+    becomes an error reply.
     """
     try:
         replies.send((told, content, has_state))
     except EngineError as error:
         replies.send((None, str(error), False))
+    except OSError:
+        raise  # the parent has ended
+    except Exception as error:  # objects of the app's own may raise anything
+        reason = f"what the node sends cannot be sent: {type(error).__name__}: {error}"
+        failed = (None, reason) if told is True else (told, raised(reason))
+        replies.send((*failed, has_state))
 
 
 def _tell(replies: Channel, host: NodeHost) -> None:

@@ -23,7 +23,6 @@ from strategy.base import (
     expect_positive,
 )
 from strategy.lr_schedule import Rates
-from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.dispatcher import Dispatcher
 from strategy.pipeline.options import Cutting, Flow, GradientModules
 from strategy.pipeline.plan import Plan, plan_of
@@ -187,7 +186,7 @@ class PipelineStrategy(ParameterServer):
             raise ValueError("the model is not cut: call cut() first")
         goes_on = self._begin()
         config = train_config or ConfigRecord()
-        grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
+        grid = self._ordered(grid)
         work = Dispatcher(
             self, self.plan, grid, initial_arrays, num_rounds, timeout, config, self.state
         )

@@ -36,9 +36,26 @@ def counting(message, context):
             return None
         case "its message":
             return message
+        case "a dict":
+            return with_any(message, {"metrics": MetricRecord({"loss": 0.5})})
+        case "a record of no kind":
+            return with_any(message, RecordDict(), {"metrics": 0.5})
+        case "what cannot be pickled":
+            return with_any(message, RecordDict(), {"config": ConfigRecord()}, lambda: None)
     metrics = {"partition": partition, "calls": int(config["calls"]), "num-steps": partition + 1}
     content = {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)}
     return Message(RecordDict(content), reply_to=message)
+
+
+def with_any(message, content, records=None, value=None):
+    """Return a reply whose content, records or value Flower's checks would refuse."""
+    reply = Message(RecordDict(), reply_to=message)
+    if records is not None:
+        vars(content)["_data"] = records
+    if value is not None:
+        vars(records["config"])["_data"] = {"value": value}
+    vars(reply)["_content"] = content
+    return reply
 
 
 def fork(note):
@@ -48,6 +65,15 @@ def fork(note):
         return
     time.sleep(FORKED_SECONDS)
     os._exit(0)
+
+
+@app.query()
+def heavy(message, context):
+    """Reply with as many bytes as the message holds, in one value and in many small arrays."""
+    size = len(message.content["config"]["bytes"])
+    arrays = {str(i): Array("uint8", (1000,), "test", bytes(1000)) for i in range(size // 1000)}
+    content = {"arrays": ArrayRecord(arrays), "config": ConfigRecord({"bytes": bytes(size)})}
+    return Message(RecordDict(content), reply_to=message)
 
 
 @app.evaluate()

@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from simulation.errors import Ended
 from simulation.grid import LocalGrid
@@ -58,11 +59,41 @@ def test_a_node_that_raises_is_an_error_reply(grid, workers):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("returned", ["nothing", "its message"])
+@pytest.mark.parametrize("returned", ["nothing", "its message", "a dict", "a record of no kind"])
 def test_what_is_no_reply_becomes_an_error_reply(grid, workers, returned):
     g = grid(workers)
     replies = g.send_and_receive(messages(g, returns=returned))
     assert [r.metadata.src_node_id for r in replies if r.has_error()] == list(g.get_node_ids())
+
+
+def test_a_reply_that_cannot_be_sent_fails_alone(grid):
+    g = grid(2)
+    list(g.send_and_receive(messages(g)))
+    replies = g.send_and_receive(messages(g, returns="what cannot be pickled"))
+    assert all("cannot be sent" in reply.error.reason for reply in replies)
+    calls = [r.content["metrics"]["calls"] for r in g.send_and_receive(messages(g))]
+    assert calls == [3] * NODES  # the workers and their nodes' states are still there
+
+
+@pytest.mark.parametrize("size", [10_000, 300_000, 2_000_000])
+def test_messages_and_replies_without_large_arrays_do_not_block_each_other(grid, size):
+    def late(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        g = grid(2)
+        sent = [
+            Message(RecordDict({"config": ConfigRecord({"bytes": bytes(size)})}), node, "query")
+            for node in g.get_node_ids()
+        ]
+        replies = g.send_and_receive(sent)
+        assert [len(r.content["config"]["bytes"]) for r in replies] == [size] * NODES
+        assert [len(r.content["arrays"]) for r in replies] == [size // 1000] * NODES
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_signal_to_the_process_does_not_fail_the_working_node(grid):

@@ -48,6 +48,7 @@ from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
 from .update_filter import UpdateFilter, UpdateFilters, UpdateNorms, norms_of
 
+NOT_OPEN = "its message was answered before, or never sent"
 ERROR_CODE = 1  # of the error that replaces an unusable reply
 log = getLogger("edgewire")
 
@@ -264,8 +265,7 @@ class ModelInbox:
         if sent is None:
             self._traffic.count_received(measured(reply.content, HEADER), 0)
             node = reply.metadata.src_node_id
-            reason = "its message was answered before, or never sent"
-            return self._refused(reply, node, server_round, reason)
+            return self._refused(reply, node, server_round, NOT_OPEN)
         try:
             header = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(HEADER, None)
