@@ -12,12 +12,10 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from yaml import YAMLError  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
 from report.format import NOTHING
@@ -41,6 +39,14 @@ NUMBERS = (
     *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
     *("seconds", "virtual_seconds", "sparsity", "evaluations"),
+)
+BESIDE = ("other", "header")  # parts of a message beside the payload
+LARGEST = 1e150  # the sum of squares of such numbers is finite
+# the numbers of a row of `history.jsonl` that tables and curves use
+HISTORY_NUMBERS = (
+    *("round", "accuracy", "loss", "train_loss", "seconds", "virtual_seconds"),
+    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
+    *("uplink_entries", "uplink_entries_whole"),
 )
 # the keys of an evaluation that an archive stores, if the run has them
 CURVE = (
@@ -137,7 +143,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
             seen.add(folder.resolve())
             try:
                 runs.append(read_run(folder))
-            except (FileNotFoundError, ValueError, YAMLError):
+            except (OSError, ValueError):
                 unfinished.append(folder)
     if not runs:
         count = f"; {len(unfinished)} unfinished" if unfinished else ""
@@ -148,10 +154,12 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
 def read_run(folder: Path) -> Run:
     """Return the finished run in a folder. Its history is read only when it is needed.
 
-    Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped,
-    `YAMLError` or `ValueError` for damaged files.
+    Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped
+    and for damaged files.
     """
     result = read_result(folder)
+    if not isinstance(result.get("stopped"), str | None):
+        raise ValueError(f"{folder / RESULT} does not say why the run stopped")
     expect_numbers(result)
     overrides = {
         key: value
@@ -185,24 +193,41 @@ def read_history(file: Path) -> list[Row]:
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line, parse_constant=lambda name: None)
-        except ValueError:
-            row = None
-        if isinstance(row, dict) and "round" in row:
-            rows.append(row)
-        elif number < len(lines):
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise ResultsError(f"{file}: line {number} cannot be read") from error
+        if not _is_row(row):
             raise ResultsError(f"{file}: line {number} cannot be read")
+        rows.append(row)
     return rows
+
+
+def _is_row(row: Any) -> bool:
+    """Return whether a line of a `history.jsonl` holds numbers where tables need them."""
+    if not isinstance(row, dict) or row.get("round") is None:
+        return False
+    try:
+        for key in HISTORY_NUMBERS:
+            _expect_number(row.get(key), may_miss=True)
+    except ValueError:
+        return False
+    return True
 
 
 def read_overrides(folder: Path) -> dict[str, str]:
     """Return all command-line overrides of a run by their keys.
 
-    Raises `FileNotFoundError`, or `YAMLError` or `ValueError` for a damaged file.
+    Raises `OSError` for a file that cannot be read, `ValueError` for a damaged one.
     """
-    overrides = OmegaConf.to_container(OmegaConf.load(folder / OVERRIDES), resolve=False)
-    if not isinstance(overrides, list):
+    text = (folder / OVERRIDES).read_text()
+    try:
+        overrides = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
+        raise ValueError(f"{folder / OVERRIDES} cannot be read") from error
+    if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
         raise ValueError(f"{folder / OVERRIDES} holds no overrides")
-    return split_overrides(map(str, overrides))
+    return split_overrides(overrides)
 
 
 def read_archive(file: Path) -> list[Run]:
@@ -254,15 +279,17 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
 
 def expect_numbers(result: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a result has numbers where tables need them."""
-    for key in {*SURE, *NUMBERS}:
+    beside = (f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in BESIDE)
+    for key in (*SURE, *NUMBERS, *beside, *HISTORY_NUMBERS):
         _expect_number(result.get(key), may_miss=key not in SURE)
 
 
 def _expect_number(value: Any, may_miss: bool) -> None:
     if value is None and may_miss:
         return
-    if not isinstance(value, int | float) or not isfinite(value):
-        raise ValueError(f"{value!r} is out of place")
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) <= LARGEST:  # also refuses NaN
+        raise ValueError(f"{str(value)[:40]!r} is out of place")
 
 
 @cache

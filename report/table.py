@@ -79,7 +79,6 @@ def numbers(row: TableRow) -> dict[str, Any]:
         shares[key] = mean(key)
         shares[f"{key}_std"] = None if found is None else found.std
         shares[f"{key}_by_seed"] = [run.result.get(key) for run in row.runs]
-    virtual = mean("virtual_seconds")
     return {
         "runs": len(row.runs),
         "seeds": [run.seed for run in row.runs],
@@ -98,8 +97,8 @@ def numbers(row: TableRow) -> dict[str, Any]:
         "client_updates": mean("client_updates"),
         "failures": mean("failures"),
         "seconds": mean("seconds"),
-        "virtual_seconds": virtual,
-        "virtual_seconds_per_round": virtual and virtual / row.runs[0].result["rounds"],
+        "virtual_seconds": mean("virtual_seconds"),
+        "virtual_seconds_per_round": row.ratio("virtual_seconds", "rounds"),
     }
 
 

@@ -115,7 +115,7 @@ def test_invalid_input_does_not_change_kept_runs(root, sweep, capsys):
         ((root / "other",), "e", "was not run with experiment=e"),
         ((root / "none",), "e", "was not run with experiment=e"),
         ((root / "unfinished",), "e", "no finished run"),
-        ((root / "text",), "e", "'x' is out of place"),
+        ((root / "text",), "e", "line 1 cannot be read"),
         ((sweep,), "g", "no experiment g"),
     ]:
         assert keep(root, *folders, name=name) == 2

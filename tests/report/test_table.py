@@ -1,8 +1,12 @@
 """Sweeps are shown as tables: which runs form a row, how rows are named, and what is below them."""
 
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from report.table import main
 from tests.report.sweeps import add_job
@@ -139,3 +143,39 @@ def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, prin
     assert "reached at" not in rows[0]
     assert rest == "no run reached 95 %\n"
     assert not {"reached at", "payloads until then"} & set(printed(tmp_path)[0][0])
+
+
+ODD = (None, True, "x", 5, -1, 10**400, 1e308, float("nan"), float("inf"), [], [1], {}, {"a": 1})
+TEXTS = ("- [1, 2]", "- null", "true", "1.5", "&a [*a]", "a: 1", "- 'a=<b>'", "- 'x'", "{", "")
+
+
+@given(st.data())
+def test_a_damaged_run_costs_a_line_and_never_the_table(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    add_job(folder / "0", "lr=1 seed=0", history=curve(0.5, 0.6))
+    add_job(folder / "1", "lr=2 seed=0", history=curve(0.5, 0.6))
+    result, history, overrides = (
+        folder / "1" / name for name in ("result.json", "history.jsonl", ".hydra/overrides.yaml")
+    )
+    what = data.draw(st.sampled_from(["result", "history", "overrides", "a folder"]))
+    if what == "result":
+        values = json.loads(result.read_text())
+        key = data.draw(st.sampled_from(sorted(values)))
+        result.write_text(json.dumps({**values, key: data.draw(st.sampled_from(ODD))}))
+    elif what == "history":
+        rows = [json.loads(line) for line in history.read_text().splitlines()]
+        key = data.draw(st.sampled_from(sorted(rows[0])))
+        rows[0][key] = data.draw(st.sampled_from(ODD))
+        history.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif what == "overrides":
+        overrides.write_text(data.draw(st.sampled_from(TEXTS)))
+    else:
+        result.unlink()
+        result.mkdir()
+    for options in ([], ["--json"], ["--smooth", "2", "--reach", "50"]):
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
+            code = main([str(folder), *options])
+        line = errors.getvalue()
+        assert (code, line.count("\n")) in ((0, 0), (2, 1))
+        assert code == 0 or (what == "history" and f"{history}: line 1" in line)
+        assert code == 2 or "accuracy" in out.getvalue()
