@@ -9,7 +9,7 @@ from compression.flower.node.state import checksum
 from compression.flower.node_replica import MODEL, REPLICA
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
 from report.runs import GAVE_UP
-from tests.spoil import UNUSABLE
+from tests.spoil import UNUSABLE, metrics
 from tests.strategy.federation import (
     ADAM,
     MOMENTUM,
@@ -61,11 +61,16 @@ def test_a_node_that_raises_gets_a_snapshot_next_time():
     assert federation.seen[3, 5] == {"4"}
 
 
-@pytest.mark.parametrize("name", ["a flipped bit", "no arrays", "no metrics", "endless samples"])
+UNUSABLE_UPDATE = ["a flipped bit", "no arrays", "no metrics", "endless samples", "no samples"]
+SPOIL = {name: spoil for name, (spoil, *_) in UNUSABLE.items()}
+SPOIL["no samples"] = metrics(num_examples=0)
+
+
+@pytest.mark.parametrize("name", UNUSABLE_UPDATE)
 def test_an_unusable_reply_is_left_out(name):
     def reply(key, answer):
         if key == (2, 2):
-            UNUSABLE[name][0](answer)
+            SPOIL[name](answer)
         return answer
 
     federation = Federation(Trainer(), reply=reply)

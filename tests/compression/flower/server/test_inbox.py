@@ -20,7 +20,7 @@ from compression.flower import (
     to_vector,
 )
 from compression.flower.acks import OTHER_METHOD
-from compression.flower.headers import HEADER
+from compression.flower.headers import HEADER, DownlinkHeader, read
 from compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
 from compression.flower.records import with_content
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
@@ -30,6 +30,7 @@ from compression.flower.server.update_filter import UpdateFilter, UpdateFilters,
 from compression.flower.timeouts import FOREVER
 from compression.screening import Screening
 from simulation.grid import LocalGrid
+from tests import spoil
 from tests.compression.flower.apps import (
     ask,
     left_out,
@@ -39,6 +40,7 @@ from tests.compression.flower.apps import (
     replies_to,
     spoiling,
     to_targets,
+    vector,
 )
 from tests.compression.flower.federation import INT8, PLAIN, initial
 from tests.grids import grid_of
@@ -53,7 +55,7 @@ ALL_USED = {"refuse": None, "statistics": None}
 HONEST = np.repeat(np.float32([0.5, 2]), 3)
 
 
-def one_round(ends, flat, spoil=lambda reply, node: reply, **options):
+def one_round(ends, flat, spoil=lambda reply, node: reply, counters=range(NODES), **options):
     """Return each node's model (n,) and counter, as the strategy gets them after one round.
 
     `ends`: the nodes' models after training, each (n,). `options`: those of `Screening`. The result
@@ -76,7 +78,7 @@ def one_round(ends, flat, spoil=lambda reply, node: reply, **options):
     def train(message, context):
         node = context.node_config["partition-id"]
         metrics = MetricRecord({"num-examples": 1})
-        content = {"arrays": as_record(ends[node], node), "metrics": metrics}
+        content = {"arrays": as_record(ends[node], counters[node]), "metrics": metrics}
         return Message(RecordDict(content), reply_to=message)
 
     compressed = CompressedGrid(
@@ -309,3 +311,28 @@ def test_each_type_of_message_has_its_own_usual_weight():
     assert found("evaluate", [5, 1 << 62, 5]) == [5, 50, 5]
     assert found("query", [5, 1 << 62, 5]) == [5, 1 << 62, 5]
     assert found("train", [5, 1 << 62, 5]) == [5, 10_000, 5]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_native_tensor_that_moved_too_far_is_refused(flat):
+    counters = [1, 1, 10**6, 1, 1]
+    found = one_round(ends_of([1.0] * NODES, HONEST), flat, counters=counters, refuse=2)
+    assert [node for node, each in enumerate(found) if each is None] == [2]
+
+
+def test_a_reply_refused_after_decoding_is_not_applied():
+    """The node adds a refused update back to its residual, because the next message says so."""
+    seen = {}
+
+    def note(message, context, call_next):
+        seen[context.node_config["partition-id"]] = read(message.content, DownlinkHeader).applied
+        return call_next(message, context)
+
+    mods = [note, CompressionMod("topk", density=0.1)]
+    app = spoiling(moving(to_targets, mods), spoil.metrics(loss=float("nan")), node=1)
+    compressed = CompressedGrid(
+        grid_of(app, 3), replies=ReplyRules(metrics={"train": ("loss", "num-examples")})
+    )
+    assert left_out(replies_to(compressed, vector(0))) == [2]
+    replies_to(compressed, vector(1))
+    assert seen == {0: 1, 1: None, 2: 1}
