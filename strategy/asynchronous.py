@@ -295,6 +295,7 @@ class Pushes:
             state.session,
             strategy.codecs.uplink,
         )
+        grid.discard = self._session.count_unused
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)
         self._late, self._scheduler = (
@@ -346,7 +347,7 @@ class Pushes:
                 self._sum_up()
                 record(state.done)
             return False
-        for reply in replies:
+        for place, reply in enumerate(replies, 1):
             sent = state.flight.pop(reply.metadata.reply_to_message_id)
             if state.late.messages:  # only then does `Stragglers` need the message's number
                 self._late.answered(sent.node, sent.number)
@@ -357,6 +358,8 @@ class Pushes:
                 self._sum_up()
                 record(state.done)
             if last:
+                for more in replies[place:]:
+                    self._grid.discard(more)
                 break
             if not self._scheduler.should_wait(sent.node, state.done):
                 self._send(sent.node)

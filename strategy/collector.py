@@ -66,6 +66,7 @@ class Stragglers:
         """Fetch the replies that have arrived, and delete messages whose replies cannot arrive."""
         for reply in self._grid.pull_before(self._state.messages, self._grid.now):
             self.answered(*self._state.messages[reply.metadata.reply_to_message_id])
+            self._grid.discard(reply)
         self._state.messages = {
             message_id: (node, number)
             for message_id, (node, number) in self._state.messages.items()

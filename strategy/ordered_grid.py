@@ -33,10 +33,12 @@ class OrderedGrid(GridWrapper):
 
     Strategies sample positions in this list. So the same seed always selects the nodes with the
     same partitions of the data. `refuse` gets each reply that answers none of the messages for
-    whose replies the strategy waits; None: the strategy gets such replies too.
+    whose replies the strategy waits; None: the strategy gets such replies too. A strategy passes to
+    `discard` the replies that it fetches and does not use.
     """
 
     refuse: Callable[[Message], None] | None = None
+    discard: Callable[[Message], None] = staticmethod(lambda reply: None)
 
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
         """Wait for the next replies, until the deadline; pass others than to these to `refuse`.

@@ -254,6 +254,7 @@ class Rounds:
             state.session,
             strategy.codecs.uplink,
         )
+        grid.discard = self._session.count_unused
         robust = strategy.aggregation.mean != "mean"
         self.natives = NativeMix(strategy.initial, state.natives, robust)
         self._exchange = RoundCollector(grid, state.exchange)

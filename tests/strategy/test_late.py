@@ -16,7 +16,7 @@ class Answers:
     now = 0.0
 
     def __init__(self):
-        self.there, self.looks, self.asked = set(), 0, []
+        self.there, self.looks, self.asked, self.discarded = set(), 0, [], 0
 
     def pull_before(self, ids, deadline):
         assert deadline == self.now
@@ -26,11 +26,15 @@ class Answers:
         self.there -= set(found)
         return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=i)) for i in found]
 
+    def discard(self, reply):
+        self.discarded += 1
+
 
 @given(st.lists(st.tuples(st.sampled_from(["late", "comes", "in time"]), st.integers(1, NODES))))
 def test_only_replies_that_may_still_arrive_are_awaited(events):
     grid = Answers()
     late, owed, sent = Stragglers(grid), {node: [] for node in range(1, NODES + 1)}, 0
+    came = 0
     for what, node in events:
         if what == "late":
             sent += 1
@@ -40,12 +44,14 @@ def test_only_replies_that_may_still_arrive_are_awaited(events):
             number = owed[node].pop()  # replies to earlier messages are lost
             owed[node].clear()
             grid.there.add(str(number))
+            came += 1
         elif what == "in time":
             sent += 1
             owed[node].clear()
             late.answered(node, sent)
     late.clear()
     assert not grid.there
+    assert grid.discarded == came  # their bytes are counted
     kept = {str(number) for numbers in owed.values() for number in numbers}
     assert len(late) == len(kept)
     late.clear()

@@ -338,6 +338,12 @@ class ServerSession:
         self.acks.forget(found)
         return found
 
+    def count_unused(self, reply: Message) -> None:
+        """Count the bytes of a reply that the server fetches and does not use."""
+        if not reply.has_error():
+            plain_bytes = self.plain_bytes if payloads_of(reply.content) else 0
+            self.traffic.count_received(measured(reply.content, HEADER), plain_bytes)
+
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
         """Count the bytes of a node's reply, and return its header.
 
