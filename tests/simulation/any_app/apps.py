@@ -118,7 +118,9 @@ def at_home():
     finally:
         sys.path[:], sys.meta_path[:] = path, finders
         for name in sys.modules.keys() - modules:
-            if str(getattr(sys.modules[name], "__file__", "")).startswith("/tmp"):
+            file = str(getattr(sys.modules[name], "__file__", ""))
+            # The checkout may lie in /tmp, too. Libraries such as triton cannot be imported twice.
+            if file.startswith("/tmp") and not file.startswith((f"{ROOT}/", f"{sys.prefix}/")):
                 del sys.modules[name]
 
 
