@@ -43,7 +43,7 @@ def server_data_of(config: Config) -> Data:
     d = config.dataset
     # `confine_data` sets a submitted run's root to the machine's own data folder.
     said = d.root not in (None, NodeGrants.of({}).data)
-    if d.name != "imagefolder" or said or has_photos(d.root, d.classes or ()):
+    if d.own or d.name != "imagefolder" or said or has_photos(d.root, d.classes or ()):
         return data_of(config)
     if not d.classes:
         try:
@@ -65,12 +65,12 @@ def by_themselves(data: Data) -> Data:
 
 def _own_data(config: Config, folder: str | None) -> Data:
     d = config.dataset
-    if d.own:
+    if d.own and folder is None:
         return _of_target(json.dumps(d.own, sort_keys=True), d.name, d.validate)
     if folder is None:
         classes = tuple(d.classes) if d.classes else None
         return _data(d.name, d.root, d.download, d.size, classes, d.validate)
-    if d.name != "imagefolder":
+    if d.own or d.name != "imagefolder":
         raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
     # Without the list, two nodes with different class folders would number the classes differently.
     if not d.classes:

@@ -200,7 +200,7 @@ WRONG = {
     "a partition of classes": (["partition=dirichlet"], "the targets are none"),
     "a key without a function": (["dataset._target_=null", "+dataset.rot=x"], "dataset.root?"),
     "images that each are normalised": (["dataset.per_image=true"], "is for images"),
-    "a cut model": (["algorithm=synthetic_gradients", "nodes=4"], "no images"),
+    "a cut model": (["algorithm=synthetic_gradients", "nodes=4"], "objective=classification"),
 }
 
 
@@ -213,3 +213,18 @@ def test_a_wrong_use_is_one_line_before_the_run(case):
         prepare(configured(*words, *more))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
+def test_a_cut_model_refuses_an_objective_that_it_would_not_train(algorithm):
+    words = [f"algorithm={algorithm}", "dataset=digits", "objective=reconstruction"]
+    with pytest.raises(TaskError, match="objective=classification"):
+        prepare(configured(*words))
+
+
+@pytest.mark.parametrize("name", ["table", "imagefolder"])
+def test_a_devices_own_folder_is_not_ignored_for_an_own_function(name, tmp_path):
+    config = configured(*words_of("a table"))
+    config.dataset.name = name
+    with pytest.raises(ConfigError, match="own folder needs dataset=imagefolder"):
+        data_of(config, str(tmp_path))

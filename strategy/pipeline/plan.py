@@ -36,6 +36,8 @@ from task.gradient_predictor import GradientModule
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.tensors import only, rows
 
+CLASSES = "task.objectives.classification.Classification"
+
 
 class Plan:
     """The parts of a cut model; part i is trained as segment i.
@@ -158,6 +160,8 @@ def plan_of(
     """
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
+    if config.objective["_target_"] != CLASSES:
+        raise TaskError("a cut model learns classes: leave objective=classification, or do not cut")
     make = partial(model_of, config, data)
     model = make()
     layers = layers_of(model)
