@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from task.datasets import Data, load_data, load_folder
 from task.datasets.data import expect_usable, holdout
 from task.datasets.folder import DEFAULT_SIZE, PHOTOS, has_photos, without_photos
 from task.errors import TaskError
+from task.finetuning import freeze_others, in_dtype, load_file
 from task.models import build_model
 from task.objectives import Objective
 from task.optimizers import SGD, ServerOptimizer
@@ -126,11 +128,22 @@ def model_of(config: Config, data: Data) -> nn.Module:
     """Return the configured model, initialised from the run's seed.
 
     A model of `task.models` is made for the data's images. A class or function of the user's is
-    called with its arguments in the configuration.
+    called with its arguments in the configuration. Raises `TaskError` for a `model.file` that does
+    not fit, and for patterns in `trainable` that match no parameter.
     """
+    module = _plain_model_of(config, data)
+    if config.model.file is not None:
+        load_file(module, config.model.file, config.model.sha256)
+    with _seeded(config.seed):
+        module = build("adapter", config.adapter).add(module)
+    if config.trainable is not None:
+        freeze_others(module, config.trainable)
+    return in_dtype(module, config.model.dtype)
+
+
+def _plain_model_of(config: Config, data: Data) -> nn.Module:
     if own := config.model.own:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(config.seed)
+        with _seeded(config.seed):
             module = build("model", own)
         if not isinstance(module, nn.Module):
             raise ConfigError(
@@ -142,6 +155,14 @@ def model_of(config: Config, data: Data) -> nn.Module:
     return build_model(
         config.model.name, channels=channels, size=size, classes=data.classes, seed=config.seed
     )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """In this context torch's draws depend on the seed; afterwards its state is as before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
 
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:

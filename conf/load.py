@@ -22,6 +22,7 @@ from conf.schema import OWN, Config, ConfigError
 from conf.submitted_overrides import submitted_overrides
 from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
 from conf.targets import HERE as HERE
+from task.model_file import sha256_of
 
 
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
@@ -118,7 +119,9 @@ def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     `output`: the folder for result files ("": write none). The values are marked as this machine's
     own. `load_config` trusts marked values, in this process and in processes that it starts.
     """
-    plain = OmegaConf.to_container(_counting(composed), resolve=True)
+    plain = cast(dict[str, Any], OmegaConf.to_container(_counting(composed), resolve=True))
+    if (file := plain["model"].get("file")) and not plain["model"].get("sha256"):
+        plain["model"]["sha256"] = sha256_of(file)
     values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
     mark_as_local(values)
     return values

@@ -1,8 +1,9 @@
 """Types of every configuration key, so that an error names the wrong key or value.
 
-Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `optimizer`,
-`schedule` and `engine` name a class as `_target_`; `conf.check` checks their keys against that
-class's signature. The keys of `compression` are the options of all registered methods together.
+Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `adapter`,
+`objective`, `optimizer`, `schedule` and `engine` name a class as `_target_`; `conf.check` checks
+their keys against that class's signature. The keys of `compression` are the options of all
+registered methods together.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ def above(bound: float, default: Any) -> Any:
     return field(default=default, metadata={"above": bound})
 
 
+def one_of(choices: tuple[str, ...], default: str) -> Any:
+    """Declare a field with a default and its allowed values, which `conf.check` checks."""
+    return field(default=default, metadata={"one_of": choices})
+
+
 @dataclass
 class DatasetConfig:
     """The data set and how its images are used (`task.datasets`).
@@ -69,15 +75,21 @@ class DatasetConfig:
 class ModelConfig:
     """The model (`task.models`), and the settings of SGD that suit it.
 
-    These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`. `_target_`: your
-    own class or function, which returns an `nn.Module`. Its arguments are further keys of the group
-    (`docs/your-task.md`).
+    These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`. `file`: a
+    safetensors file with the model's weights before training; `sha256`: its SHA-256 in hexadecimal
+    digits. The command computes it, so every machine refuses a file with other contents; `dtype`:
+    the type in which the model computes. The server stores and averages the parameters as float32;
+    `_target_`: your own class or function, which returns an `nn.Module`. Its arguments are further
+    keys of the group (`docs/your-task.md`).
     """
 
     name: str = ""
     lr: float = above(0, 0.05)
     momentum: float = at_least(0, 0.9)
     batch_size: int = at_least(1, 64)
+    file: str | None = None
+    sha256: str | None = None
+    dtype: str = one_of(("float32", "float16", "bfloat16"), "float32")
     own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
 
 
@@ -126,7 +138,9 @@ class Config:
     set; `device`: the torch device, such as cuda; `verbose`: if true, show the logs of EdgeWire and
     of Flower; `timeout`: seconds after which a round goes on without the nodes that have not
     replied; an asynchronous server sends these nodes a new message. `engine=local` counts the
-    seconds of its virtual clock. `checkpoint_every`: rounds between two checkpoints, from which
+    seconds of its virtual clock; `trainable`: patterns of names, such as `["head.*"]`. Only the
+    parameters with such a name are trained and sent; null: those that the model itself does not
+    freeze. `checkpoint_every`: rounds between two checkpoints, from which
     `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
     would take more than a fiftieth of the run's time.
 
@@ -142,6 +156,7 @@ class Config:
     dataset: Any = field(default_factory=partial(open_group, "dataset"))
     partition: Any = MISSING
     model: Any = field(default_factory=partial(open_group, "model"))
+    adapter: Any = MISSING
     objective: Any = MISSING
     optimizer: Any = MISSING
     schedule: Any = MISSING
@@ -153,6 +168,7 @@ class Config:
     rounds: int = at_least(1, 10)
     local_epochs: int = at_least(1, 1)
     local_steps: int | None = at_least(1, None)
+    trainable: list[str] | None = None
     batch_size: int = at_least(1, II("model.batch_size"))
     lr: float = above(0, II("model.lr"))
     seed: int = from_to_below(0, 1 << 32, 0)

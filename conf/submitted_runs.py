@@ -127,15 +127,19 @@ def _named(config: Config, group: str) -> Any:
 
 
 def confine_data(config: Config, machine: NodeGrants) -> None:
-    """Set the data folder of a submitted configuration to one below the machine's data folder.
+    """Set a submitted configuration's data folder and model file to ones below the data folder.
 
-    The submitting command does the same, so that it looks in the folder that the server will use.
-    Raises `ConfigError` for a path outside of the machine's data folder.
+    The data folder is the one that this machine has set apart. The submitting command does the
+    same, so that it looks in the folder that the server will use. Raises `ConfigError` for a path
+    outside of the machine's data folder.
     """
     root = config.dataset.root
     if root is not None:
         root = resolve_below(machine.data or DEFAULT_ROOT, root, "dataset.root")
     config.dataset.root = root or machine.data
+    if config.model.file is not None:
+        folder = machine.data or DEFAULT_ROOT
+        config.model.file = resolve_below(folder, config.model.file, "model.file")
 
 
 def output_of(values: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 # Group -> the library module with its classes, and the name of their base class there.
 KINDS = {
     "strategy": ("flwr.serverapp.strategy", "Strategy"),
+    "adapter": ("task.finetuning", "Adapter"),
     "objective": ("task.objectives", "Objective"),
     "optimizer": ("torch.optim", "Optimizer"),
     "schedule": ("torch.optim.lr_scheduler", "LRScheduler"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,10 +72,10 @@ def expect_tensors(module: nn.Module) -> None:
             raise TaskError(f"{name}: {key} cannot travel: keep it in a buffer (register_buffer)")
     found = tensors_of(module)
     for key, parameter in found.trained:
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in (torch.float32, *HALVES):
             raise TaskError(
-                f"{name}: {key} is {_of(parameter)}, and what is trained must be float32: "
-                "give model.float(), or freeze it by requires_grad_(False)"
+                f"{name}: {key} is {_of(parameter)}, and what is trained must be float32, float16 "
+                "or bfloat16: give model.float(), or freeze it by requires_grad_(False)"
             )
         if key.rpartition(".")[2] in (*STATISTICS, COUNTER):
             raise TaskError(f"{name}: {key}, a parameter, has the name of BatchNorm's statistics")
@@ -155,6 +156,7 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
 
 
 NUMPYS = (torch.float16, torch.float32, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
 
 
 def put_array(tensor: Tensor, array: NDArray[Any]) -> None:
@@ -162,6 +164,13 @@ def put_array(tensor: Tensor, array: NDArray[Any]) -> None:
     values = torch.from_numpy(np.require(array, requirements=["C", "W"]).reshape(array.shape))
     with torch.no_grad():
         tensor.copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
+
+
+def _move_grad(total: Tensor, parameter: Tensor) -> None:
+    """Add a parameter's new gradient to the float32 gradient `total`, and delete it."""
+    if parameter.grad is not None:
+        total.add_(parameter.grad)
+        parameter.grad = None
 
 
 Places = list[tuple[nn.Module, str]]  # where a buffer is stored: modules, and its keys in them
@@ -214,6 +223,10 @@ class FlatModel:
     (`natives`). `load` sets the vector and the native tensors. It also resets buffers outside of
     the state dict to their first values, so nothing of an earlier model remains.
 
+    A trained parameter may be float16 or bfloat16. Its entries in `state` are its float32 master
+    (Micikevicius et al. 2018, section 3.1): `load` and every forward pass round the master to the
+    parameter's type, and backward passes add the parameter's gradient to the float32 gradient.
+
     Args:
         module: it is moved to `device`. Its tensor objects stay the same and get new memory.
         device: the torch device of module and vectors.
@@ -231,23 +244,29 @@ class FlatModel:
         self.shapes: tuple[tuple[int, ...], ...] = tuple(tuple(t.shape) for _, t in named)
         self.num_parameters: int = sum(p.numel() for _, p in found.trained)
         empty = torch.empty(0, device=device)
-        self.state: Tensor = torch.cat([empty, *(t.detach().flatten() for _, t in named)])
+        self.state: Tensor = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
         self._views = self._cut(self.state, self.shapes)
+        self._halves: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # with master and gradient
         for (_, tensor), view in zip(named, self._views, strict=True):
-            tensor.data = view
+            if tensor.dtype == torch.float32:
+                tensor.data = view
 
         # autograd fills the gradients of the module's own parameters; optimisers use this view.
         self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
         self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
-        self._grads = [
-            (parameter, view)
-            for (_, parameter), view in zip(
-                found.trained,
-                self._cut(self._grad, (p.shape for _, p in found.trained)),
-                strict=True,
-            )
-        ]
+        gradients = self._cut(self._grad, (p.shape for _, p in found.trained))
+        self._grads: list[tuple[nn.Parameter, Tensor]] = []  # float32 parameters, their gradients
+        for (_, parameter), master, gradient in zip(
+            found.trained, self._views, gradients, strict=False
+        ):
+            if parameter.dtype == torch.float32:
+                self._grads.append((parameter, gradient))
+            else:
+                self._halves.append((parameter, master, gradient))
+        self._rounded = -1  # the version of `state` that the halves have
+        self._hook_halves()
         self._native = found.native
+        self.frozen = tuple(n for n, tensor in found.native if isinstance(tensor, nn.Parameter))
         self._beside = list(found.beside.values())
         for tensor in self._beside:
             if any(
@@ -259,6 +278,27 @@ class FlatModel:
         self._statistics = _places(module, found.statistics)
         self._places = _places(module, found.native)
         self.zero_grad()
+
+    def _hook_halves(self) -> None:
+        """Let passes forward round the masters, and passes backward add the gradients."""
+        halves = {id(parameter) for parameter, _, _ in self._halves}
+        for parameter, _, gradient in self._halves:
+            hook = partial(_move_grad, gradient)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        # A layer may use the parameters of a layer inside it without calling that layer.
+        for module in self.module.modules() if halves else ():
+            if any(id(parameter) in halves for parameter in module.parameters()):
+                module.register_forward_pre_hook(lambda *_: self._round())
+
+    def _round(self) -> None:
+        """Round the masters to their parameters' types if an optimiser has changed the masters."""
+        version = self.parameters._version + self.state._version
+        if version == self._rounded:
+            return
+        self._rounded = version
+        for parameter, master, _ in self._halves:
+            # `data`: autograd would refuse a parameter that changes between two of its uses.
+            parameter.data.copy_(master)
 
     def zero_grad(self) -> None:
         """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it."""
@@ -276,6 +316,8 @@ class FlatModel:
         """
         for parameter, _ in self._grads:
             parameter.grad = None
+        for _, _, gradient in self._halves:
+            gradient.zero_()
 
     def collect_grad(self) -> Tensor:
         """Copy the parameters' gradients into the flat gradient (0 for a missing one); return it.
@@ -311,6 +353,9 @@ class FlatModel:
             np.copyto(self.state.numpy(), state)
         else:
             self.state.copy_(torch.as_tensor(state))
+        if self._halves:
+            self._rounded = -1
+            self._round()
         self.reset(natives)
 
     def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
@@ -349,7 +394,7 @@ class FlatModel:
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return parameters and statistics by name, each a view of `state` in its own shape."""
+        """Return parameters and statistics by name, float32 views of `state` in their shapes."""
         return dict(zip(self.names, self._views, strict=True))
 
     @staticmethod

@@ -1,15 +1,17 @@
 """Encodes and decodes native tensors: tensors in their own dtype beside a model's flat vector.
 
-Examples are counters, masks and frozen weights. Most native tensors never change. So a payload
+Examples are counters, masks and frozen parameters. Most native tensors never change. So a payload
 holds only the native tensors that differ from their initial values. A checksum shows whether server
 and node have the same initial values. The initial values of a node may differ in the last bits, if
-its processor computes them differently. The server then sends its own initial values to the node.
+its processor computes them differently. So the first message to a node holds the server's initial
+values, except those of frozen parameters. These may be as large as the model, and are sent only to
+a node that reports other values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,26 +26,31 @@ from ..decoder import decode_update
 from ..layout import Layout
 from ..make import make_codec
 from ..wire_natives import NativeTensor
-from .headers import DownlinkHeader
+from .headers import HEALS, DownlinkHeader
 from .node.state import store_arrays, stored_arrays
 from .records import STYPE, FlatArray, filled, records, values_of
 
 Arrays = dict[str, NDArray[Any]]
-# Names of two payloads: of the changed native tensors; of all initial native tensors.
+# Names of two payloads: of the changed native tensors; of the initial native tensors.
 NATIVE, INITIAL = "native", "initial"
 KEPT = "edgewire-initial"  # the record in a node's state with the server's initial values
 PREFIX = "native:"  # prefix of the names of native tensors in a record with a flat vector
 # Prefix of an error after which the server sends its initial values.
-OTHER_INITIAL = "this node's model begins with other constants"
+OTHER_INITIAL = "this node's model begins with other frozen parameters or constants"
 EXACT = make_codec()
 NOTHING = Layout((), (), ())
 EMPTY = np.empty(0, np.float32)
 
 
 class Initial:
-    """The values of native tensors at the start of a run, by name; the object never changes."""
+    """The values of native tensors at the start of a run, by name; the object never changes.
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    `frozen`: the names of those that are frozen parameters. They do not change, so they are not
+    counted as bytes that Flower would send.
+    """
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]], frozen: Collection[str] = ()) -> None:
+        self.frozen = frozenset(frozen)
         self.arrays: Arrays = {name: np.array(array) for name, array in arrays.items()}
         self.layout = Layout(
             tuple(self.arrays),
@@ -68,6 +75,11 @@ class Initial:
     def whole(self) -> bytes:
         """The payload with the initial values of all native tensors."""
         return self._packed(self.arrays)
+
+    @cached_property
+    def unfrozen(self) -> bytes:
+        """The payload with the initial values of all native tensors except frozen parameters."""
+        return self._packed({n: a for n, a in self.arrays.items() if n not in self.frozen})
 
     def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
         """Encode the native tensors that differ from their initial values.
@@ -117,9 +129,11 @@ class Initial:
 
 
 def native_bytes(initial: Initial | None) -> int:
-    """Return the bytes of native tensors (sent in their own dtype) as Flower sends them."""
-    arrays = {} if initial is None else initial.arrays
-    return sum(len(Array(array).data) for array in arrays.values())
+    """Return the bytes of native tensors as Flower sends them, without frozen parameters."""
+    if initial is None:
+        return 0
+    sent = (array for name, array in initial.arrays.items() if name not in initial.frozen)
+    return sum(len(Array(array).data) for array in sent)
 
 
 def differing(arrays: Mapping[str, NDArray[Any]], base: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -219,11 +233,13 @@ def _servers(
 
     Raises `PayloadError` if neither has them.
     """
-    there = own.read(arrays[INITIAL].data) if INITIAL in arrays else stored_arrays(state, KEPT)
-    found = Initial({name: there[name] for name in own.arrays if name in there})
+    there = stored_arrays(state, KEPT)
+    if INITIAL in arrays:
+        there |= own.read(arrays[INITIAL].data)
+    found = Initial({name: there.get(name, array) for name, array in own.arrays.items()})
     if found.checksum != header.initial:
-        raise PayloadError(f"{OTHER_INITIAL} than the server's; it is sent these next time")
-    store_arrays(state, KEPT, found.arrays)
+        raise PayloadError(f"{OTHER_INITIAL} than the server's, whose own {HEALS}")
+    store_arrays(state, KEPT, differing(found.arrays, own.arrays))
     return found
 
 

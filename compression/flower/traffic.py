@@ -31,7 +31,8 @@ class Traffic:
 
     - `uplink_bytes`, `downlink_bytes`: bytes of the payloads.
     - `*_bytes_float32`: bytes that Flower would send for the same models without compression.
-      Flower sends one Array per tensor in the tensor's dtype, which is usually float32.
+      Flower sends one Array per tensor in the tensor's dtype, which is usually float32. Frozen
+      parameters are not counted.
     - `*_other_bytes`: bytes of the records that Flower sends with or without compression. These are
       other ArrayRecords' data and the serialised ConfigRecords and MetricRecords.
     - `*_header_bytes`: bytes of the headers, records that only compressed messages have.

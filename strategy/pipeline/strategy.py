@@ -108,6 +108,7 @@ class PipelineStrategy(ParameterServer):
             raise ConfigError(
                 "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs="
             )
+        _expect_plain_model(config)
         if config.network.crash and config.timeout >= FOREVER:
             raise ConfigError(
                 f"network.crash={config.network.crash:g} needs a timeout= here, the virtual "
@@ -216,3 +217,18 @@ class PipelineStrategy(ParameterServer):
     def _goes_forward(self, segments: int) -> bool:
         """Return whether a mini-batch passes each segment once, without a backward task."""
         return self.synthetic or (segments == 1 and self.flow.micro_batches == 1)
+
+
+def _expect_plain_model(config: Config) -> None:
+    """Raise `ConfigError` for options of the model that a cut model does not have."""
+    adapter = str(config.adapter["_target_"])
+    for key, is_plain in {
+        "trainable": config.trainable is None,
+        "adapter": adapter == "task.finetuning.Adapter",
+        "model.file": config.model.file is None,
+        "model.dtype": config.model.dtype == "float32",
+    }.items():
+        if not is_plain:
+            raise ConfigError(
+                f"{key}= does not go with a cut model, which is trained whole: drop it"
+            )

@@ -68,7 +68,7 @@ class Run:
         """
         self.initial = arrays = ArrayRecord(self.model.state_dict())
         self.natives = self.model.natives()
-        self.strategy.initial = Initial(self.natives) if self.natives else None
+        self.strategy.initial = Initial(self.natives, self.model.frozen) if self.natives else None
         if getattr(self.strategy, "sends_models", True):
             size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
             self.grid.follow(size, HEADER)

@@ -264,6 +264,55 @@ def test_native_tensors_to_arrays_and_back(tensor):
     assert torch.equal(module.odd.to(torch.complex64), tensor.to(torch.complex64))
 
 
+class Attention(nn.Module):
+    """A layer that uses the parameters of the layer inside it, and one parameter twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 8)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        return self.head(self.mix(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("drop", [False, True])
+def test_half_parameters_are_trained_through_their_float32_masters(dtype, optimiser, drop):
+    torch.manual_seed(0)
+    plain = Attention().to(dtype)
+    flat = FlatModel(copy.deepcopy(plain))
+    named = dict(plain.named_parameters())
+    masters = nn.ParameterDict({n.replace(".", "/"): p.detach().float() for n, p in named.items()})
+    make = OPTIMISERS[optimiser]
+    theirs, ours = make(masters.values()), make([flat.parameters])
+    tokens = torch.randint(5, (4, 3))
+    for _ in range(4):
+        plain.zero_grad()
+        for name, parameter in named.items():
+            parameter.data.copy_(masters[name.replace(".", "/")])
+        for model, before in ((plain, plain.zero_grad), (flat.module, flat.zero_grad)):
+            before() if model is plain or not drop else flat.drop_grad()
+            logits = model(tokens).float().flatten(0, 1)
+            nn.functional.cross_entropy(logits, tokens.flatten()).backward()
+        if drop:
+            flat.parameters.grad = flat.collect_grad()
+        for name, parameter in named.items():
+            masters[name.replace(".", "/")].grad = parameter.grad.float()
+        theirs.step()
+        ours.step()
+    for name, value in flat.state_dict().items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, masters[name.replace(".", "/")].detach())
+    flat.load(flat.state.clone())
+    for name, parameter in flat.module.named_parameters():
+        assert torch.equal(parameter.data, flat.state_dict()[name].to(dtype))
+
+
 def test_other_float_types_are_refused():
     with pytest.raises(TaskError, match=r"0\.weight is float64"):
         FlatModel(nn.Sequential(nn.Linear(2, 2).double()))

@@ -136,8 +136,8 @@ class VersionTracker:
 
 SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
 # Key of an encoded message: the content's id, the node's version, the number of its last applied
-# reply, and whether the node lacks the initial native tensors.
-Key = tuple[int, int | None, int | None, bool]
+# reply, and the payload with the initial native tensors that the node lacks.
+Key = tuple[int, int | None, int | None, bytes | None]
 
 
 class Encoded(NamedTuple):
@@ -160,13 +160,16 @@ class DecodedReply(NamedTuple):
 class ServerSessionState:
     """State of `ServerSession`: the server's data about its nodes.
 
-    `asked`: the nodes that got a message. `given`: the nodes that got the initial native tensors.
-    `versions`: the nodes' versions. `acks`: the nodes' applied updates. `ServerSession.gone`
-    deletes the data of nodes that have left.
+    `asked`: the nodes that got a message. `given`: the nodes that got the initial native tensors,
+    without frozen parameters. `differing`: the nodes that reported other initial values; the next
+    message to them has the server's, with frozen parameters. `versions`: the nodes' versions.
+    `acks`: the nodes' applied updates. `ServerSession.gone` deletes the data of nodes that have
+    left.
     """
 
     asked: set[int] = field(default_factory=set)
     given: set[int] = field(default_factory=set)
+    differing: set[int] = field(default_factory=set)
     versions: VersionTrackerState = field(default_factory=VersionTrackerState)
     acks: AckTrackerState = field(default_factory=AckTrackerState)
 
@@ -222,6 +225,7 @@ class ServerSession:
         state = ServerSessionState() if state is None else state
         self._asked, self._many = state.asked, SPARE
         self._given, self.initial = state.given, model.natives if model else NONE
+        self._differing = state.differing
         self.versions = VersionTracker(sync, state.versions)
         self.acks = AckTracker(state.acks, uplink)
         self.traffic = traffic
@@ -277,7 +281,7 @@ class ServerSession:
         self._asked.add(node)
         decided = decided and not self.acks.unknown(node)
         applied = self.acks.last_applied(node) if decided else None
-        lacks = bool(self.initial.arrays) and node not in self._given
+        lacks = self._lacking(node)
         key = id(content), base, applied, lacks
         if key not in cache:
             alike = (e.model_update for k, e in cache.items() if k[:2] == key[:2] and k[3] == lacks)
@@ -292,26 +296,35 @@ class ServerSession:
             shared = values_of(content) | {name: model_update.arrays}
             made = filled(RecordDict, {**shared, HEADER: header_record})
             cache[key] = Encoded(made, model_update, measured(made, HEADER))
-        if lacks:
+        if lacks is not None:
             self._given.add(node)
+            self._differing.discard(node)
         sent = cache[key]
         self.versions.send(node, sent.model_update)
         self.traffic.count_sent(sent.size, plain_bytes)
         return sent
 
+    def _lacking(self, node: int) -> bytes | None:
+        """Return the payload with the initial native tensors that a node lacks; None for none."""
+        if not self.initial.arrays:
+            return None
+        if node in self._differing:
+            return self.initial.whole
+        return None if node in self._given else self.initial.unfrozen
+
     def _with_natives(
-        self, model_update: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bool
+        self, model_update: ModelUpdate, natives: Mapping[str, NDArray[Any]], lacks: bytes | None
     ) -> ModelUpdate:
         """Add the payloads with native tensors to a model update, if the model has such tensors.
 
-        `lacks`: True if the node lacks the initial native tensors.
+        `lacks`: the payload with the initial native tensors that the node lacks; None for none.
         """
         if not self.initial.arrays:
             return model_update
         arrays = model_update.arrays
         payloads = {NATIVE: self.initial.payload({**self.initial.arrays, **natives})}
-        if lacks:
-            payloads[INITIAL] = self.initial.whole
+        if lacks is not None:
+            payloads[INITIAL] = lacks
         for name, payload in payloads.items():
             if payload:
                 arrays = with_payload(arrays, name, payload)
@@ -334,6 +347,7 @@ class ServerSession:
         found = self._asked - here
         self._asked -= found
         self._given.difference_update(found)
+        self._differing.difference_update(found)
         self.versions.forget(found)
         self.acks.forget(found)
         return found
@@ -355,7 +369,7 @@ class ServerSession:
         if reply.has_error():
             self.versions.invalidate(node)
             if self.initial.arrays and OTHER_INITIAL in (reply.error.reason or ""):
-                self._given.discard(node)
+                self._differing.add(node)
             raise PayloadError(reason_of(reply))
         content = reply.content
         payloads = payloads_of(content)

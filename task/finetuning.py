@@ -1,0 +1,145 @@
+"""Fine-tuning: weights from a file, adapters, frozen parameters, a model in half precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from task.errors import TaskError
+from task.model_file import sha256_of
+from task.tensors import mapped
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SHOWN = 5  # the most names that an error message lists
+
+
+class Adapter:
+    """Base class of adapters: small layers that are trained in place of a model's own layers.
+
+    The base class adds none.
+    """
+
+    def add(self, module: nn.Module) -> nn.Module:
+        """Return the model with its adapters; only the adapters' parameters are trained."""
+        return module
+
+
+class LoRA(Adapter):
+    """Low-rank adapters (Hu et al. 2021, section 4.1), made by the library PEFT.
+
+    A chosen layer computes W x + (lora_alpha / r) B A x. W is frozen. A, (r, inputs), and B,
+    (outputs, r), are trained; B begins with zeros.
+
+    Args:
+        r: the rank.
+        lora_alpha: the scale of the adapters' output.
+        lora_dropout: the probability of dropout before A.
+        target_modules: names of the layers that get an adapter, or ends of names; "all-linear": all
+            linear layers.
+
+    Raises:
+        TaskError: PEFT is not installed, or it refuses the model or an option.
+    """
+
+    def __init__(
+        self,
+        r: int = 8,
+        lora_alpha: float = 16,
+        lora_dropout: float = 0.0,
+        target_modules: list[str] | str = "all-linear",
+    ) -> None:
+        self.options: dict[str, Any] = {
+            "r": r,
+            "lora_alpha": lora_alpha,
+            "lora_dropout": lora_dropout,
+            "target_modules": target_modules,
+        }
+
+    def add(self, module: nn.Module) -> nn.Module:
+        """Return the model with the adapters; all other parameters are frozen."""
+        try:
+            import peft
+        except ImportError as error:
+            raise TaskError(
+                "adapter=lora needs the library PEFT: pip install 'peft>=0.13'"
+            ) from error
+        try:
+            made: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**self.options), module)
+        except Exception as error:  # PEFT raises errors of several types
+            reason = str(error).strip().partition("\n")[0]
+            raise TaskError(f"adapter: {reason}") from error
+        return made
+
+
+def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Train only the parameters whose names match one of the patterns; freeze all others.
+
+    A pattern may hold the wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a
+    pattern that matches no parameter.
+    """
+    names = [name for name, _ in module.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise TaskError(f"trainable={pattern} matches no parameter; there are {listed}")
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
+    """Load a safetensors file into a model; tensors that the file lacks keep their values.
+
+    Raises `TaskError` for a file that cannot be read or has another checksum than `sha256`, and for
+    a tensor that the model lacks or has in another shape.
+    """
+    from safetensors.torch import load_file as read
+
+    if sha256 is not None and (found := sha256_of(file)) != sha256:
+        raise TaskError(
+            f"model.file={file} has the SHA-256 {found[:16]}, and the run's file has {sha256[:16]}:"
+            " copy the run's file to this machine"
+        )
+    try:
+        tensors = read(file)
+    except Exception as error:  # safetensors raises errors of several types
+        reason = str(error).strip().partition("\n")[0]
+        raise TaskError(f"model.file={file} is no safetensors file: {reason}") from error
+    held = module.state_dict()
+    for name, tensor in tensors.items():
+        if name not in held or held[name].shape != tensor.shape:
+            there = f"has the shape {tuple(held[name].shape)}" if name in held else "is missing"
+            raise TaskError(
+                f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
+                "model: give the file of this model"
+            )
+    if not tensors:
+        raise TaskError(f"model.file={file} holds no tensors")
+    module.load_state_dict(tensors, strict=False)
+
+
+def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
+    """Convert a model to a float type; its inputs are converted too, and its outputs to float32.
+
+    `dtype`: one of `DTYPES`. Buffers of floats are converted, too.
+    """
+    kind = DTYPES[dtype]
+    if kind == torch.float32:
+        return module
+    module.to(kind)
+    module.register_forward_pre_hook(lambda _, args: tuple(_cast(each, kind) for each in args))
+    module.register_forward_hook(lambda _, __, output: _cast(output, torch.float32))
+    return module
+
+
+def _cast(values: Any, kind: torch.dtype) -> Any:
+    """Return a tensor, or a tuple or dictionary of tensors, with all floats in one type."""
+
+    def cast(value: Any) -> Any:
+        known = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(kind) if known else value
+
+    return mapped(cast, values) if isinstance(values, Tensor | tuple | dict) else values

@@ -1,0 +1,116 @@
+"""Weights from a file, parameters that are frozen by name, and models in half precision."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from task.errors import TaskError
+from task.finetuning import Adapter, LoRA, freeze_others, in_dtype, load_file
+from task.model_file import sha256_of
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "trained"),
+    [
+        (["2.*"], {"2.weight", "2.bias"}),
+        (["*.bias"], {"0.bias", "2.bias"}),
+        (["0.weight", "[2].bias"], {"0.weight", "2.bias"}),
+        (["*"], {"0.weight", "0.bias", "2.weight", "2.bias"}),
+    ],
+)
+def test_only_parameters_that_match_a_pattern_are_trained(patterns, trained):
+    module = net().requires_grad_(False)
+    freeze_others(module, patterns)
+    assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
+
+
+def test_a_pattern_without_a_parameter_is_refused():
+    with pytest.raises(TaskError, match=r"trainable=head\.\* matches no parameter; there are 0\.w"):
+        freeze_others(net(), ["2.*", "head.*"])
+
+
+def test_a_file_sets_the_tensors_that_it_holds(tmp_path):
+    file = str(tmp_path / "base.safetensors")
+    save_file({"0.weight": torch.full((4, 3), 7.0)}, file)
+    module, plain = net(), net()
+    load_file(module, file, sha256_of(file))
+    assert torch.equal(module[0].weight, torch.full((4, 3), 7.0))
+    assert torch.equal(module[2].weight, plain[2].weight)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"1.weight": torch.zeros(4, 3)}, r"1\.weight \(4, 3\), which is missing in the model"),
+        ({"0.weight": torch.zeros(3, 4)}, r"\(3, 4\), which has the shape \(4, 3\)"),
+        ({}, "holds no tensors"),
+        (None, "is no safetensors file"),
+    ],
+)
+def test_a_file_of_another_model_is_refused(tensors, said, tmp_path):
+    file = tmp_path / "base.safetensors"
+    file.write_bytes(b"?" * 99) if tensors is None else save_file(tensors, str(file))
+    module, plain = net(), net()
+    with pytest.raises(TaskError, match=said) as caught:
+        load_file(module, str(file), None)
+    assert "\n" not in str(caught.value)
+    assert all(
+        torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True)
+    )
+
+
+def test_a_file_with_other_contents_than_the_runs_is_refused(tmp_path):
+    file = tmp_path / "base.safetensors"
+    save_file({"0.bias": torch.zeros(4)}, str(file))
+    before = sha256_of(str(file))
+    save_file({"0.bias": torch.ones(4)}, str(file))
+    with pytest.raises(TaskError, match="copy the run's file to this machine"):
+        load_file(net(), str(file), before)
+
+
+@pytest.mark.parametrize("path", ["none", ".", "a\0b", "x" * 5000])
+def test_a_file_that_is_not_there_is_one_line(path, tmp_path):
+    with pytest.raises(TaskError, match=r"^model\.file=.*$"):
+        sha256_of(str(tmp_path / path))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_half_model_takes_and_gives_float32(dtype):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, given):
+            return {"y": self.inner(given["x"]), "tokens": given["tokens"]}
+
+    module = in_dtype(Two(), dtype)
+    x = torch.randn(5, 3)
+    given = module({"x": x, "tokens": torch.arange(5)})
+    assert (given["y"].dtype, given["tokens"].dtype) == (torch.float32, torch.int64)
+    torch.testing.assert_close(given["y"], net()(x), rtol=0.05, atol=0.05)
+    assert module.inner[0].weight.dtype == getattr(torch, dtype)
+
+
+def test_without_an_adapter_the_model_is_unchanged():
+    module = net()
+    assert Adapter().add(module) is module
+
+
+@pytest.mark.system
+def test_lora_trains_two_small_matrices_a_layer():
+    pytest.importorskip("peft")
+    module = LoRA(r=2).add(net())
+    shapes = {n: tuple(p.shape) for n, p in module.named_parameters() if p.requires_grad}
+    assert sorted(shapes.values()) == [(2, 2), (2, 3), (2, 4), (4, 2)]
+    x = torch.randn(5, 3)
+    assert torch.equal(module(x), net()(x))  # B begins with zeros
+    with pytest.raises(TaskError, match="adapter: ") as caught:
+        LoRA(target_modules=["nothing"]).add(net())
+    assert "\n" not in str(caught.value)

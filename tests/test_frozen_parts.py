@@ -1,0 +1,118 @@
+"""Frozen parameters never travel; parameters in half precision have float32 masters."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import client.app
+from client.training import Trainer
+from task.errors import TaskError
+from task.models.parts import MODELS
+from tests.local_runs import local_run
+from tests.runs import history_of, result_of
+
+WORDS = ["dataset=digits", "nodes=3", "rounds=3", "lr=0.05", "trainable=[head.*]", "eval_every=3"]
+HEAD = 4 * (64 * 10 + 10)  # bytes of the trained parameters
+
+
+class Named(nn.Module):
+    def __init__(self, channels, size, classes):
+        super().__init__()
+        pixels = nn.Linear(channels * size**2, 512)
+        self.base = nn.Sequential(nn.Flatten(), pixels, nn.ReLU(), nn.Linear(512, 64), nn.ReLU())
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, x):
+        return self.head(self.base(x))
+
+
+@pytest.fixture(autouse=True)
+def _named(monkeypatch):
+    monkeypatch.setitem(MODELS.members, "named", Named)
+
+
+def bytes_of(row, side):
+    return sum(row[f"{side}_{kind}bytes"] for kind in ("", "other_", "header_"))
+
+
+def ran(tmp_path, *words, **options):
+    local_run(tmp_path, "model=mlp", "model.name=named", *WORDS, *words, **options)
+    return result_of(tmp_path), history_of(tmp_path)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "esgd"])
+def test_a_round_costs_at_most_a_tenth_more_than_the_trained_parameters(algorithm, tmp_path):
+    words = [f"algorithm={algorithm}", "compression=none", "downlink=full", "compression.coder=raw"]
+    result, history = ran(tmp_path, *words)
+    assert result["parameters"] == HEAD // 4
+    last = history[-1]
+    for side in ("uplink", "downlink"):
+        assert HEAD < bytes_of(last, side) / 9 <= 1.1 * HEAD  # 9 messages; the first ones as others
+        assert last[f"{side}_bytes_float32"] / 9 < 1.3 * HEAD  # of what Flower would send, too
+    small, _ = ran(tmp_path / "int4", f"algorithm={algorithm}", "compression=int4")
+    assert small["uplink_bytes"] / 9 < HEAD / 6
+
+
+def test_a_node_with_another_base_receives_the_servers_once(tmp_path, monkeypatch):
+    _, usual = ran(tmp_path / "usual")
+
+    class Elsewhere(Trainer):
+        def __init__(self, config, folder=None):
+            def other(*shape):
+                module = Named(*shape)
+                module.base[1].weight.data *= 1.0001  # as another processor would compute it
+                return module
+
+            with monkeypatch.context() as patch:
+                patch.setitem(MODELS.members, "named", other)
+                super().__init__(config, folder)
+
+    made = {}
+    monkeypatch.setattr(
+        client.app,
+        "trainer_for",
+        lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
+    )
+    result, history = ran(tmp_path / "other", "rounds=4", "eval_every=4")
+    sent = [row["downlink_bytes"] for row in history]
+    rounds = [after - before for before, after in pairwise(sent)]
+    base = 4 * 64 * 512
+    assert result["failures"] == 3  # one message to each node
+    assert rounds[0] < base < rounds[1]
+    assert max(rounds[2:]) < base
+    assert history[-1]["accuracy"] == pytest.approx(usual[-1]["accuracy"], abs=0.1)
+
+
+def test_a_file_replaces_the_seeds_weights_and_must_be_the_same_everywhere(tmp_path, monkeypatch):
+    file = tmp_path / "base.safetensors"
+    torch.manual_seed(5)
+    model = Named(1, 8, 10)
+    save_file(model.state_dict(), str(file))
+    ran(tmp_path / "run", f"model.file={file}")
+    found = load_file(tmp_path / "run" / "model.safetensors")
+    assert torch.equal(found["base.1.weight"], model.base[1].weight)
+    assert not torch.equal(found["head.weight"], model.head.weight)
+    monkeypatch.setattr("conf.load.sha256_of", lambda file: "0" * 64)
+    with pytest.raises(TaskError, match="copy the run's file"):
+        ran(tmp_path / "other", f"model.file={file}", "seed=1")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["fedavg_f2i", "esgd"])
+def test_half_precision_trains_as_float32_does(dtype, algorithm, tmp_path):
+    words = [
+        f"algorithm={algorithm}",
+        "rounds=6",
+        "eval_every=6",
+        "model.name=mlp",
+        "trainable=null",
+    ]
+    plain, _ = ran(tmp_path / "plain", *words)
+    half, _ = ran(tmp_path / "half", *words, f"model.dtype={dtype}")
+    assert half["loss"] == pytest.approx(plain["loss"], rel=0.05)
+    assert half["loss"] != plain["loss"]
+    kinds = {t.dtype for t in load_file(tmp_path / "half" / "model.safetensors").values()}
+    assert kinds == {getattr(torch, dtype)}
