@@ -83,16 +83,16 @@ def uplink(message: Message, context: Context, call_next: ClientAppCallable) -> 
 def train(message: Message, context: Context) -> Message:
     """Train the received model; reply with the new model (`CompressionMod` sends a delta)."""
     trainer, node = _trainer(context)
-    vector, metrics = trainer.train(node, *_read(message))
-    return _reply(message, with_natives(flat_record(vector), trainer.flat.natives()), metrics)
+    vector, metrics = trainer.train(node, *_read(message), context.state)
+    return _reply(message, with_natives(flat_record(vector), trainer.natives()), metrics)
 
 
 @app.train("step", mods=[uplink])
 def step(message: Message, context: Context) -> Message:
     """Reply to a strategy of EdgeWire with an update of the received model."""
     trainer, node = _trainer(context)
-    update, metrics = trainer.update(node, *_read(message))
-    return _reply(message, with_natives(update_record(update), trainer.flat.natives()), metrics)
+    update, metrics = trainer.update(node, *_read(message), context.state)
+    return _reply(message, with_natives(update_record(update), trainer.natives()), metrics)
 
 
 @app.train("segment")

@@ -8,6 +8,7 @@ from itertools import chain, islice, repeat
 
 import numpy as np
 import torch
+from flwr.app import RecordDict
 from flwr.app.typing import MetricRecordValues
 from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -17,20 +18,25 @@ from client.node import Node
 from compression.batchnorm import trained_entries
 from compression.flower import CompressionMod
 from compression.flower.headers import EXAMPLES, LOSS, STEPS, TrainConfig
-from compression.flower.native_tensors import NONE, Arrays, Initial
+from compression.flower.native_tensors import NONE, VECTOR, Arrays, Initial
+from compression.flower.node.state import store_arrays, stored_arrays
 from compression.flower.records import NO_ARRAYS
 from compression.layout import Layout
 from conf import Config
 from conf.build import (
     data_of,
     device_of,
+    local_of,
     model_of,
     objective_of,
     optimizer_of,
     server_optimizer_of,
+    share_of,
+    vectors_of,
 )
 from conf.codecs import codec_of
 from task.flat_model import FlatModel
+from task.local import LocalRun
 from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
 from task.steps import Batch, batches, evaluate
@@ -38,6 +44,7 @@ from task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
 Metrics = dict[str, MetricRecordValues]
+LOCAL = "edgewire-local"  # the record in a node's state with the local algorithm's tensors
 
 
 class Trainer:
@@ -60,39 +67,53 @@ class Trainer:
         # 0.4 of the time.
         self._step = inspect.unwrap(type(self.optimizer).step)
         self.objective = objective_of(config)
+        self.local = local_of(config)
+        self.share = share_of(config)
         self.single = not any(isinstance(m, _BatchNorm) for m in self.flat.module.modules())
         self.samples = Samples(config, self.data, folder)
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
         self.trained = trained_entries(self.layout)
-        self.uplink = uplink_of(config, self.layout, Initial(self.flat.natives()))
+        vectors = vectors_of(self.local, self.layout)
+        self.uplink = uplink_of(config, self.layout, Initial(self.flat.natives(), vectors=vectors))
+        self._vectors: Arrays = vectors.zeros  # those that the last training reports
 
     def update(
-        self, node: Node, model: Vector, orders: TrainConfig, natives: Arrays = NO_ARRAYS
+        self,
+        node: Node,
+        model: Vector,
+        orders: TrainConfig,
+        natives: Arrays = NO_ARRAYS,
+        state: RecordDict | None = None,
     ) -> tuple[Vector, Metrics]:
         """Return the update that the server's optimiser subtracts from `model`, and metrics.
 
         The update is float32 (n,), as `model`. It is the gradient of one mini-batch, or the model
         before local steps minus the model after them. For BatchNorm's statistics the update holds
-        their new values. The next call may overwrite the update and `flat.natives()`. `orders`: the
+        their new values. The next call may overwrite the update and `natives()`. `orders`: the
         settings in the server's message. `natives`: the model's native tensors by name: those that
-        are not in the float32 vector `model`.
+        are not in the float32 vector `model`. `state`: the node's `Context.state`, where the local
+        algorithm stores its tensors.
         """
         if self.config.strategy.get("update", "gradient") == "gradient":
             return self.gradient(node, model, natives, number=orders.number - 1)
-        trained, metrics = self.train(node, model, orders, natives)
+        trained, metrics = self.train(node, model, orders, natives, state)
         update: Vector = model - trained
         update[self.trained :] = trained[self.trained :]
         return update, metrics
 
     def train(
-        self, node: Node, start: Vector, orders: TrainConfig, natives: Arrays = NO_ARRAYS
+        self,
+        node: Node,
+        start: Vector,
+        orders: TrainConfig,
+        natives: Arrays = NO_ARRAYS,
+        state: RecordDict | None = None,
     ) -> tuple[Vector, Metrics]:
         """Train from the model `start`, float32 (n,); return the new model and metrics.
 
         The next call overwrites the new model. Random numbers depend only on (seed, node, number of
-        the update). `orders`: the settings in the server's message. `orders.proximal_mu`: mu of
-        FedProx's proximal term mu / 2 |x - start|^2 (Li et al. 2020, equation 2).
+        the update). `orders`, `state`: as in `update`.
         """
         flat, optimizer = self.flat, self.optimizer
         inputs, targets = self.samples.of(node, held_back=False)
@@ -103,26 +124,37 @@ class Trainer:
         for group in optimizer.param_groups:
             group["lr"] = orders.lr
         generator = self.samples.generator(node, orders.number)
-        anchor = flat.parameters.clone() if orders.proximal_mu else None
-        total, steps = torch.zeros((), device=self.device), 0
+        run = self._local_run(orders, natives, state)
         with self._layers_draws(node, orders.number):
-            for x, y in self.batches(inputs, targets, generator):
-                flat.zero_grad()
-                loss = self.objective.loss(flat.module, x, y)
-                loss.backward()  # type: ignore[no-untyped-call]
-                # FedProx: the gradient of the proximal term is mu (x - start).
-                if anchor is not None and (gradient := flat.parameters.grad) is not None:
-                    gradient.add_(flat.parameters - anchor, alpha=orders.proximal_mu)
-                self._step(optimizer)
-                total += loss.detach()
-                steps += 1
+            loss = self.local.train(run, self.batches(inputs, targets, generator))
         flat.collect_state()
-        metrics: Metrics = {
-            LOSS: total.item() / steps,
-            EXAMPLES: count(inputs),
-            STEPS: steps,
-        }
+        if state is not None and run.state:
+            store_arrays(state, LOCAL, {n: t.cpu().numpy() for n, t in run.state.items()})
+        self._vectors = {f"{VECTOR}{n}": t.cpu().numpy() for n, t in run.vectors.items()}
+        metrics: Metrics = {LOSS: loss, EXAMPLES: count(inputs), STEPS: run.steps}
         return flat.state.detach().cpu().numpy(), metrics
+
+    def _local_run(
+        self, orders: TrainConfig, natives: Arrays, state: RecordDict | None
+    ) -> LocalRun:
+        """Return the arguments of the local algorithm for one message."""
+        stored = {} if state is None else stored_arrays(state, LOCAL)
+        vectors = {name: natives[f"{VECTOR}{name}"] for name in self.local.vectors}
+        return LocalRun(
+            self.flat,
+            self.objective,
+            self.optimizer,
+            self._step,
+            orders.lr,
+            orders.proximal_mu,
+            self.share,
+            {name: torch.as_tensor(a, device=self.device) for name, a in stored.items()},
+            {name: torch.tensor(a, device=self.device) for name, a in vectors.items()},
+        )
+
+    def natives(self) -> Arrays:
+        """Return the native tensors after a training: the model's, and the local algorithm's."""
+        return {**self.flat.natives(), **self._vectors}
 
     def gradient(
         self, node: Node, model: Vector, natives: Arrays = NO_ARRAYS, *, number: int
@@ -139,7 +171,7 @@ class Trainer:
             flat.module.train()
         x, y = self.samples.batch(node, number)
         flat.drop_grad()
-        with self._layers_draws(node, number):
+        with self._layers_draws(node, number), self.local.precision(flat):
             loss = self.objective.loss(flat.module, x, y)
             loss.backward()  # type: ignore[no-untyped-call]
         metrics: Metrics = {LOSS: loss.item(), EXAMPLES: count(x), STEPS: 1}

@@ -14,6 +14,10 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 from torch.optim import Optimizer
 
+from compression.batchnorm import trained_entries
+from compression.flower.native_tensors import LocalVectors
+from compression.layout import Layout
+from compression.make import make_codec
 from conf.check import build
 from conf.schema import Config, ConfigError
 from conf.submitted_runs import NodeGrants
@@ -22,6 +26,7 @@ from task.datasets.data import expect_usable, holdout
 from task.datasets.folder import DEFAULT_SIZE, PHOTOS, has_photos, without_photos
 from task.errors import TaskError
 from task.finetuning import freeze_others, in_dtype, load_file
+from task.local import LocalAlgorithm
 from task.models import build_model
 from task.objectives import Objective
 from task.optimizers import SGD, ServerOptimizer
@@ -163,6 +168,33 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def local_of(config: Config) -> LocalAlgorithm:
+    """Return what a node does with its mini-batches between two messages."""
+    local: LocalAlgorithm = build("local", config.local)
+    return local
+
+
+def vectors_of(local: LocalAlgorithm, layout: Layout) -> LocalVectors:
+    """Return the local algorithm's vectors for a model; `layout`: of its flat vector.
+
+    Raises `ConfigError` for an unknown quantizer.
+    """
+    try:
+        codec = make_codec(quantizer=local.quantizer, feedback=False)
+    except ValueError as error:
+        raise ConfigError(f"local: {error}") from error
+    size = trained_entries(layout)
+    tensors = [t for t, end in enumerate(layout.offsets[1:].tolist()) if end > size]
+    return LocalVectors.of(local.vectors, layout.without(tensors), codec)
+
+
+def share_of(config: Config) -> float:
+    """Return the share of the nodes that train in a round; 1 for a strategy without rounds."""
+    fraction = float(config.strategy.get("fraction_train", 1.0))
+    least = int(config.strategy.get("min_train_nodes", 1))
+    return min(max(int(config.nodes * fraction), least, 1) / config.nodes, 1.0)
 
 
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:

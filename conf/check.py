@@ -69,7 +69,7 @@ def check_targets(config: Config) -> None:
     `partition_of` checks `partition`: a check here would import the partitioners, which a node with
     its own images does not need.
     """
-    for group in ("strategy", "adapter", "objective", "optimizer", "schedule"):
+    for group in ("strategy", "adapter", "local", "objective", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     for group in OWN:
         if own := getattr(config, group).own:

@@ -1,6 +1,6 @@
 """Types of every configuration key, so that an error names the wrong key or value.
 
-Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `adapter`,
+Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `adapter`, `local`,
 `objective`, `optimizer`, `schedule` and `engine` name a class as `_target_`; `conf.check` checks
 their keys against that class's signature. The keys of `compression` are the options of all
 registered methods together.
@@ -157,6 +157,7 @@ class Config:
     partition: Any = MISSING
     model: Any = field(default_factory=partial(open_group, "model"))
     adapter: Any = MISSING
+    local: Any = MISSING
     objective: Any = MISSING
     optimizer: Any = MISSING
     schedule: Any = MISSING

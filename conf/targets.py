@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 KINDS = {
     "strategy": ("flwr.serverapp.strategy", "Strategy"),
     "adapter": ("task.finetuning", "Adapter"),
+    "local": ("task.local", "LocalAlgorithm"),
     "objective": ("task.objectives", "Objective"),
     "optimizer": ("torch.optim", "Optimizer"),
     "schedule": ("torch.optim.lr_scheduler", "LRScheduler"),

@@ -15,7 +15,7 @@ from report.runs import HYDRA, OVERRIDES, read_overrides
 # groups that a preset sets: the run's name states other choices in these groups
 METHOD = (
     *("strategy", "strategy/optimizer", "strategy/staleness"),
-    *("compression", "compression@gradients", "downlink"),
+    *("compression", "compression@gradients", "downlink", "local", "adapter"),
 )
 
 

@@ -14,7 +14,7 @@ from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
 from conf import Config, ConfigError
-from conf.build import objective_of, strategy_of
+from conf.build import local_of, objective_of, strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
 from strategy.base import Codecs, ParameterServer
 from strategy.federated import Federated
@@ -119,6 +119,7 @@ def scheme_of(config: Config) -> CountedStrategy:
     user's.
     """
     made = strategy_of(config)
+    _expect_local(config)
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
         expect_limits(made, config)
@@ -139,6 +140,14 @@ def scheme_of(config: Config) -> CountedStrategy:
         )
     scheme.check_config(config)
     return scheme
+
+
+def _expect_local(config: Config) -> None:
+    """Raise `ConfigError` for a local algorithm that does not go with the strategy."""
+    try:
+        local_of(config).check_strategy(config.strategy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def expect_named(config: Config, layout: Layout) -> None:

@@ -11,18 +11,19 @@ a node that reports other values.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
-from xxhash import xxh3_64
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ..base import Buffer, PayloadError
 from ..batchnorm import expect_counts
-from ..decoder import decode_update
+from ..codec import Codec
+from ..decoder import Update, decode_update
 from ..layout import Layout
 from ..make import make_codec
 from ..wire_natives import NativeTensor
@@ -34,6 +35,7 @@ Arrays = dict[str, NDArray[Any]]
 # Names of two payloads: of the changed native tensors; of the initial native tensors.
 NATIVE, INITIAL = "native", "initial"
 KEPT = "edgewire-initial"  # the record in a node's state with the server's initial values
+VECTOR = "local:"  # prefix of the names of a local algorithm's vectors
 PREFIX = "native:"  # prefix of the names of native tensors in a record with a flat vector
 # Prefix of an error after which the server sends its initial values.
 OTHER_INITIAL = "this node's model begins with other frozen parameters or constants"
@@ -42,15 +44,56 @@ NOTHING = Layout((), (), ())
 EMPTY = np.empty(0, np.float32)
 
 
+class LocalVectors(NamedTuple):
+    """The vectors of a local algorithm, which travel beside a model as native tensors.
+
+    Each is float32 (n,), for n trained parameters, and all are 0 at the start of a run. `layout`:
+    the layout of all of them, one after the other. `codec`: encodes them without a residual.
+    """
+
+    names: tuple[str, ...]
+    layout: Layout
+    codec: Codec
+
+    @classmethod
+    def of(cls, names: Sequence[str], trained: Layout, codec: Codec) -> LocalVectors:
+        """Return the vectors `names` of a model whose trained parameters have a layout."""
+        return cls(
+            tuple(f"{VECTOR}{name}" for name in names),
+            Layout(
+                tuple(f"{name}/{tensor}" for name in names for tensor in trained.names),
+                trained.shapes * len(names),
+                trained.dtypes * len(names),
+            ),
+            codec,
+        )
+
+    @property
+    def zeros(self) -> Arrays:
+        """The vectors at the start of a run, by name."""
+        size = self.layout.size // max(len(self.names), 1)
+        return {name: np.zeros(size, np.float32) for name in self.names}
+
+
+NO_VECTORS = LocalVectors((), NOTHING, EXACT)
+
+
 class Initial:
     """The values of native tensors at the start of a run, by name; the object never changes.
 
     `frozen`: the names of those that are frozen parameters. They do not change, so they are not
-    counted as bytes that Flower would send.
+    counted as bytes that Flower would send. `vectors`: the vectors of the local algorithm, which
+    are native tensors, too.
     """
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], frozen: Collection[str] = ()) -> None:
-        self.frozen = frozenset(frozen)
+    def __init__(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        frozen: Collection[str] = (),
+        vectors: LocalVectors = NO_VECTORS,
+    ) -> None:
+        self.frozen, self.vectors = frozenset(frozen), vectors
+        arrays = {**arrays, **vectors.zeros}
         self.arrays: Arrays = {name: np.array(array) for name, array in arrays.items()}
         self.layout = Layout(
             tuple(self.arrays),
@@ -73,13 +116,14 @@ class Initial:
 
     @cached_property
     def whole(self) -> bytes:
-        """The payload with the initial values of all native tensors."""
-        return self._packed(self.arrays)
+        """The payload with the initial values of all native tensors, except vectors of zeros."""
+        return self._packed({n: a for n, a in self.arrays.items() if n not in self.vectors.names})
 
     @cached_property
     def unfrozen(self) -> bytes:
-        """The payload with the initial values of all native tensors except frozen parameters."""
-        return self._packed({n: a for n, a in self.arrays.items() if n not in self.frozen})
+        """The payload that `whole` is, without frozen parameters."""
+        without = self.frozen.union(self.vectors.names)
+        return self._packed({n: a for n, a in self.arrays.items() if n not in without})
 
     def payload(self, arrays: Mapping[str, NDArray[Any]]) -> bytes:
         """Encode the native tensors that differ from their initial values.
@@ -92,8 +136,18 @@ class Initial:
         if not arrays:
             return b""
         places = {name: place for place, name in enumerate(self.layout.names)}
-        own = [NativeTensor(places[name], name, array) for name, array in arrays.items()]
-        return EXACT.encode(EMPTY, NOTHING, own=own)
+        names, layout, codec = self.vectors
+        coded = not codec.exact and any(name in arrays for name in names)
+        own = [
+            NativeTensor(places[name], name, array)
+            for name, array in arrays.items()
+            if not (coded and name in names)
+        ]
+        if not coded:
+            return EXACT.encode(EMPTY, NOTHING, own=own)
+        vector = np.concatenate([arrays.get(name, self.arrays[name]) for name in names])
+        # The values themselves seed the rounding, because a payload has no number here.
+        return codec.encode(vector, layout, own=own, seed=xxh3_64_intdigest(vector.data))
 
     def all(self, payload: Buffer | None) -> Arrays:
         """Return all native tensors by name, with initial values for those that a payload lacks.
@@ -111,11 +165,10 @@ class Initial:
         if not payload:
             return {}
         names, layout = self.layout.names, self.layout
-        update = decode_update(payload, max_size=self._most, max_tensors=len(layout))
-        if update.layout.size or len(update.layout):
-            raise PayloadError("native tensors come in another part of the payload")
+        most = len(layout) + len(self.vectors.layout)
+        update = decode_update(payload, max_size=self._most, max_tensors=most)
         expect_counts(update.own)
-        found: Arrays = {}
+        found = self._vectors(update) if len(update.layout) else {}
         for place, name, array in update.own:
             told = name, array.shape, array.dtype.name
             if place >= len(layout) or told != (
@@ -126,6 +179,13 @@ class Initial:
                 raise PayloadError(f"the model has no native tensor {name[:80]} {told[1:]}")
             found[name] = array
         return found
+
+    def _vectors(self, update: Update) -> Arrays:
+        """Return the vectors of the local algorithm that an update holds, by name."""
+        names, layout, codec = self.vectors
+        if codec.exact or update.layout.shapes != layout.shapes or update.indices is not None:
+            raise PayloadError("native tensors come in another part of the payload")
+        return dict(zip(names, np.split(update.values, len(names)), strict=True))
 
 
 def native_bytes(initial: Initial | None) -> int:
@@ -236,7 +296,8 @@ def _servers(
     there = stored_arrays(state, KEPT)
     if INITIAL in arrays:
         there |= own.read(arrays[INITIAL].data)
-    found = Initial({name: there.get(name, array) for name, array in own.arrays.items()})
+    arrays_there = {name: there.get(name, array) for name, array in own.arrays.items()}
+    found = Initial(arrays_there, own.frozen, own.vectors)
     if found.checksum != header.initial:
         raise PayloadError(f"{OTHER_INITIAL} than the server's, whose own {HEALS}")
     store_arrays(state, KEPT, differing(found.arrays, own.arrays))

@@ -225,6 +225,7 @@ def _expect_plain_model(config: Config) -> None:
     for key, is_plain in {
         "trainable": config.trainable is None,
         "adapter": adapter == "task.finetuning.Adapter",
+        "local": str(config.local["_target_"]) == "task.local.LocalAlgorithm",
         "model.file": config.model.file is None,
         "model.dtype": config.model.dtype == "float32",
     }.items():

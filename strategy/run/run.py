@@ -15,7 +15,7 @@ from compression.flower.headers import HEADER
 from compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
 from compression.flower.traffic import flower_bytes
 from conf import Config
-from conf.build import model_of, objective_of, server_data_of
+from conf.build import local_of, model_of, objective_of, server_data_of, vectors_of
 from strategy.factory import asks_nodes, expect_named, scheme_for
 from strategy.federated import Federated
 from strategy.lr_schedule import Schedule
@@ -49,10 +49,10 @@ class Run:
         self.test = self.data.prepared(test.inputs, config.device) if len(test) else test.inputs
         self.targets = mapped(lambda tensor: tensor.to(config.device), test.targets)
         names, shapes = self.model.names, self.model.shapes
-        layout = Layout(names, shapes, ("float32",) * len(names))
-        self.variances = variances(layout)
+        self.layout = Layout(names, shapes, ("float32",) * len(names))
+        self.variances = variances(self.layout)
         if not isinstance(self.strategy, PipelineStrategy):
-            expect_named(config, layout)
+            expect_named(config, self.layout)
         self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
         self.initial: ArrayRecord | None = None  # the model before training
@@ -67,8 +67,10 @@ class Run:
         Also let the grid estimate the time that the run would take without compression (`follow`).
         """
         self.initial = arrays = ArrayRecord(self.model.state_dict())
-        self.natives = self.model.natives()
-        self.strategy.initial = Initial(self.natives, self.model.frozen) if self.natives else None
+        vectors = vectors_of(local_of(self.config), self.layout)
+        self.natives = {**self.model.natives(), **vectors.zeros}
+        initial = Initial(self.model.natives(), self.model.frozen, vectors)
+        self.strategy.initial = initial if self.natives else None
         if getattr(self.strategy, "sends_models", True):
             size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
             self.grid.follow(size, HEADER)

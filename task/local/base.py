@@ -1,0 +1,186 @@
+"""The base class of local algorithms, which takes the optimiser's step with each mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from task.flat_model import FlatModel
+from task.objectives import Objective
+from task.steps import Batch
+
+SCALE = "loss_scale"  # the tensor in a node's state with the values `SCALED` of torch's GradScaler
+SCALED = ("scale", "_growth_tracker")
+FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class LocalRun:
+    """A node's training for one message.
+
+    - `flat`: the model. `flat.parameters`, float32 (n,), holds all trained parameters as one
+      vector, and `flat.parameters.grad`, float32 (n,), their gradients. It holds the received model
+      before the first step.
+    - `objective`, `optimizer`: the run's; the optimiser steps `flat.parameters`.
+    - `lr`: the learning rate. `proximal_mu`: the weight of FedProx's proximal term that the server
+      sent; 0: it sent none.
+    - `share`: the share of the nodes that train in a round, in (0, 1].
+    - `state`: the node's own tensors by name. They are stored until the node's next message.
+    - `vectors`: the vectors that travel beside the model (`LocalAlgorithm.vectors`), float32 (n,),
+      by name: the server's before training. The algorithm sets those that the node reports.
+    - `temporary`: tensors by name, which are deleted after this training.
+    - `steps`: the number of the optimiser's steps so far.
+    """
+
+    flat: FlatModel
+    objective: Objective
+    optimizer: Optimizer
+    take_step: Callable[[Optimizer], Any]
+    lr: float
+    proximal_mu: float = 0.0
+    share: float = 1.0
+    state: dict[str, Tensor] = field(default_factory=dict)
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    temporary: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+
+    @property
+    def module(self) -> nn.Module:
+        """The model as PyTorch's module; its parameters are views of `flat.parameters`."""
+        return self.flat.module
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient of the last mini-batches, float32 (n,); changes in place are used."""
+        return self.flat.gradient
+
+    def step(self) -> None:
+        """Take the optimiser's step with `gradient`."""
+        self.take_step(self.optimizer)
+        self.steps += 1
+
+
+class LocalAlgorithm:
+    """Takes one step of the run's optimiser with each mini-batch: plain local SGD.
+
+    A subclass overrides `begin`, `correct` and `end`, or the whole loop, `train`. One object serves
+    all nodes of a process, so it stores nothing: what differs between nodes is in `LocalRun`.
+
+    `vectors`: names of vectors, float32 (n,) for n trained parameters, that travel beside the model
+    in both directions. They are 0 at the start of a run. The server replaces each by the weighted
+    mean of the vectors that nodes report. `uses_proximal_mu`: whether the algorithm uses the
+    `proximal_mu` of the server's message.
+
+    Args:
+        accumulate: mini-batches whose mean gradient makes one step.
+        autocast: "bfloat16" or "float16": the type of torch's automatic mixed precision (on a GPU).
+            With float16 the loss is scaled, so that small gradients do not become 0 (Micikevicius
+            et al. 2018, section 3.2). null: none.
+        quantizer: the quantizer for `vectors` in messages, such as int8; float32: they are sent
+            without loss.
+
+    Raises:
+        ValueError: another value.
+    """
+
+    vectors: ClassVar[tuple[str, ...]] = ()
+    uses_proximal_mu: ClassVar[bool] = False
+
+    def __init__(
+        self, accumulate: int = 1, autocast: str | None = None, quantizer: str = "float32"
+    ) -> None:
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+        if autocast is not None and autocast not in FLOATS:
+            raise ValueError(f"autocast must be null, bfloat16 or float16, not {autocast!r}")
+        if quantizer != "float32" and not self.vectors:
+            raise ValueError("quantizer is for vectors, and this algorithm sends none: drop it")
+        self.accumulate, self.autocast = accumulate, autocast
+        self.quantizer = quantizer
+
+    def check_strategy(self, options: Mapping[str, Any]) -> None:
+        """Raise `ValueError` for a strategy, given by its options, that does not go with this."""
+        if options.get("proximal_mu") and not self.uses_proximal_mu:
+            raise ValueError("strategy.proximal_mu needs local=fedprox")
+        if options.get("update", "delta") != "gradient":
+            return
+        if type(self) is not LocalAlgorithm or self.accumulate > 1 or self.autocast == "float16":
+            raise ValueError(
+                "local= is for steps at the nodes, and with strategy.update=gradient they take none"
+            )
+
+    def begin(self, run: LocalRun) -> None:
+        """Prepare the training for one message, before the first step."""
+
+    def correct(self, run: LocalRun) -> None:
+        """Change `run.gradient` in place, before a step."""
+
+    def end(self, run: LocalRun) -> None:
+        """Finish the training for one message: set `run.state` and `run.vectors`."""
+
+    def loss(self, run: LocalRun, batch: Batch) -> Tensor:
+        """Return the loss of a mini-batch, computed in the type of `autocast`."""
+        with self.precision(run.flat):
+            return run.objective.loss(run.flat.module, *batch)
+
+    def train(self, run: LocalRun, batches: Iterator[Batch]) -> float:
+        """Train with all mini-batches; return the mean of their losses."""
+        device = run.flat.state.device
+        scaler = self._scaler(run) if self.autocast == "float16" else None
+        total, count = torch.zeros((), device=device), 0
+        self.begin(run)
+        for group in self._groups(batches):
+            run.flat.zero_grad()
+            for batch in group:
+                loss = self.loss(run, batch)
+                total += loss.detach()
+                count += 1
+                if self.accumulate > 1:
+                    loss = loss / len(group)
+                if scaler is not None:
+                    loss = scaler.scale(loss)
+                loss.backward()  # type: ignore[no-untyped-call]
+            if scaler is not None:
+                scaler.unscale_(run.optimizer)
+            self.correct(run)
+            if scaler is None:
+                run.step()
+            else:  # without a step if the gradient is infinite
+                scaler.step(run.optimizer)
+                scaler.update()
+                run.steps += 1
+        self.end(run)
+        if scaler is not None:
+            found = scaler.state_dict()
+            run.state[SCALE] = torch.tensor([found[name] for name in SCALED], dtype=torch.float64)
+        return total.item() / count
+
+    def _scaler(self, run: LocalRun) -> torch.amp.GradScaler:
+        """Return a scaler of losses with the scale after this node's last message.
+
+        A new scaler skips the first steps, until it finds a scale without overflows.
+        """
+        scaler = torch.amp.GradScaler(run.flat.state.device.type)
+        if (stored := run.state.pop(SCALE, None)) is not None:
+            values = dict(zip(SCALED, stored.tolist(), strict=True))
+            values["_growth_tracker"] = int(values["_growth_tracker"])
+            scaler.load_state_dict({**scaler.state_dict(), **values})
+        return scaler
+
+    def _groups(self, batches: Iterator[Batch]) -> Iterable[list[Batch]]:
+        """Yield lists of the mini-batches that make one step."""
+        for first in batches:
+            yield [*chain((first,), islice(batches, self.accumulate - 1))]
+
+    def precision(self, flat: FlatModel) -> AbstractContextManager[Any]:
+        """Return a context in which layers compute in the type of `autocast`."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(flat.state.device.type, dtype=FLOATS[self.autocast])

@@ -1,0 +1,28 @@
+"""An optimiser whose state a node stores from one message to the next."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from task.local.base import LocalAlgorithm, LocalRun
+
+
+class KeptOptimizer(LocalAlgorithm):
+    """Keeps the optimiser's state, such as Adam's moments, from one message to the next.
+
+    The plain algorithm begins each message with a new optimiser. Raises `ValueError` for an
+    optimiser whose state holds other values than tensors.
+    """
+
+    def begin(self, run: LocalRun) -> None:
+        """Give the optimiser the state after this node's last message."""
+        if run.state:
+            run.optimizer.state[run.flat.parameters] = dict(run.state)
+
+    def end(self, run: LocalRun) -> None:
+        """Store the optimiser's state."""
+        for name, value in run.optimizer.state[run.flat.parameters].items():
+            if not isinstance(value, Tensor):
+                kind = type(run.optimizer).__name__
+                raise ValueError(f"the state {name} of {kind} is no tensor and cannot be kept")
+            run.state[name] = value

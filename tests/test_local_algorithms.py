@@ -1,0 +1,84 @@
+"""Local algorithms in whole runs: their vectors travel and are counted, their state is stored."""
+
+import numpy as np
+import pytest
+
+from compression.flower.native_tensors import natives_of
+from strategy.run.run import Run
+from task.local.scaffold import Scaffold
+from tests.local_runs import expect_resumed, local_run
+from tests.runs import history_of, model_bytes, result_of
+
+WORDS = ["dataset=digits", "model=mlp", "nodes=3", "rounds=3", "local_steps=4", "eval_every=3"]
+ALGORITHMS = {
+    "fedprox": ["local=fedprox", "local.mu=0.1"],
+    "scaffold": ["local=scaffold"],
+    "scaffold, int8": ["local=scaffold", "local.quantizer=int8"],
+    "kept": ["local=kept_optimizer", "optimizer=adam", "lr=0.001"],
+    "float16": ["local.autocast=float16", "local.accumulate=2"],
+}
+STRATEGIES = {
+    "flower": ["algorithm=fedavg_f2i_both", "strategy.fraction_train=0.7"],
+    "own": ["algorithm=fedavg_topk", "strategy=sparse_averaging", "strategy.update=delta"],
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_number_of_workers_changes_no_bit(name, strategy, tmp_path):
+    words = [*STRATEGIES[strategy], *WORDS, *ALGORITHMS[name]]
+    for workers in (1, 2):
+        local_run(tmp_path / str(workers), *words, workers=workers)
+    assert model_bytes(tmp_path / "1") == model_bytes(tmp_path / "2")
+    assert history_of(tmp_path / "1") == history_of(tmp_path / "2")
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["scaffold", "kept"])
+def test_a_resumed_run_has_the_nodes_states(name, strategy, tmp_path, monkeypatch):
+    words = [*STRATEGIES[strategy], *WORDS, *ALGORITHMS[name], "eval_every=1"]
+    expect_resumed(monkeypatch, tmp_path, words, row=3)
+
+
+@pytest.mark.parametrize("quantizer", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_servers_control_variate_is_the_mean_of_the_nodes(
+    quantizer, strategy, tmp_path, monkeypatch
+):
+    own, servers = {}, []
+
+    done, end = Run.round_done, Scaffold.end
+
+    def ended(self, run):
+        end(self, run)
+        own.setdefault(len(servers), []).append(run.state["control"].numpy().copy())
+
+    def noting(self, server_round, arrays):
+        servers.append(natives_of(arrays)["local:control"].copy())
+        return done(self, server_round, arrays)
+
+    monkeypatch.setattr(Scaffold, "end", ended)
+    monkeypatch.setattr(Run, "round_done", noting)
+    words = [*STRATEGIES[strategy], *WORDS, "strategy.fraction_train=1", "local=scaffold"]
+    local_run(tmp_path, *words, f"local.quantizer={quantizer}")
+    assert not servers[0].any()
+    for number, found in own.items():
+        assert len(found) == 3
+        expected = np.mean(found, axis=0)  # the nodes have equal numbers of samples
+        error = np.abs(servers[number] - expected).max() / np.abs(expected).max()
+        assert error < {"float32": 1e-3, "float16": 2e-3, "int8": 0.03}[quantizer]
+
+
+def test_vectors_are_counted_and_compressed_if_asked(tmp_path):
+    found = {}
+    for name in ("fedavg", "scaffold", "scaffold, int8"):
+        local_run(tmp_path / name, *STRATEGIES["flower"], *WORDS, *ALGORITHMS.get(name, ()))
+        found[name] = result_of(tmp_path / name)
+    plain, exact, coded = found.values()
+    for way in ("uplink", "downlink"):
+        vectors = exact[f"{way}_bytes_float32"] - plain[f"{way}_bytes_float32"]
+        assert vectors == pytest.approx(plain[f"{way}_bytes_float32"], rel=0.02)
+        sent = [each[f"{way}_bytes"] - plain[f"{way}_bytes"] for each in (exact, coded)]
+        assert 3 * sent[1] < sent[0] < vectors
