@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -127,6 +127,8 @@ class LocalAlgorithm:
 
     def loss(self, run: LocalRun, batch: Batch) -> Tensor:
         """Return the loss of a mini-batch, computed in the type of `autocast`."""
+        if self.autocast is None:
+            return run.objective.loss(run.flat.module, *batch)
         with self.precision(run.flat):
             return run.objective.loss(run.flat.module, *batch)
 
@@ -174,10 +176,11 @@ class LocalAlgorithm:
             scaler.load_state_dict({**scaler.state_dict(), **values})
         return scaler
 
-    def _groups(self, batches: Iterator[Batch]) -> Iterable[list[Batch]]:
-        """Yield lists of the mini-batches that make one step."""
-        for first in batches:
-            yield [*chain((first,), islice(batches, self.accumulate - 1))]
+    def _groups(self, batches: Iterator[Batch]) -> Iterable[tuple[Batch, ...]]:
+        """Return the groups of mini-batches that make one step."""
+        if self.accumulate == 1:
+            return zip(batches, strict=True)
+        return iter(lambda: tuple(islice(batches, self.accumulate)), ())
 
     def precision(self, flat: FlatModel) -> AbstractContextManager[Any]:
         """Return a context in which layers compute in the type of `autocast`."""

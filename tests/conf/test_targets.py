@@ -120,11 +120,12 @@ def test_only_classes_of_a_groups_base_can_be_built():
                 "partition": "task.partition",
                 "objective": "task.objectives.",
                 "adapter": "task.finetuning",
+                "local": "task.local",
             }
             assert found.__module__.startswith(places[group]), name
 
 
-@pytest.mark.parametrize("group", sorted({*GROUPS} - {"objective", "adapter"}))
+@pytest.mark.parametrize("group", sorted({*GROUPS} - {"objective", "adapter", "local"}))
 def test_only_classes_of_the_right_base_are_built_from_a_library(group):
     module, base = KINDS[group]
     library = importlib.import_module(module)

@@ -10,6 +10,7 @@ from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, rea
 from compression.flower.native_tensors import (
     INITIAL,
     NATIVE,
+    OTHER_INITIAL,
     Initial,
     sent_natives,
     with_payload,
@@ -228,6 +229,24 @@ def test_native_tensors_are_sent_when_they_differ_from_the_initial_ones():
         if INITIAL in parts:
             assert sent[INITIAL].data == initial.whole
         assert read(message.content, DownlinkHeader).initial == initial.checksum
+
+
+def test_frozen_parameters_are_sent_only_to_a_node_that_has_others():
+    initial = Initial({"base": np.arange(50.0), "mask": np.arange(4)}, frozen=["base"])
+    talk = ServerSession(Newest(), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES, initial))
+
+    def sent(node):
+        ((message, _),) = talk.messages([node], "train", {}, DownlinkHeader(NUMBER))
+        arrays = message.content["arrays"]
+        held = initial.read(arrays[INITIAL].data) if INITIAL in arrays else {}
+        return message, set(held)
+
+    assert [sent(node)[1] for node in (7, 8, 7)] == [{"mask"}, {"mask"}, set()]
+    message, _ = sent(7)
+    error = Message(Error(0, f"PayloadError: {OTHER_INITIAL} than the server's"), reply_to=message)
+    with pytest.raises(PayloadError, match=OTHER_INITIAL):
+        talk.read(error, 7, NUMBER)
+    assert [sent(node)[1] for node in (8, 7, 7)] == [set(), {"base", "mask"}, set()]
 
 
 def test_a_second_payload_is_refused_in_a_model_without_native_tensors(talk):
