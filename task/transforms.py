@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from task.errors import TaskError
-from task.tensors import Tensors
+from task.tensors import Tensors, mapped, only
 
 
 def unchanged(inputs: Tensors) -> Tensors:
@@ -65,6 +65,47 @@ def _affine(
     return tuple(1 / (255 * s) for s in std), tuple(shifts.unbind())
 
 
+@dataclass(frozen=True)
+class Standardize:
+    """Turns numbers into a model's input: (N, C, ...) -> float32, (x - mean) / std.
+
+    `mean` and `std` have one value for each of the C features or channels. If both are empty,
+    floats become float32 and integers int64 (tokens), with the same values. Works on each tensor of
+    a tuple or dictionary; with means there must be one tensor. A call raises `TaskError` if there
+    are not as many means as channels.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.mean, self.std, strict=False)
+        finite = all(math.isfinite(m) and 0 < s < math.inf for m, s in pairs)
+        if len(self.mean) != len(self.std) or not finite:
+            raise TaskError(
+                "dataset.mean and dataset.std must be lists of finite numbers of one length, with "
+                "every std above 0"
+            )
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """Return the standardised inputs, on their device."""
+        if not self.mean:
+            return mapped(_as_usual, inputs)
+        values = only(inputs)
+        channels = values.shape[1] if values.dim() > 1 else 0
+        if channels != len(self.mean):
+            raise TaskError(f"there are {len(self.mean)} means for {channels} features or channels")
+        shape = (-1, *[1] * (values.dim() - 2))
+        mean, std = (
+            torch.tensor(each, device=values.device).view(shape) for each in (self.mean, self.std)
+        )
+        return values.float().sub(mean).div_(std)
+
+
+def _as_usual(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values.long()
+
+
 CHUNK = 256  # waveforms that `LogMel` transforms at once: it limits the memory of their spectra
 
 
@@ -99,11 +140,13 @@ class LogMel:
 
     def __call__(self, waves: Tensors) -> Tensor:
         """Return the spectrograms, on the device of `waves`."""
-        kinds = (torch.int16, torch.float32)
-        if not isinstance(waves, Tensor) or waves.dim() != 2 or waves.dtype not in kinds:
-            tensor = isinstance(waves, Tensor)
-            found = f"{waves.dtype} {tuple(waves.shape)}" if tensor else type(waves).__name__
-            raise TaskError(f"waveforms are {found}, and int16 or float32 (N, T) is taken")
+        if not isinstance(waves, Tensor):
+            raise TaskError(f"waveforms are a {type(waves).__name__}, and one tensor is taken")
+        if waves.dim() != 2 or waves.dtype not in (torch.int16, torch.float32):
+            raise TaskError(
+                f"waveforms are {waves.dtype} of {tuple(waves.shape)}, and int16 or float32 of "
+                f"(N, T) is taken"
+            )
         shape = (len(waves), self.mels, 1 + waves.shape[1] // self.hop)
         out = torch.empty(shape, dtype=torch.float32, device=waves.device)
         for start in range(0, len(waves), CHUNK):
