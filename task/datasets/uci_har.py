@@ -1,5 +1,6 @@
 """Human activity recognition with smartphones (Anguita et al. 2013): windows of motion sensors."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,9 @@ def _split(path: Path, part: str) -> Split:
 def _numbers(file: Path, kind: type[np.generic]) -> NDArray[np.generic]:
     """Return the numbers in a text file, with a row for each line."""
     try:
-        rows = np.loadtxt(file, dtype=kind, ndmin=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file
+            rows = np.loadtxt(file, dtype=kind, ndmin=2)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:150]
         raise TaskError(f"{shown(file)} is missing or damaged ({reason}): copy it again") from error

@@ -57,7 +57,7 @@ def test_without_test_photos_accuracy_is_not_measured(server, command, tmp_path)
     with Fleet(server, 2, folders=[tmp_path / "photos"] * 2):
         code, said, folder = command(*words, "dataset.size=8", f"engine.address={server}")
     assert code == 0, said
-    assert "no photos at the server to test on: accuracy is not measured" in said.out
+    assert "no data at the server to test on: accuracy is not measured" in said.out
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [row["accuracy"] for row in rows] == [None] * 5
     assert rows[4]["train_loss"] < rows[1]["train_loss"]
