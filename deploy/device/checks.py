@@ -106,17 +106,15 @@ def own_data(path: Path) -> Finding:
             with path.open("rb"):
                 return Finding(OK, "data", f"{path}: a file of {path.stat().st_size >> 10} kB")
         found = [each for each in path.iterdir() if each.name[0] != "."]
-        classes = [each for each in found if each.is_dir()]
-        inner = sum(len(os.listdir(each)) for each in classes)
+        folders = [each for each in found if each.is_dir()]
+        inner = sum(len(os.listdir(each)) for each in folders)
     except OSError as error:
         return Finding(WRONG, "data", f"{path} cannot be read: {error.strerror}")
-    files = len(found) - len(classes)
-    if not inner and not files:
+    files = len(found) - len(folders) + inner
+    if not files:
         advice = f"put files there, or images into {path}/CLASS/"
         return Finding(WRONG, "data", f"{path} holds nothing: {advice}")
-    if not inner:
-        return Finding(OK, "data", f"{path}: {files} files")
-    return Finding(OK, "data", f"{path}: {len(classes)} classes, {inner} files")
+    return Finding(OK, "data", f"{path}: {len(folders)} folders, {files} files")
 
 
 def key(options: argparse.Namespace) -> Iterable[Finding]:

@@ -61,7 +61,7 @@ def csv(
         )
 
     columns = Columns(target, inputs, group)
-    scale = Scale(standardize, mean, std)
+    scale = Scaling(standardize, mean, std)
     suffixes = (".csv", ".csv.gz", ".tsv", ".txt") if delimiter == "\t" else (".csv", ".csv.gz")
     return table(read, suffixes, root, columns, scale, classes, test_share, on_device)
 
@@ -85,7 +85,7 @@ def parquet(
 
         return reader.ParquetFile(file).read()
 
-    columns, scale = Columns(target, inputs, group), Scale(standardize, mean, std)
+    columns, scale = Columns(target, inputs, group), Scaling(standardize, mean, std)
     return table(read, (".parquet",), root, columns, scale, classes, test_share, on_device)
 
 
@@ -104,7 +104,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scaling:
     """How features are standardised: by `mean` and `std`, or by those of the training split."""
 
     standardize: bool
@@ -130,7 +130,7 @@ def table(
     suffixes: tuple[str, ...],
     root: str | None,
     columns: Columns,
-    scale: Scale,
+    scale: Scaling,
     classes: Sequence[str] | None,
     test_share: float,
     on_device: bool,
@@ -187,7 +187,7 @@ def table(
     return with_test(splits, test_share, on_device, root, classes=len(names), class_names=names)
 
 
-def _standardize(parts: list[Rows], scale: Scale) -> None:
+def _standardize(parts: list[Rows], scale: Scaling) -> None:
     """Standardise the features of all parts; without given numbers by those of the first part."""
     if not scale.standardize:
         if scale.mean is not None or scale.std is not None:
