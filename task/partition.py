@@ -146,6 +146,8 @@ class Partition:
                 if self._cut is None:
                     self._cut = self._prepare()
                 rows: NDArray[np.int64] = self._cut(node)
+            except TaskError:
+                raise
             except (ValueError, TypeError, KeyError, IndexError) as error:
                 hint = f"; give a {LARGER_ALPHA}" if self._is_dirichlet else ""
                 raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error

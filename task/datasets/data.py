@@ -76,6 +76,12 @@ class Data:
         """The shape (C, H, W) of its images; raises `TaskError` for data that are no images."""
         images = self.train.inputs
         if not isinstance(self.transform, ImageTransform) or not isinstance(images, Tensor):
+            if not len(self.train):
+                raise TaskError(
+                    "there are no data here that tell the shape of the images: put some into the "
+                    "data folder and give dataset.root=, or give a model that does not ask for it, "
+                    "model._target_="
+                )
             raise TaskError(
                 "its samples are no images: give a model that takes them, model._target_="
             )

@@ -60,6 +60,8 @@ def speech_commands(
     files = [file for word in found for file in sorted((path / word).glob("*.wav"))]
     if not files:
         raise NoData(f"{shown(path)} has no files WORD/*.wav: give dataset.root=FOLDER with words")
+    if classes is not None and not on_device and (absent := sorted({*classes} - {*words})):
+        raise TaskError(f"{shown(path)} has no folder {absent[0]}/ of that word: correct the name")
     names = class_names({file.parent.name for file in files}, classes, on_device)
     listed = {name: _listed(path / file) for name, file in LISTS.items()}
     test_names = set() if on_device else listed.pop(test_list)

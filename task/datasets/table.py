@@ -49,12 +49,11 @@ def csv(
     def read(file: Path) -> pyarrow.Table:
         from pyarrow import csv as reader
 
+        size = file.stat().st_size * (8 if file.name.lower().endswith(".gz") else 1)
         return reader.read_csv(
             file,
             # One block for the whole file: a column's type comes from all its values.
-            reader.ReadOptions(
-                block_size=min(max(file.stat().st_size * 8, 1 << 20), LARGEST_BLOCK)
-            ),
+            reader.ReadOptions(block_size=min(size + (1 << 20), LARGEST_BLOCK)),
             reader.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             # NA may be a class; an empty cell is missing.
             reader.ConvertOptions(null_values=[""], strings_can_be_null=True),

@@ -13,7 +13,7 @@ from task.datasets.files import files_of
 from task.errors import TaskError
 from task.transforms import Standardize
 
-SUFFIXES = (".txt", ".md", ".py", ".csv", ".json", ".jsonl", ".log")
+SUFFIXES = (".txt", ".md")
 
 
 def text(

@@ -130,6 +130,8 @@ def test_what_is_no_such_sound_is_one_line(sound, words):
 def test_no_words(words, tmp_path):
     with pytest.raises(TaskError, match="choose one of"):
         speech_commands(str(words), test_list="none")
+    with pytest.raises(TaskError, match="no folder stop/"):
+        speech_commands(str(words), ["yes", "stop"])
     with pytest.raises(NoData):
         speech_commands(str(words / "_background_noise_"))
     (words / "testing_list.txt").write_text("yes/other.wav")
