@@ -12,8 +12,8 @@ class Node:
     """The identity of a node in a run.
 
     `index`: the number of the node's partition, 0 to `count` - 1. It is the same on every engine,
-    whereas Flower's node ids are random. `folder`: on a real device, the folder with the node's
-    data, which holds a folder for each class.
+    whereas Flower's node ids are random. `folder`: on a real device, the folder or file with
+    the node's own data.
     """
 
     index: int

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +20,13 @@ from compression.batchnorm import trained_entries
 from compression.flower.native_tensors import LocalVectors
 from compression.layout import Layout
 from compression.make import make_codec
-from conf.check import build
-from conf.schema import Config, ConfigError
+from conf.check import build, check_target, parameters_of
+from conf.schema import Config, ConfigError, DatasetConfig
 from conf.submitted_runs import NodeGrants
-from task.datasets import Data, load_data, load_folder
+from task.datasets import Data, Split, load_data, load_folder
 from task.datasets.data import expect_usable, holdout
-from task.datasets.folder import DEFAULT_SIZE, PHOTOS, has_photos, without_photos
-from task.errors import TaskError
+from task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
+from task.errors import MissingOption, NoData, TaskError
 from task.finetuning import freeze_others, in_dtype, load_file
 from task.local import LocalAlgorithm
 from task.models import build_model
@@ -36,31 +38,44 @@ from task.transforms import ImageTransform
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:
-    """Return the data set of the configuration, or the photos in a device's own `folder`."""
+    """Return the data set of the configuration, or a device's own data: its `folder` or file."""
     data = _own_data(config, folder)
     return by_themselves(data) if config.dataset.per_image else data
 
 
 def server_data_of(config: Config) -> Data:
-    """Return the data set of a server whose nodes may have their own folders.
+    """Return the data set of a server whose nodes may have their own data.
 
-    With `dataset.classes` and without `dataset.root`, the server needs no photos: its splits are
-    then empty. Raises `ConfigError` if there are no photos here and no `dataset.classes` either.
+    If there are no data where the server looks by default (`dataset.root` is not given), its splits
+    are empty. `imagefolder` then needs `dataset.classes`. Raises `ConfigError` or `TaskError` for
+    data that cannot be read, and for a given `dataset.root` without data.
     """
     d = config.dataset
-    # `confine_data` sets a submitted run's root to the machine's own data folder.
-    said = d.root not in (None, NodeGrants.of({}).data)
-    if d.own or d.name != "imagefolder" or said or has_photos(d.root, d.classes or ()):
+    if _is_given(d.root):
         return data_of(config)
-    if not d.classes:
-        try:
-            return data_of(config)
-        except TaskError as error:
-            raise ConfigError(
-                f"{error}; or, for photos that lie at the nodes alone, dataset.classes=[cat,dog]"
-            ) from error
-    data = without_photos(d.classes, d.size)
-    return by_themselves(data) if d.per_image else data
+    photos = not d.own and d.name == "imagefolder"
+    try:
+        return data_of(config)
+    except NoData:
+        data = without_photos(d.classes or (), d.size) if photos else _without_data(d.classes)
+        return by_themselves(data) if d.per_image else data
+    except TaskError as error:
+        if not photos or d.classes:
+            raise
+        raise ConfigError(
+            f"{error}; or, for photos that lie at the nodes alone, dataset.classes=[cat,dog]"
+        ) from error
+
+
+def _is_given(root: str | None) -> bool:
+    """Return whether the user gave this `dataset.root`: `confine_data` may have set it."""
+    return root not in (None, NodeGrants.of({}).data)
+
+
+def _without_data(classes: Sequence[str] | None) -> Data:
+    """Return a data set without samples, of which nobody here knows the shape."""
+    empty = Split(torch.empty(0))
+    return Data(empty, empty, classes=len(set(classes or ())))
 
 
 def by_themselves(data: Data) -> Data:
@@ -72,13 +87,17 @@ def by_themselves(data: Data) -> Data:
 
 def _own_data(config: Config, folder: str | None) -> Data:
     d = config.dataset
-    if d.own and folder is None:
-        return _of_target(json.dumps(d.own, sort_keys=True), d.name, d.validate)
+    if d.own:
+        given = _arguments(d, folder)
+        words = (json.dumps(each, sort_keys=True) for each in (d.own, given))
+        if folder is not None:  # a device's data may change between two runs of one process
+            return _of_target.__wrapped__(*words, d.name, 0.0)
+        return _of_target(*words, d.name, d.validate)
     if folder is None:
         classes = tuple(d.classes) if d.classes else None
         return _data(d.name, d.root, d.download, d.size, classes, d.validate)
-    if d.own or d.name != "imagefolder":
-        raise ConfigError(f"a device's own folder needs dataset=imagefolder, not {d.name}")
+    if d.name != "imagefolder":
+        raise ConfigError(_without_root(d.name))
     # Without the list, two nodes with different class folders would number the classes differently.
     if not d.classes:
         raise ConfigError(
@@ -89,10 +108,60 @@ def _own_data(config: Config, folder: str | None) -> Data:
     return Data(split, split, PHOTOS, len(set(d.classes)))
 
 
+def _without_root(name: str) -> str:
+    return (
+        f"a device's own data need a dataset= that reads them, such as csv or imagefolder, or a "
+        f"function with a parameter root: {name} does not"
+    )
+
+
+def _arguments(d: DatasetConfig, folder: str | None) -> dict[str, Any]:
+    """Return the arguments of a source's function that are not among its own keys.
+
+    These are the options that every data set has, such as `root`, if they are given. A device's own
+    data are the `folder` as root, and `on_device=True` if the function has this parameter. Raises
+    `ConfigError` for an option that the function does not have.
+    """
+    parameters, takes_any, _ = parameters_of(check_target("dataset", d.own).make)
+    if folder is not None and "root" not in parameters:
+        raise ConfigError(_without_root(d.own["_target_"]))
+    given: dict[str, Any] = {}
+    for key, default in (("root", None), ("download", False), ("size", None), ("classes", None)):
+        value = getattr(d, key)
+        if value == default or (key == "root" and folder is not None):
+            continue
+        if key in parameters or (takes_any and key != "root"):
+            given[key] = str(Path(value).expanduser()) if key == "root" else value
+        elif key != "root" or _is_given(value):
+            raise ConfigError(f"dataset.{key} is not an option of {d.own['_target_']}")
+    if folder is not None:
+        given["root"] = folder
+        if "on_device" in parameters:
+            given["on_device"] = True
+    required = "root" in parameters and parameters["root"].default is inspect.Parameter.empty
+    if required and "root" not in given:
+        raise NoData(f"{d.own['_target_']} needs a file or folder: give dataset.root=PATH")
+    return given
+
+
 @functools.lru_cache(maxsize=2)
-def _of_target(own: str, name: str, validate: float) -> Data:
-    """Return the data of the user's own function; `own`: its name and arguments as JSON."""
-    data = build("dataset", json.loads(own))
+def _of_target(own: str, given: str, name: str, validate: float) -> Data:
+    """Return the data of a source's function.
+
+    `own`: its name and own arguments as JSON; `given`: its other arguments.
+    """
+    target = check_target("dataset", json.loads(own))
+    try:
+        data = target.made(**json.loads(given))
+    except MissingOption as error:
+        raise ConfigError(str(error)) from error
+    except (TaskError, ConfigError):
+        raise
+    except FileNotFoundError as error:
+        raise NoData(f"dataset: {error}") from error
+    except Exception as error:  # no `ConfigError`, which a node tells the server: it may name files
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise TaskError(f"dataset: {reason}") from error
     expect_usable(name, data)
     return _validated(data, validate)
 
@@ -101,7 +170,7 @@ def _validated(data: Data, validate: float) -> Data:
     """Return data with a share of the training set in place of the test set; 0: unchanged data."""
     if not validate:
         return data
-    train, test = holdout(data.train, validate)
+    train, test = holdout(data.train, validate, by_class=data.classes > 0)
     return replace(data, train=train, test=test)
 
 

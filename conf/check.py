@@ -292,7 +292,8 @@ def _check_type(key: str, value: Any, annotation: Any) -> None:
         return
     if value is None and others:
         return
-    names = " or ".join("null" if t is NoneType else t.__name__ for t in allowed)
+    found = ["null" if t is NoneType else t.__name__ for t in allowed]
+    names = " or ".join([*found, *(["a list"] if any(map(_is_collection, others)) else [])])
     raise ConfigError(f"{key} must be {names}, not {value!r}")
 
 

@@ -52,12 +52,12 @@ def one_of(choices: tuple[str, ...], default: str) -> Any:
 class DatasetConfig:
     """The data set and how its images are used (`task.datasets`).
 
-    `classes`: with `imagefolder`, the names of all classes, because a device's own folder may lack
-    some of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
+    `classes`: the names of all classes, for the user's own data; a device's own data may lack some
+    of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
     instead of training; `validate`: the share of the training set that replaces the test set; no
     node gets these samples; `per_image`: if true, each image is normalised by its own mean and
-    standard deviation; `_target_`: your own function, which returns `Data`. Its arguments are
-    further keys of the group (`docs/your-task.md`).
+    standard deviation; `_target_`: a function that returns `Data`, such as your own. Its arguments
+    are further keys of the group (`docs/your-task.md`).
     """
 
     name: str = ""

@@ -54,7 +54,11 @@ def is_ours(group: str, name: str) -> bool:
     library module (`KINDS`).
     """
     module, _, last = name.rpartition(".")
-    listed = module == KINDS[group][0] and re.fullmatch(r"[A-Za-z]\w*", last) is not None
+    listed = (
+        group in KINDS
+        and module == KINDS[group][0]
+        and re.fullmatch(r"[A-Za-z]\w*", last) is not None
+    )
     inner = (path for path in (HERE / group).iterdir() if path.is_dir())
     return listed or any(name in named(folder) for folder in (HERE / group, *inner))
 

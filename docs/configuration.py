@@ -256,7 +256,8 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         words = [f"{prefix}.{key}={word(options[key])}" for key in plain]
         lines += wrap(text, "* ", "  ")
         sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
-        about = f"Class `{target}`. " if target else ""
+        kind = "Class" if target and target.rpartition(".")[2][0].isupper() else "Function"
+        about = f"{kind} `{target}`. " if target else ""
         about += (
             f"{'Sets' if group in VALUES else 'Options:'} {', and '.join(sets)}." if sets else ""
         )

@@ -100,12 +100,12 @@ def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
     """Raise `ConfigError` for a strategy that needs samples, at a server without samples."""
     if isinstance(scheme, PipelineStrategy):
         raise ConfigError(
-            "no photos at the server, which cuts a model by the data: put photos into its own "
+            "no data at the server, which cuts a model by them: put some into its own data "
             "folder, and give dataset.root=, or choose a strategy that does not cut"
         )
     if asks_nodes(scheme) and not config.dataset.holdout:
         raise ConfigError(
-            "no photos at the server to test on, and none that nodes hold back: give "
+            "no data at the server to test on, and none that nodes hold back: give "
             "dataset.holdout=0.2, say, a share of each node's own"
         )
 

@@ -23,12 +23,13 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
 
     Args:
         index: int64 (N,), the position of each row in the caller's data.
-        label: int64 (N,), the class of each row.
+        columns: int64 (N,) each, such as the classes ("label") and the groups ("group") of the
+            rows.
     """
 
-    def __init__(self, index: NDArray[np.int64], label: NDArray[np.int64]) -> None:
-        super().__init__(InMemoryTable.from_pydict({"index": index, "label": label}))
-        self._columns = {"index": index, "label": label}
+    def __init__(self, index: NDArray[np.int64], **columns: NDArray[np.int64]) -> None:
+        self._columns = {"index": index, **columns}
+        super().__init__(InMemoryTable.from_pydict(self._columns))
 
     def __getitem__(self, key: Any) -> Any:
         return self._columns[key]
@@ -41,7 +42,7 @@ class LabelTable(Dataset):  # type: ignore[misc]  # datasets has no types
     def sort(self, column_names: str, **_: Any) -> "LabelTable":
         """Return the rows sorted by a column; the sort is stable."""
         order = np.argsort(self._columns[column_names], kind="stable")
-        return LabelTable(*(column[order] for column in self._columns.values()))
+        return LabelTable(**{name: column[order] for name, column in self._columns.items()})
 
     def select(self, indices: Any, **_: Any) -> NDArray[np.int64]:
         """Return the positions in the caller's data ("index") of the rows `indices`, int64 (k,)."""

@@ -1,12 +1,12 @@
 """The partition of a data set over simulated nodes.
 
-It works with any partitioner of `flwr_datasets` that uses labels or sizes, and with `Iid` and
-`Sampled` from this module.
+It works with any partitioner of `flwr_datasets` that uses labels, groups or sizes, and with `Iid`,
+`Natural` and `Sampled` from this module.
 """
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from task.datasets.data import Split
 from task.errors import TaskError
 
 # Keys that separate this module's random streams from other streams with the same seed.
-_SHUFFLE, _DRAW = 1, 2
+_SHUFFLE, _DRAW, _GROUPS = 1, 2, 3
 LARGER_ALPHA = "larger partition.alpha"  # a small alpha gives some nodes few samples
 
 
@@ -49,18 +49,50 @@ class Iid:
     num_partitions: int
 
 
+@dataclass(frozen=True)
+class Natural:
+    """Whole groups of samples: of a user, a writer or a sensor. No two nodes share a group.
+
+    With as many nodes as groups each node has one group, in the order of the groups' numbers, as
+    with flwr_datasets' `NaturalIdPartitioner`. With fewer nodes, each node has several groups,
+    drawn at random: as many as the others, or one more. `GroupedNaturalIdPartitioner` cannot make
+    any number of partitions in this way.
+    """
+
+    num_partitions: int
+
+    def cut(self, groups: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+        """Return each node's samples, int64 (n,) each; `groups`: each sample's, int64 (N,)."""
+        found, group = np.unique(groups, return_inverse=True)
+        if self.num_partitions > len(found):
+            raise TaskError(
+                f"nodes={self.num_partitions} is more than the {len(found)} groups of the training "
+                f"samples: give nodes={len(found)} or fewer"
+            )
+        order = np.arange(len(found))
+        if self.num_partitions < len(found):
+            order = np.random.default_rng((seed, _GROUPS)).permutation(len(found))
+        node_of = np.empty(len(found), np.int64)
+        for node, own in enumerate(np.array_split(order, self.num_partitions)):
+            node_of[own] = node
+        nodes = node_of[group]
+        ends = np.cumsum(np.bincount(nodes, minlength=self.num_partitions))[:-1]
+        return np.split(np.argsort(nodes, kind="stable"), ends)
+
+
 class Partition:
     """The indices of every node's samples, computed at the first use.
 
     Args:
-        partitioner: an `Iid`, a `Sampled`, or a partitioner of flwr_datasets, whose `partition_by`
-            must be "label"; `Partition` uses a copy of it.
-        split: the samples; their classes, for a partitioner that uses classes.
+        partitioner: an `Iid`, a `Natural`, a `Sampled`, or a partitioner of flwr_datasets, whose
+            `partition_by` must be "label" or "group"; `Partition` uses a copy of it.
+        split: the samples; their classes or groups, for a partitioner that uses them.
         nodes: number of nodes.
         seed: seeds the shuffle before the partitioner, and the draws of `Sampled`.
 
     Raises:
-        TaskError: more nodes than samples, or a partition that the partitioner cannot make.
+        TaskError: more nodes than samples or groups, no classes or no groups for a partitioner that
+            uses them, or a partition that the partitioner cannot make.
     """
 
     def __init__(self, partitioner: Any, split: Split, nodes: int, seed: int) -> None:
@@ -79,13 +111,13 @@ class Partition:
                 f"give nodes={total} or fewer, or partition=sampled, whose nodes share samples"
             )
         self._partitioner = partitioner
-        if split.labels is None and not isinstance(partitioner, Iid | Sampled):
-            raise TaskError(
-                f"{type(partitioner).__name__} shares out classes, and the targets are none: "
-                f"give partition=iid or partition=sampled"
-            )
+        self._columns = {
+            name: column.cpu().numpy()
+            for name, column in (("label", split.labels), ("group", split.groups))
+            if column is not None
+        }
+        _expect_column(partitioner, self._columns)
         self._total = total
-        self._labels = None if split.labels is None else split.labels.cpu().numpy()
         self._nodes = nodes
         self._seed = seed
         self._cut: Callable[[int], Any] | None = None
@@ -114,6 +146,8 @@ class Partition:
                 if self._cut is None:
                     self._cut = self._prepare()
                 rows: NDArray[np.int64] = self._cut(node)
+            except TaskError:
+                raise
             except (ValueError, TypeError, KeyError, IndexError) as error:
                 hint = f"; give a {LARGER_ALPHA}" if self._is_dirichlet else ""
                 raise TaskError(f"the partition cannot be made: {_reason(error)}{hint}") from error
@@ -131,11 +165,11 @@ class Partition:
         # Shuffle: partitioners of equal shares take contiguous rows; folders are sorted by class.
         order = np.random.default_rng((self._seed, _SHUFFLE)).permutation(self._total)
         theirs = self._partitioner
-        if not isinstance(theirs, Iid) and self._labels is not None:
+        if not isinstance(theirs, Iid | Natural):
             from task.label_table import LabelTable
 
             theirs = copy.deepcopy(theirs)
-            theirs.dataset = LabelTable(order, self._labels[order])
+            theirs.dataset = LabelTable(order, **{k: v[order] for k, v in self._columns.items()})
         if theirs.num_partitions != self._nodes:
             raise TaskError(
                 f"the partitioner makes {theirs.num_partitions} partitions for "
@@ -143,7 +177,30 @@ class Partition:
             )
         if isinstance(theirs, Iid):
             return np.array_split(order, self._nodes).__getitem__
+        if isinstance(theirs, Natural):
+            parts = theirs.cut(self._columns["group"][order], self._seed)
+            return [order[part] for part in parts].__getitem__
         return theirs.load_partition  # type: ignore[no-any-return]  # flwr_datasets has no types
+
+
+def _expect_column(partitioner: Any, columns: Mapping[str, Any]) -> None:
+    """Raise `TaskError` if a partitioner uses classes or groups, and the samples have none."""
+    by = (
+        "group" if isinstance(partitioner, Natural) else getattr(partitioner, "_partition_by", None)
+    )
+    name = type(partitioner).__name__
+    if by == "group" and by not in columns:
+        raise TaskError(
+            f"{name} gives each node whole groups, such as users, and the samples have none: name "
+            f"their column as dataset.group=, or give partition=iid"
+        )
+    if by == "label" and by not in columns:
+        raise TaskError(
+            f"{name} shares out classes, and the targets are none: give partition=iid, "
+            f"partition=natural or partition=sampled"
+        )
+    if by not in (None, "group", "label"):
+        raise TaskError(f"partition.partition_by={by}: give label (classes) or group")
 
 
 def _reason(error: Exception) -> str:

@@ -6,9 +6,12 @@ import textwrap
 import pytest
 import torch
 
+from client.node import Node
+from client.training import trainer_for
 from command.job import prepare
+from compression.flower.headers import TrainConfig
 from conf import ConfigError
-from conf.build import data_of, model_of, objective_of
+from conf.build import data_of, model_of, objective_of, server_data_of
 from task.errors import TaskError
 from task.steps import evaluate
 from tests.local_runs import local_run
@@ -222,9 +225,102 @@ def test_a_cut_model_refuses_an_objective_that_it_would_not_train(algorithm):
         prepare(configured(*words))
 
 
-@pytest.mark.parametrize("name", ["table", "imagefolder"])
-def test_a_devices_own_folder_is_not_ignored_for_an_own_function(name, tmp_path):
-    config = configured(*words_of("a table"))
-    config.dataset.name = name
-    with pytest.raises(ConfigError, match="own folder needs dataset=imagefolder"):
-        data_of(config, str(tmp_path))
+OWN_FILES = """
+    from pathlib import Path
+    import torch
+    from task.datasets import Data, Split
+
+
+    def rows(root: str, scale: float = 1.0, on_device: bool = False):
+        lines = Path(root).read_text().split()
+        x = torch.tensor([[float(line)] for line in lines]) * scale
+        test = x[:0] if on_device else x[-2:]
+        return Data(Split(x, x[:, 0]), Split(test, test[:, 0]))
+
+
+    def line(inputs: int = 1):
+        return torch.nn.Linear(inputs, 1)
+"""
+
+
+@pytest.fixture
+def own_files(tmp_path):
+    """Add functions that read a file of the user's; return a file with the numbers 0 to 9."""
+    with (tmp_path / "own" / "mine_tasks.py").open("a") as module:
+        module.write(textwrap.dedent(OWN_FILES))
+    file = tmp_path / "numbers.txt"
+    file.write_text("\n".join(map(str, range(10))))
+    return file
+
+
+def words_of_files(*more):
+    words = ["dataset._target_=mine_tasks.rows", "model._target_=mine_tasks.line"]
+    return [*words, "objective=regression", "nodes=2", "lr=0.01", *more]
+
+
+def test_a_function_with_a_root_reads_the_user_s_file_or_a_device_s_own(own_files, tmp_path):
+    config = configured(*words_of_files(f"dataset.root={own_files}", "dataset.validate=0.3"))
+    assert (len(data_of(config).train), len(data_of(config).test)) == (7, 3)
+    other = tmp_path / "device.txt"
+    other.write_text("20 30 40")
+    data = data_of(config, str(other))
+    assert data.train.inputs[:, 0].tolist() == [20, 30, 40]  # no samples for `validate`
+    assert len(data.test) == 0
+    other.write_text("20 30 50")
+    assert data_of(config, str(other)).train.inputs[:, 0].tolist() == [20, 30, 50]
+    trainer = trainer_for(config, str(other))
+    node = Node(0, 2, str(other))
+    start = trainer.flat.state.detach().numpy().copy()
+    vector, metrics = trainer.train(node, start, TrainConfig(0.0001, 1))
+    assert metrics["num-examples"] == 3
+    assert trainer.evaluate(node, vector)["loss"] < trainer.evaluate(node, start)["loss"]
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["dataset=digits"], words_of("a table")], ids=["default", "digits", "table"]
+)
+def test_a_devices_own_data_are_not_ignored(words, tmp_path):
+    with pytest.raises(ConfigError, match="own data need a dataset= that reads them"):
+        data_of(configured(*words), str(tmp_path))
+
+
+def test_a_server_may_have_no_data(own_files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(server_data_of(configured(*words_of_files())).train) == 0
+    given = configured(*words_of_files(f"dataset.root={own_files}"))
+    assert len(server_data_of(given).train) == 10
+    lost = configured(*words_of_files(f"dataset.root={own_files}x"))
+    for read in (server_data_of, data_of):
+        with pytest.raises(TaskError, match=r"numbers\.txtx"):
+            read(lost)
+    with pytest.raises(TaskError, match=r"give dataset\.root=PATH"):
+        data_of(configured(*words_of_files()))
+    table = [*words_of_files()[1:], "dataset=csv", "dataset.classes=[a,b,c]"]
+    empty = server_data_of(configured(*table))
+    assert (len(empty.train), len(empty.test), empty.classes) == (0, 0, 3)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "t.csv").write_text("x,target\n1,a\n2,b\n3,a\n4,b\n")
+    assert len(server_data_of(configured(*table)).train) == 2
+    table[-1] = "dataset.classes=[a,c]"
+    with pytest.raises(TaskError, match="'b' is no known class"):
+        server_data_of(configured(*table))
+
+
+def test_what_devices_must_share_is_told_to_the_server_and_no_more(tmp_path):
+    (tmp_path / "t.csv").write_text("x,target\n1,d\n")
+    with pytest.raises(ConfigError, match=r"dataset\.inputs=") as caught:
+        data_of(configured("dataset=csv"), str(tmp_path))
+    assert str(tmp_path) not in str(caught.value)
+    words = ["dataset=csv", "dataset.inputs=[x]", "dataset.classes=[a,b]", "dataset.mean=[0]"]
+    with pytest.raises(TaskError, match="'d' is no known class"):
+        data_of(configured(*words, "dataset.std=[1]"), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "word", ["dataset.size=8", "dataset.classes=[a,b]", "dataset.download=true"]
+)
+def test_an_option_that_a_function_lacks_is_not_ignored(word, own_files):
+    with pytest.raises(ConfigError, match="is not an option of mine_tasks"):
+        data_of(configured(*words_of_files(f"dataset.root={own_files}", word)))
+    with pytest.raises(ConfigError, match=r"dataset\.root is not an option"):
+        data_of(configured(*words_of("a table"), "dataset.root=x"))

@@ -130,7 +130,7 @@ def test_a_folder_of_photos_trains(command, tmp_path):
         ([], "no SuperLink answers"),
         (["strategy.fraction_evaluate=1"], "give dataset.holdout=0.2"),
         (["strategy.fraction_evaluate=1", "dataset.holdout=0.2"], "no SuperLink answers"),
-        (["algorithm=split_backprop", "nodes=3", STEP], "no photos at the server, which cuts"),
+        (["algorithm=split_backprop", "nodes=3", STEP], "no data at the server, which cuts"),
         (["dataset.root=phtos"], "phtos is not a folder"),
         (["dataset.classes=null"], "no image in them"),
         (["engine=local"], "no image in them"),

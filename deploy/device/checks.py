@@ -74,7 +74,7 @@ def data(options: argparse.Namespace) -> Iterable[Finding]:
         yield Finding(WRONG, "data", str(error))
         return
     if "data" in config:
-        yield folder_of_classes(Path(str(config["data"])).expanduser())
+        yield own_data(Path(str(config["data"])).expanduser())
     elif "partition-id" in config:
         from conf.submitted_runs import NodeGrants  # imported here: they import torch
         from task import DEFAULT_ROOT
@@ -99,16 +99,22 @@ def data(options: argparse.Namespace) -> Iterable[Finding]:
         )
 
 
-def folder_of_classes(folder: Path) -> Finding:
-    """Check a node's folder of photos, which holds a folder for each class."""
+def own_data(path: Path) -> Finding:
+    """Check a node's own data: a file, or a folder of files, which may be in folders of classes."""
     try:
-        classes = [each for each in folder.iterdir() if each.is_dir() and each.name[0] != "."]
-        files = sum(len(os.listdir(each)) for each in classes)
+        if path.is_file():
+            with path.open("rb"):
+                return Finding(OK, "data", f"{path}: a file of {path.stat().st_size >> 10} kB")
+        found = [each for each in path.iterdir() if each.name[0] != "."]
+        folders = [each for each in found if each.is_dir()]
+        inner = sum(len(os.listdir(each)) for each in folders)
     except OSError as error:
-        return Finding(WRONG, "data", f"{folder} cannot be read: {error.strerror}")
+        return Finding(WRONG, "data", f"{path} cannot be read: {error.strerror}")
+    files = len(found) - len(folders) + inner
     if not files:
-        return Finding(WRONG, "data", f"{folder} holds nothing: put images into {folder}/CLASS/")
-    return Finding(OK, "data", f"{folder}: {len(classes)} classes, {files} files")
+        advice = f"put files there, or images into {path}/CLASS/"
+        return Finding(WRONG, "data", f"{path} holds nothing: {advice}")
+    return Finding(OK, "data", f"{path}: {len(folders)} folders, {files} files")
 
 
 def key(options: argparse.Namespace) -> Iterable[Finding]:

@@ -78,8 +78,8 @@ class Run:
             log.warning("%s", self._untested())
 
     def _untested(self) -> str:
-        """Return a log line for a server without test data: where the accuracy is measured."""
-        said = "no photos at the server to test on: accuracy is"
+        """Return a log line for a server without test data: where the metrics are measured."""
+        said = f"no data at the server to test on: {self.objective.main.name} is"
         if asks_nodes(self.strategy):
             return f"{said} of what the nodes hold back (dataset.holdout)"
         if isinstance(self.strategy, Federated):

@@ -76,6 +76,12 @@ class Data:
         """The shape (C, H, W) of its images; raises `TaskError` for data that are no images."""
         images = self.train.inputs
         if not isinstance(self.transform, ImageTransform) or not isinstance(images, Tensor):
+            if not len(self.train):
+                raise TaskError(
+                    "there are no data here that tell the shape of the images: put some into the "
+                    "data folder and give dataset.root=, or give a model that does not ask for it, "
+                    "model._target_="
+                )
             raise TaskError(
                 "its samples are no images: give a model that takes them, model._target_="
             )
@@ -111,7 +117,7 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
         )
     for part, split in (("train", data.train), ("test", data.test)):
-        _expect_rows(f"{name}: {part}", split)
+        expect_rows(f"{name}: {part}", split)
         if isinstance(data.transform, ImageTransform):
             _expect_images(f"{name}: {part}.inputs", split.inputs)
         if data.classes:
@@ -126,7 +132,7 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
         )
 
 
-def _expect_rows(where: str, split: Split) -> None:
+def expect_rows(where: str, split: Split) -> None:
     """Check that inputs, targets and groups are tensors with one row for each sample."""
     if not isinstance(split, Split):
         raise TaskError(f"{where} is a {type(split).__name__}, and Split is taken")
@@ -194,6 +200,8 @@ def _expect_labels(where: str, split: Split, classes: int) -> None:
     if labels.dtype != torch.int64:
         cure = "targets.long(), if they are numbers of classes"
         raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
+    if not len(labels):
+        return
     low, high = (int(bound) for bound in torch.aminmax(labels))
     if low < 0 or high >= classes:
         raise TaskError(
@@ -237,16 +245,18 @@ def resize(split: Split, size: int) -> Split:
     return replace(split, inputs=images)
 
 
-def holdout(split: Split, share: float) -> tuple[Split, Split]:
+def holdout(split: Split, share: float, by_class: bool = True) -> tuple[Split, Split]:
     """Hold back a `share` of every class; return (the remaining samples, the held-back samples).
 
     Of a class with 2 samples or more, at least 1 is held back. Samples without classes count as one
-    class. The draw is always the same, on every device: numpy guarantees the streams of
-    `RandomState`, not those of its newer generators.
+    class, and so do all samples with `by_class=False`. The draw is always the same, on every
+    device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
     """
     random = np.random.RandomState(0)
     held = []
-    labels = np.zeros(len(split), np.int64) if split.labels is None else split.labels.numpy()
+    labels = np.zeros(len(split), np.int64)
+    if by_class and split.labels is not None:
+        labels = split.labels.numpy()
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))
         number = max(round(share * len(members)), 1) if len(members) > 1 else 0

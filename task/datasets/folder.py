@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from task import DEFAULT_ROOT
 from task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
-from task.errors import TaskError
+from task.errors import NoData, TaskError
 from task.tensors import only
 from task.transforms import ImageTransform
 
@@ -35,7 +35,12 @@ def imagefolder(request: Request) -> Data:
     split_by_user = (root / "train").is_dir()
     source = root / "train" if split_by_user else root
     names = sorted(set(request.classes)) if request.classes else class_folders(source)
-    train = load_folder(source, names, size)
+    try:
+        train = load_folder(source, names, size)
+    except TaskError as error:
+        if request.classes and not has_photos(request.root, request.classes):
+            raise NoData(str(error)) from error
+        raise
     counts = torch.bincount(only(train.targets), minlength=len(names))
     if len(names) < 2 or int(counts.min()) == 0:
         empty = [name for name, count in zip(names, counts, strict=True) if count == 0]

@@ -143,7 +143,7 @@ def test_a_node_trains_on_its_own_folder(tmp_path):
     vector, metrics = t.train(Node(0, 1, str(tmp_path)), start_of(t), TrainConfig(0.05, 1))
     assert metrics["num-examples"] == 20
     assert t.evaluate(Node(0, 1, str(tmp_path)), vector)["accuracy"] == 1.0
-    with pytest.raises(ConfigError, match="imagefolder"):
+    with pytest.raises(ConfigError, match="such as csv or imagefolder"):
         trainer_for(configured(), str(tmp_path))
     with pytest.raises(ConfigError, match="names of all the run's classes"):
         trainer_for(configured(*overrides[:2]), str(tmp_path))

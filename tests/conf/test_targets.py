@@ -68,6 +68,27 @@ def test_a_name_outside_the_lists_is_refused_in_every_group(bait, name):
         refused_at_the_border(group, {"_target_": "torch.optim.SGD", "x": [{"y": node}]})
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_submitted_run_names_no_function_for_its_data_but_the_listed_ones(name):
+    config = plain_config()
+    own = replace(config, dataset=replace(config.dataset, own={"_target_": name}))
+    with pytest.raises(ConfigError, match="allow="):
+        confine(own, NodeGrants())
+
+
+def test_a_submitted_run_may_use_the_listed_sources_below_the_data_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    for choice in ("csv", "npz", "text", "leaf"):
+        load = functools.partial(load_config, nodes=2, node_config={"data": str(tmp_path)})
+        words = plain(f"dataset={choice}")
+        assert load(submitted(words)).dataset.root == str(tmp_path)
+        words["dataset"]["root"] = "in"
+        assert load(submitted(words)).dataset.root == str(tmp_path / "in")
+        words["dataset"]["root"] = "../other"
+        with pytest.raises(ConfigError, match=r"dataset\.root="):
+            load(submitted(words))
+
+
 @pytest.mark.parametrize(("group", "node"), BAD_GROUPS)
 def test_values_within_a_group_are_checked_too(bait, group, node):
     # A node checks a partition only when it makes one, because it may have its own images.

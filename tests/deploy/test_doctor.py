@@ -43,12 +43,21 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
         "server", "round trip", "clock", "registered", "online", "versions",
     ]  # fmt: skip
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
-    assert "2 classes, 2 files" in found["data"][0][1]
+    assert "2 folders, 2 files" in found["data"][0][1]
     assert "for here, localhost, 127.0.0.1, ::1, until " in found["certificate"][1][1]
     here = flower_releases.installed()
     assert re.search(rf"Flower {here}, .* here; Flower {here}, .* there", found["versions"][0][1])
     assert found["online"] == [(OK, "no, none runs here")]
     assert not (tmp_path / "state").exists()  # the doctor changes nothing
+
+
+def test_a_node_s_own_data(tmp_path):
+    (tmp_path / "t.csv").write_text("x,y\n" * 999)
+    (tmp_path / "empty").mkdir()
+    found = [checks.own_data(tmp_path / name) for name in ("t.csv", "", "empty", "no")]
+    assert [each.level for each in found] == [OK, OK, WRONG, WRONG]
+    assert "a file of 3 kB" in found[0].text
+    assert "1 folders, 1 files" in found[1].text
 
 
 def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):

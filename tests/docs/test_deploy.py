@@ -55,6 +55,6 @@ def test_photos_on_devices_train_a_model(place, command):
         assert code == 0, (printed, f.said("server.log"), f.said("kitchen.log"))
     result = result_of(folder)
     said = " ".join(printed.out.split())
-    assert said.count("no photos at the server to test on: accuracy is of what the nodes hold") == 1
+    assert said.count("no data at the server to test on: accuracy is of what the nodes hold") == 1
     assert result["accuracy"] == result["node_accuracy"] == 1.0
     assert (result["failures"], result["client_updates"]) == (0, 4)

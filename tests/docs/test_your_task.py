@@ -44,3 +44,26 @@ def test_the_commands_train_the_page_s_model(number, folder):
     assert (result["dataset"], result["model"]) == ("table", "net")
     assert result["best_mae"] == result["mae"] < 2.5
     assert "mae" in done.stdout
+
+
+def test_a_table_trains_without_python(tmp_path):
+    """The section's command trains its example, continued to 60 rows of each sensor."""
+    section = PAGE.partition("## Your own table, without Python")[2].partition("\n## ")[0]
+    lines = re.search(r"^```csv\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1].splitlines()
+    rows = [line.split(",") for line in lines[1:]]
+    for step in range(1, 30):
+        for sensor, temperature, humidity, power in rows[:4]:
+            values = float(temperature) + step / 10, float(humidity), float(power) + step / 70
+            rows.append([sensor, *map(str, values)])
+    text = "\n".join([lines[0], *map(",".join, rows)])
+    (tmp_path / "sensors.csv").write_text(text)
+    command = re.search(r"^```\n(python run.py .*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
+    words = shlex.split(command.replace("\\\n", " ").replace("FOLDER", str(tmp_path)))
+    done = fork_server.run(
+        [sys.executable, *words[1:], f"hydra.run.dir={tmp_path}/run", "engine.workers=1"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    result = result_of(tmp_path / "run")
+    assert result["dataset"] == "csv"
+    assert result["mae"] < 0.5

@@ -2,8 +2,10 @@
 
 import gzip
 import hashlib
+import inspect
 import pickle
 import urllib.error
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -46,12 +48,33 @@ def write_cifar(root, reader, monkeypatch):
     return batches
 
 
-def test_choices_of_data_sets_differ_in_their_name_only():
+def test_choices_of_image_sets_differ_in_their_name_only():
     for path in CONF.glob("*.yaml"):
-        assert OmegaConf.to_container(OmegaConf.load(path)) == {
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        if "_target_" in content:
+            continue
+        assert content == {
             "name": path.stem, "root": None, "download": False, "size": None, "holdout": 0.0,
             "validate": 0.0, "per_image": False,
         }  # fmt: skip
+
+
+def test_choices_of_other_sources_show_the_defaults_of_their_functions():
+    found = 0
+    for path in CONF.glob("*.yaml"):
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        if (name := content.pop("_target_", "")).startswith("task.datasets."):
+            module, _, function = name.rpartition(".")
+            parameters = inspect.signature(getattr(import_module(module), function)).parameters
+            defaults = {key: each.default for key, each in parameters.items()}
+            if "on_device" not in defaults:  # data made here, not the user's own
+                continue
+            del defaults["on_device"]
+            if defaults.get("classes", 0) is None:
+                del defaults["classes"]
+            assert content == defaults, path
+            found += 1
+    assert found >= 7
 
 
 @pytest.mark.parametrize("file", [digits_module.FILE, "moved/elsewhere"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from task.datasets import Split
 from task.errors import TaskError
-from task.partition import Iid, Partition, Sampled
+from task.partition import Iid, Natural, Partition, Sampled
 
 REPOSITORY = Path(__file__).parents[2]
 MAKERS = {
@@ -225,3 +225,58 @@ def test_nodes_that_do_not_exist(made, node):
 def test_impossible_counts_and_seeds_are_refused(nodes, seed):
     with pytest.raises(TaskError, match=f"nodes={nodes}, seed={seed}"):
         Partition(Sampled(3), samples_of(50), nodes, seed)
+
+
+def grouped(groups):
+    """Return samples of groups that have these numbers of samples, in a mixed order."""
+    ids = torch.repeat_interleave(torch.arange(len(groups)) * 7 - 3, torch.tensor(groups))
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))]
+    return Split(torch.zeros(len(ids), 2), groups=ids)
+
+
+@given(
+    groups=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32 - 1),
+    data=st.data(),
+)
+def test_natural_gives_whole_groups_evenly(groups, seed, data):
+    nodes = data.draw(st.integers(1, len(groups)))
+    split = grouped(groups)
+    parts = all_indices(Partition(Natural(nodes), split, nodes, seed), nodes)
+    assert sorted(torch.cat(parts).tolist()) == list(range(len(split)))
+    members = [set(split.groups[part].tolist()) for part in parts]
+    assert sum(map(len, members)) == len(groups) == len(set().union(*members))
+    assert max(map(len, members)) - min(map(len, members)) <= 1
+    if nodes == len(groups):  # as Flower's, which can only make as many partitions as groups
+        theirs = Partition(flower.NaturalIdPartitioner("group"), split, nodes, seed)
+        for own, other in zip(parts, all_indices(theirs, nodes), strict=True):
+            assert sorted(own.tolist()) == sorted(other.tolist())
+
+
+def test_flower_s_partitioners_of_groups_work():
+    split = grouped([3, 4, 5, 6])
+    partition = Partition(flower.GroupedNaturalIdPartitioner("group", 2), split, 2, 0)
+    members = [set(split.groups[part].tolist()) for part in all_indices(partition, 2)]
+    assert [len(each) for each in members] == [2, 2]
+    assert len(Partition(flower.IidPartitioner(3), split, 3, 0).indices(0)) == 6
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "nodes", "line"),
+    [
+        (Natural(5), 5, "nodes=4 or fewer"),
+        (flower.GroupedNaturalIdPartitioner("group", 3), 3, "makes 2 partitions"),
+        (flower.ShardPartitioner(2, "label", 2), 2, "the targets are none"),
+        (flower.NaturalIdPartitioner("user"), 4, "partition_by=user"),
+    ],
+)
+def test_groups_that_cannot_be_shared_out_are_one_line(partitioner, nodes, line):
+    with pytest.raises(TaskError, match=line) as caught:
+        Partition(partitioner, grouped([3, 4, 5, 6]), nodes, 0).indices(0)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("partitioner", [Natural(2), flower.NaturalIdPartitioner("group")])
+def test_a_natural_partition_needs_groups(partitioner):
+    with pytest.raises(TaskError, match=r"dataset\.group="):
+        Partition(partitioner, samples_of(9), 2, 0)

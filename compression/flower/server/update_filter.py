@@ -157,7 +157,10 @@ class UpdateFilter:
                     f"(screen.refuse={options.refuse:g})"
                 )
             if not usual and model is not None and long * rate > REACH * self._reach(model):
-                raise PayloadError("its update, the first, is many times as long as the model")
+                raise PayloadError(
+                    "its update, the first, is many times as long as the model (screen.refuse=null "
+                    "accepts it; scale targets that are far above 1, or lower lr=)"
+                )
         share = 1.0
         if options.clip is not None and usual and long > options.clip * usual:
             share = options.clip * usual / long

@@ -1,0 +1,230 @@
+"""Public data sets' usual layouts: UCI HAR, Speech Commands, LEAF, in tiny files made here."""
+
+import json
+import wave
+
+import numpy as np
+import pytest
+import torch
+
+from task.datasets.data import expect_usable
+from task.datasets.leaf import CHARACTERS, leaf
+from task.datasets.speech_commands import speech_commands
+from task.datasets.uci_har import SIGNALS, uci_har
+from task.errors import MissingOption, NoData, TaskError
+from task.transforms import LogMel
+
+
+@pytest.fixture
+def har(tmp_path):
+    """Write the folder "UCI HAR Dataset" with 5 windows to train and 2 to test on."""
+    random = np.random.default_rng(0)
+    folder, content = tmp_path / "UCI HAR Dataset", {}
+    for part, rows in (("train", 5), ("test", 2)):
+        (folder / part / "Inertial Signals").mkdir(parents=True)
+        content[part] = random.normal(size=(9, rows, 128)).astype(np.float32)
+        for signal, values in zip(SIGNALS, content[part], strict=True):
+            path = folder / part / "Inertial Signals" / f"{signal}_{part}.txt"
+            np.savetxt(path, values, fmt="  %.7e")  # as in the archive
+        first = {"train": 1, "test": 5}[part]
+        np.savetxt(folder / part / f"y_{part}.txt", np.arange(first, first + rows), fmt="%d")
+        np.savetxt(folder / part / f"subject_{part}.txt", [first + 1] * rows, fmt="%d")
+    return folder, content
+
+
+def test_uci_har(har):
+    folder, content = har
+    data = uci_har(str(folder.parent))
+    expect_usable("uci_har", data)
+    assert data.train.inputs.shape == (5, 9, 128)
+    for part in ("train", "test"):
+        windows = getattr(data, part).inputs.numpy()
+        np.testing.assert_allclose(windows, content[part].transpose(1, 0, 2), rtol=1e-5)
+    assert data.train.targets.tolist() == [0, 1, 2, 3, 4]
+    assert data.test.targets.tolist() == [4, 5]
+    assert (data.classes, data.class_names[5]) == (6, "laying")
+    assert (data.train.groups.tolist(), data.test.groups.tolist()) == ([2] * 5, [6] * 2)
+    assert len(uci_har(str(folder), on_device=True).test) == 0
+
+
+@pytest.mark.parametrize("content", ["", "7\n7\n7\n7\n7\n", "1\n2\n", "a\n", None])
+def test_damaged_files_of_uci_har(content, har):
+    folder, _ = har
+    path = folder / "train" / "y_train.txt"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(TaskError) as caught:
+        uci_har(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def write_wave(path, values, rate=16000, channels=1, width=2):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(rate)
+        file.writeframes(np.asarray(values, "<i2").tobytes())
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Write sounds of three words and three speakers, as the archive has them."""
+    for word, level in (("yes", 1), ("no", 2), ("up", 3)):
+        for number, speaker in enumerate(("0a7c2a8d", "b4ea0d9a", "c1d39ce8")):
+            length = (16000, 9000, 17000)[number]
+            path = tmp_path / word / f"{speaker}_nohash_{number}.wav"
+            write_wave(path, np.full(length, 10 * level + number))
+    write_wave(tmp_path / "_background_noise_" / "pink_noise.wav", np.zeros(99))
+    (tmp_path / "validation_list.txt").write_text("yes/b4ea0d9a_nohash_1.wav\n")
+    (tmp_path / "testing_list.txt").write_text(
+        "no/c1d39ce8_nohash_2.wav\nup/0a7c2a8d_nohash_0.wav\n"
+    )
+    (tmp_path / "LICENSE").write_text("CC")
+    return tmp_path
+
+
+def test_speech_commands(words):
+    data = speech_commands(str(words))
+    expect_usable("speech_commands", data)
+    assert data.class_names == ("no", "up", "yes")
+    assert (len(data.train), len(data.test)) == (6, 2)
+    assert data.test.inputs[:, 0].tolist() == [22, 30]
+    assert data.test.targets.tolist() == [0, 1]
+    assert data.train.inputs.dtype == torch.int16
+    assert data.train.inputs[:, [0, 8999, 9000, 15999]].tolist() == [
+        *([20] * 4, [21, 21, 0, 0], [31, 31, 0, 0], [32] * 4, [10] * 4, [12] * 4)
+    ]
+    assert data.train.groups.tolist() == [0, 1, 1, 2, 0, 2]
+    assert data.test.groups.tolist() == [2, 0]
+    spectrograms = data.prepared(data.train.inputs)
+    assert torch.equal(spectrograms, LogMel()(data.train.inputs))
+    assert spectrograms.shape == (6, 40, 101)
+    checked = speech_commands(str(words), ["yes", "no"], test_list="validation")
+    assert (checked.class_names, len(checked.train), len(checked.test)) == (("no", "yes"), 4, 1)
+
+
+def test_a_devices_own_words(words):
+    with pytest.raises(MissingOption):
+        speech_commands(str(words), on_device=True)
+    data = speech_commands(str(words), ["yes", "no", "stop"], on_device=True)
+    assert (len(data.train), len(data.test), data.classes) == (6, 0, 3)
+    for name in ("validation_list.txt", "testing_list.txt"):
+        (words / name).unlink()
+    assert (len(speech_commands(str(words)).train), len(speech_commands(str(words)).test)) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    "sound", [{"rate": 8000}, {"channels": 2}, {"width": 1}, b"RIFF", b"", None]
+)
+def test_what_is_no_such_sound_is_one_line(sound, words):
+    path = words / "yes" / "x_nohash_0.wav"
+    if isinstance(sound, dict):
+        write_wave(path, [1, 2], **sound)
+    else:
+        path.mkdir() if sound is None else path.write_bytes(sound)
+    with pytest.raises(TaskError, match="x_nohash_0") as caught:
+        speech_commands(str(words))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_words(words, tmp_path):
+    with pytest.raises(TaskError, match="choose one of"):
+        speech_commands(str(words), test_list="none")
+    with pytest.raises(TaskError, match="no folder stop/"):
+        speech_commands(str(words), ["yes", "stop"])
+    with pytest.raises(NoData):
+        speech_commands(str(words / "_background_noise_"))
+    (words / "testing_list.txt").write_text("yes/other.wav")
+    with pytest.raises(TaskError, match="no sounds"):
+        speech_commands(str(words))
+    (words / "testing_list.txt").write_bytes(b"\xff")
+    with pytest.raises(TaskError, match="copy it again"):
+        speech_commands(str(words))
+
+
+def write_leaf(folder, part, users, shards=1):
+    (folder / part).mkdir(parents=True, exist_ok=True)
+    for shard in range(shards):
+        names = list(users)[shard::shards]
+        content = {
+            "users": names,
+            "num_samples": [len(users[name][0]) for name in names],
+            "user_data": {name: dict(zip("xy", users[name], strict=True)) for name in names},
+        }
+        path = folder / part / f"all_data_{shard}_niid_0_keep_0_{part}_9.json"
+        path.write_text(json.dumps(content))
+
+
+def test_leaf_s_shakespeare(tmp_path):
+    line = "To be, or not to be--that is the question: Whether 'tis nobler in the mind, to x"
+    assert len(line) == 80
+    train = {
+        "HAMLET": [[line, line[::-1]], ["s", "T"]],
+        "OPHELIA": [[line], ["!"]],
+        "MUTE": [[], []],
+    }
+    write_leaf(tmp_path, "train", train, shards=2)
+    write_leaf(tmp_path, "test", {"OPHELIA": [[line], ["}"]]})
+    data = leaf(str(tmp_path))
+    expect_usable("leaf", data)
+    text = ["".join(CHARACTERS[number] for number in row) for row in data.train.inputs]
+    assert sorted(text) == sorted([line, line, line[::-1]])
+    assert sorted(CHARACTERS[number] for number in data.train.targets) == ["!", "T", "s"]
+    assert (data.test.targets.tolist(), data.classes) == ([79], 80)
+    assert sorted(data.train.groups.tolist()) == [0, 0, 1]
+    assert data.test.groups.tolist() == [1]
+    assert data.prepared(data.train.inputs).dtype == torch.int64
+
+
+def test_leaf_s_femnist(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 784))
+    x = (pixels / 255).tolist()
+    write_leaf(tmp_path, "train", {"f0001_41": [x[:4], [61, 0, 5, 5]], "f0000_14": [x[4:], [7, 8]]})
+    write_leaf(tmp_path, "test", {"f0000_14": [x[:1], [61]]})
+    data = leaf(str(tmp_path))
+    expect_usable("leaf", data)
+    assert (data.image_shape, data.classes) == ((1, 28, 28), 62)
+    np.testing.assert_array_equal(data.train.inputs.reshape(6, 784), pixels)
+    assert data.train.groups.tolist() == [1, 1, 1, 1, 0, 0]
+    assert len(leaf(str(tmp_path), on_device=True).test) == 0
+
+
+def test_leaf_s_other_numbers(tmp_path):
+    users = {name: [[[0.5, -1.5]] * 5, [0.25, 1, 2, 3, 4]] for name in "abcd"}
+    write_leaf(tmp_path, "train", users)
+    data = leaf(str(tmp_path), test_share=0.2)
+    expect_usable("leaf", data)
+    assert (data.classes, data.train.targets.dtype) == (0, torch.float32)
+    assert (len(data.train), len(data.test)) == (16, 4)
+    assert data.train.inputs[0].tolist() == [0.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        {"a": [["x", "xy"], ["a", "b"]]},
+        {"a": [["x", 3], ["a", "b"]]},
+        {"a": [["é"], ["a"]]},
+        {"a": [["x"], [""]]},
+        {"a": [[[1], [1, 2]], [1, 2]]},
+        {"a": [[[1.0]], [None]]},
+        {"a": [[[1.0], [2.0]], [1]]},
+        {"a": ["x", [1]]},
+        {"a": [[], []]},
+        {},
+    ],
+)
+def test_damaged_files_of_leaf_are_one_line(users, tmp_path):
+    write_leaf(tmp_path, "train", users)
+    with pytest.raises(TaskError) as caught:
+        leaf(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"users": ["a"]}', b"[" * 9999])
+def test_what_is_no_file_of_leaf_s_is_one_line(content, tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "x.json").write_bytes(content)
+    with pytest.raises(TaskError, match="LEAF") as caught:
+        leaf(str(tmp_path))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,81 @@
+"""Transforms of samples into a model's input."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from task.errors import TaskError
+from task.transforms import LogMel
+
+
+def waves(samples, length, seed=0):
+    random = np.random.default_rng(seed)
+    return torch.from_numpy(random.integers(-32768, 32768, (samples, length), dtype=np.int16))
+
+
+def plain(wave, rate, window, hop, mels, mean, std):
+    """Return a spectrogram in float64, frame by frame, from the definition of the transform."""
+    bins = 1
+    while bins < window:
+        bins *= 2
+    first = (bins - window) // 2
+    weights = np.zeros(bins)
+    weights[first : first + window] = np.sin(np.pi * np.arange(window) / window) ** 2
+    padded = np.concatenate([np.zeros(bins // 2), wave / 32768, np.zeros(bins // 2)])
+    turns = np.exp(-2j * np.pi * np.outer(np.arange(bins // 2 + 1), np.arange(bins)) / bins)
+    frequencies = np.arange(bins // 2 + 1) * rate / bins
+    top = 2595 * np.log10(1 + rate / 2 / 700)
+    corners = 700 * (10 ** (np.arange(mels + 2) * top / (mels + 1) / 2595) - 1)
+    frames = []
+    for start in range(0, len(wave) + 1, hop):
+        power = np.abs(turns @ (weights * padded[start : start + bins])) ** 2
+        energies = [
+            np.interp(frequencies, corners[i : i + 3], [0, 1, 0], left=0, right=0) @ power
+            for i in range(mels)
+        ]
+        frames.append((np.log(np.array(energies) + 1e-6) - mean) / std)
+    return np.stack(frames, 1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "window", "hop", "mels"), [(16000, 400, 160, 40), (8000, 256, 100, 20)]
+)
+@pytest.mark.parametrize("length", [0, 1, 700, 1600])
+def test_log_mel_agrees_with_its_definition(rate, window, hop, mels, length):
+    transform, batch = LogMel(rate, window, hop, mels, -3.0, 2.0), waves(3, length)
+    expected = np.stack([plain(w, rate, window, hop, mels, -3.0, 2.0) for w in batch.numpy()])
+    np.testing.assert_allclose(transform(batch).numpy(), expected, atol=1e-4)
+    assert torch.equal(transform(batch / 32768), transform(batch))
+
+
+def test_a_tone_is_loudest_in_the_filter_of_its_frequency():
+    time = torch.arange(16000) / 16000
+    found = LogMel()(torch.sin(2 * np.pi * 1000 * time)[None])[0]
+    corners = 700 * (10 ** (np.linspace(0, 2595 * np.log10(1 + 8000 / 700), 42) / 2595) - 1)
+    assert found[:, 50].argmax() == np.abs(corners[1:-1] - 1000).argmin()
+
+
+@given(samples=st.integers(0, 300), seed=st.integers(0, 9))
+def test_log_mel_of_a_waveform_does_not_depend_on_its_batch(samples, seed):
+    batch = waves(samples, 900, seed)
+    whole = LogMel()(batch)
+    assert whole.shape == (samples, 40, 6)
+    for place in {0, samples // 2, max(samples - 1, 0)} if samples else ():
+        assert torch.equal(whole[place], LogMel()(batch[place : place + 1])[0])
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [torch.zeros(2, 9).double(), torch.zeros(9), (torch.zeros(2, 9),), torch.zeros(2, 9).byte()],
+)
+def test_what_is_no_waveform_is_refused(inputs):
+    with pytest.raises(TaskError, match="waveforms are"):
+        LogMel()(inputs)
+
+
+@pytest.mark.parametrize("options", [{"mels": 200}, {"hop": 0}, {"std": float("nan")}, {"rate": 0}])
+def test_log_mel_refuses_options_that_give_no_spectrogram(options):
+    with pytest.raises(TaskError, match="give"):
+        LogMel(**options)
