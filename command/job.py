@@ -242,8 +242,6 @@ def prepare(config: Config) -> None:
     if str(config.strategy.get("_target_")).startswith("flwr."):
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)
-    import torch
-
     from conf.build import (
         data_of,
         device_of,
@@ -263,13 +261,13 @@ def prepare(config: Config) -> None:
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
+    if len(data.train):  # if there are none, only the nodes have training data
+        expect_tensors(model)
+        expect_fits(model, objective_of(config), data)
     scheme_for(config, data)
     Schedule(config.schedule, config.lr).step(loss=1.0)
-    if len(data.train):  # if there are none, only the nodes have training data
+    if len(data.train):
         partition_of(config, data).indices(0)
-        expect_tensors(model)
-        few = data.train.taken(torch.arange(min(2, len(data.train))))
-        expect_fits(model, objective_of(config), data.prepared(few.inputs), few.targets)
 
 
 def set_up_logging(verbose: bool) -> None:

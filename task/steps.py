@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from task.datasets import Data, Split
 from task.errors import TaskError
 from task.objectives import Objective
 from task.tensors import Tensors, count, leaves, rows, taken
@@ -48,24 +49,43 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def expect_fits(model: nn.Module, objective: Objective, inputs: Tensors, targets: Tensors) -> None:
-    """Raise `TaskError` in one line if model, objective and these samples do not fit each other."""
+def one_line(error: Exception) -> str:
+    """Return an error's type and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
+    """Raise `TaskError` in one line if model, objective and data do not fit each other.
+
+    It computes the loss and the metrics of the first two samples of both splits.
+    """
     try:
-        with evaluating(model), torch.no_grad():
-            shape = tuple(objective.loss(model, inputs, targets).shape)
-        measured = evaluate(model, objective, inputs, targets)
-        missing = [name for name in objective.names if name not in measured]
+        for split in (data.train, data.test):
+            if len(split):
+                _expect_fits(model, objective, data, split.taken(torch.arange(min(2, len(split)))))
     except TaskError:
         raise
-    except Exception as error:  # a user's model and objective may raise anything
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    except Exception as error:  # a user's model, transform and objective may raise anything
         raise TaskError(
-            f"model=, objective= and dataset= do not fit each other ({reason})"
+            f"model=, objective= and dataset= do not fit each other ({one_line(error)})"
         ) from error
-    if shape:
-        raise TaskError(f"{type(objective).__name__}.loss has the shape {shape}: give its mean")
-    if missing:
-        raise TaskError(f"{type(objective).__name__} does not measure {missing[0]}, which it names")
+
+
+def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split) -> None:
+    inputs, name = data.prepared(few.inputs), type(objective).__name__
+    with evaluating(model):
+        loss = objective.loss(model, inputs, few.targets)
+    if not isinstance(loss, Tensor) or loss.shape:
+        found = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "is no tensor"
+        raise TaskError(f"{name}.loss {found}: give its mean")
+    if not loss.requires_grad:
+        raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
+    measured = evaluate(model, objective, inputs, few.targets)
+    for each in objective.names:
+        if each not in measured:
+            raise TaskError(f"{name} does not measure {each}, which it names")
+        if not isinstance(measured[each], int | float):
+            raise TaskError(f"{name} measures {each} as a {type(measured[each]).__name__}")
 
 
 def evaluate(

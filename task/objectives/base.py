@@ -32,10 +32,13 @@ class Objective(ABC):
 
     `metrics`: the metrics beside the loss. The first one is the run's main metric; without metrics
     it is the loss. `least`: the least value that the loss can have; a server refuses smaller ones.
+    `needs_inputs`: whether `loss` reads the inputs itself, and not only by a call of the model. A
+    model that is cut over several nodes then sends them to the last node.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     least: ClassVar[float] = -math.inf
+    needs_inputs: ClassVar[bool] = False
 
     @property
     def names(self) -> tuple[str, ...]:
