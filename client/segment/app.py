@@ -255,7 +255,9 @@ class SegmentStep:
 
     def _send_targets(self, given: list[MiniBatch]) -> None:
         """From the first segment, send what the nodes of other segments need for the loss."""
-        columns = [np.stack(_arrays(row)) for row in zip(*(each.sent for each in given), strict=True)]
+        columns = [
+            np.stack(_arrays(row)) for row in zip(*(each.sent for each in given), strict=True)
+        ]
         if columns and not self._stage.place.ends:
             self.sent["labels"] = pack_targets(columns, targets_of(self._stage))
 

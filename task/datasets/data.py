@@ -78,7 +78,6 @@ class Data:
         It shows the shapes and dtypes.
         """
 
-
         def twice(tensor: Tensor) -> Tensor:
             found = tensor.new_zeros(2, *tensor.shape[1:])
             return found.copy_(tensor[:1]) if len(tensor) else found
