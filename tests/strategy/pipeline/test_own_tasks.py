@@ -139,7 +139,8 @@ MINE = """
 
 
     def autoencoder():
-        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
 
 
     def conv():
@@ -284,7 +285,7 @@ def test_backpropagation_over_cuts_is_a_plain_loop_bit_for_bit(task, cuts, tmp_p
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("method", [
-    "algorithm=synthetic_gradients strategy.schedule=async compression=f2i compression@gradients=f2i",
+    "algorithm=synthetic_gradients strategy.schedule=async compression=f2i",
     "algorithm=synthetic_gradients strategy.batches_per_message=3",
     "algorithm=split_backprop strategy.schedule=pipeline strategy.micro_batches=4",
 ])  # fmt: skip
