@@ -265,7 +265,7 @@ def prepare(config: Config) -> None:
         expect_tensors(model)
         expect_fits(model, objective_of(config), data)
     scheme_for(config, data)
-    Schedule(config.schedule, config.lr).step(loss=1.0)
+    Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
     if len(data.train):
         partition_of(config, data).indices(0)
 

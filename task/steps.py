@@ -12,6 +12,7 @@ from task.objectives import Objective
 from task.tensors import Tensors, count, leaves, rows, taken
 
 Batch = tuple[Tensors, Tensors]  # inputs, targets
+MOST_READ = 1 << 27  # entries of a tensor that is searched for its largest integer
 
 
 def batches(
@@ -57,18 +58,31 @@ def one_line(error: Exception) -> str:
 def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
     """Raise `TaskError` in one line if model, objective and data do not fit each other.
 
-    It computes the loss and the metrics of the first two samples of both splits.
+    It computes the loss and the metrics of a few samples of both splits: the first two, and those
+    with the least and the largest integers, such as classes or tokens.
     """
     try:
         for split in (data.train, data.test):
             if len(split):
-                _expect_fits(model, objective, data, split.taken(torch.arange(min(2, len(split)))))
+                _expect_fits(model, objective, data, split.taken(_telling(split)))
     except TaskError:
         raise
     except Exception as error:  # a user's model, transform and objective may raise anything
         raise TaskError(
             f"model=, objective= and dataset= do not fit each other ({one_line(error)})"
         ) from error
+
+
+def _telling(split: Split) -> Tensor:
+    """Return the positions of a few samples with which a model or a loss may fail, int64 (k,)."""
+    found = [*range(min(2, len(split)))]
+    for tensor in (*leaves(split.inputs), *leaves(split.targets)):
+        counted = not (tensor.is_floating_point() or tensor.is_complex())
+        if counted and tensor.element_size() > 1 and 0 < tensor.numel() <= MOST_READ:
+            size = tensor.numel() // len(tensor)
+            flat = tensor.reshape(-1)
+            found += [int(flat.argmax()) // size, int(flat.argmin()) // size]
+    return torch.tensor(sorted(set(found)), dtype=torch.int64)
 
 
 def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split) -> None:
@@ -84,7 +98,7 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
     for each in objective.names:
         if each not in measured:
             raise TaskError(f"{name} does not measure {each}, which it names")
-        if not isinstance(measured[each], int | float):
+        if not isinstance(measured[each], int | float) or isinstance(measured[each], bool):
             raise TaskError(f"{name} measures {each} as a {type(measured[each]).__name__}")
 
 
