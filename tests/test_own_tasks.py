@@ -100,6 +100,18 @@ MINE = """
             return self.left(x["left"]) + self.right(x["right"])
 
 
+    def sorted_classes():
+        return data(noise(240, 6), torch.arange(240) // 40, classes=6)
+
+
+    def failing():
+        return data(noise(240, 6), noise(240), transform=lambda x: x @ x)
+
+
+    def wider_test():
+        return Data(Split(noise(40, 6), noise(40)), Split(noise(40, 7), noise(40)))
+
+
     class Likelihood(Objective):
         metrics = (Metric("density", True),)
 
@@ -109,6 +121,25 @@ MINE = """
         def sums(self, model, inputs, targets):
             value = self.loss(model, inputs, targets) * len(inputs)
             return {"loss": value, "density": -value}
+
+
+    class Named(Likelihood):
+        metrics = (Metric("seconds"),)
+
+
+    class Each(Likelihood):
+        def loss(self, model, inputs, targets):
+            return model(inputs)[:, 0]
+
+
+    class Detached(Likelihood):
+        def loss(self, model, inputs, targets):
+            return model(inputs).detach().mean()
+
+
+    class Text(Likelihood):
+        def measured(self, sums, samples):
+            return {"loss": 1.0, "density": "high"}
 """
 TASKS = {
     "a table": ["table", "mlp +model.inputs=6", "regression"],
@@ -200,12 +231,32 @@ WRONG = {
     "a partition of classes": (["partition=dirichlet"], "the targets are none"),
     "a key without a function": (["dataset._target_=null", "+dataset.rot=x"], "dataset.root?"),
     "images that each are normalised": (["dataset.per_image=true"], "is for images"),
+    "inputs of another shape": (["+dataset.features=5"], "do not fit each other"),
+    "inputs of another shape to test on": (["dataset._target_=mine_tasks.wider_test"], "not fit"),
+    "inputs of another type": (["dataset._target_=mine_tasks.text"], "do not fit each other"),
+    "targets of another shape": (["+model.outputs=2"], "as many outputs as there are targets"),
+    "a class beyond the outputs": (
+        [
+            *("dataset._target_=mine_tasks.sorted_classes", "objective=classification"),
+            "+model.outputs=5",
+        ],
+        "Target 5 is out of bounds",
+    ),
+    "a transform that fails": (["dataset._target_=mine_tasks.failing"], "do not fit each other"),
+    "a metric that is not measured": (["schedule=plateau", "schedule.metric=iou"], "mae, rmse"),
+    "a metric named as a counter": (["objective._target_=mine_tasks.Named"], "another name"),
+    "a loss for each sample": (["objective._target_=mine_tasks.Each"], "give its mean"),
+    "a loss without a gradient": (["objective._target_=mine_tasks.Detached"], "no gradient"),
+    "a metric that is a text": (["objective._target_=mine_tasks.Text"], "density as a str"),
 }
 
 
+@pytest.mark.few(len(WRONG) + 4)
+@pytest.mark.parametrize("engine", ["local", "ray", "superlink"])
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_use_is_one_line_before_the_run(case):
+def test_a_wrong_use_is_one_line_before_the_run(case, engine):
     more, line = WRONG[case]
+    more = [*more, f"engine={engine}"]
     images = case == "a model of images"
     words = [word for word in words_of("a table") if not images or "model" not in word]
     with pytest.raises((ConfigError, TaskError)) as caught:
