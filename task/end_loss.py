@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from task.datasets import Data, Split
 from task.errors import TaskError
 from task.objectives import Objective
-from task.steps import Batch, evaluating, one_line
+from task.steps import MOST_READ, Batch, evaluating, one_line
 from task.tensors import Tensors, leaves, mapped
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -56,6 +56,23 @@ class EndLoss:
             for part in parts
             for leaf in leaves(part)
         ]
+
+    def ranges(self) -> list[tuple[int, int] | None]:
+        """Return the least and the largest integer of each sent tensor in the training split.
+
+        None for floats, and for a tensor of more than `MOST_READ` entries.
+        """
+        every = [leaf for part in self._parts for leaf in leaves(part)]
+        train = self._data.train
+        found: list[tuple[int, int] | None] = []
+        for leaf, integers in zip(every, self.sent(train.targets, train.inputs), strict=True):
+            counted = not (leaf.is_floating_point() or leaf.is_complex())
+            if counted and 0 < leaf.numel() <= MOST_READ:
+                low, high = torch.aminmax(integers)
+                found.append((int(low), int(high)))
+            else:
+                found.append(None)
+        return found
 
     def received(self, sent: Sequence[Tensor]) -> Batch:
         """Return the inputs and the targets that the loss takes; `sent`: the result of `sent`.

@@ -76,12 +76,14 @@ class TargetTensor(NamedTuple):
     """A tensor of integers that the last segment's node needs for the loss, such as the labels.
 
     `shape`: the shape of one sample. `dtype`: the integer type, signed beyond 1 byte. `below`: if
-    it is above 0, the integers are classes from 0 to `below` - 1.
+    it is above 0, the integers are classes from 0 to `below` - 1. `range`: the least and the
+    largest integer, if they are known.
     """
 
     shape: tuple[int, ...] = ()
     dtype: str = "int64"
     below: int = 0
+    range: tuple[int, int] | None = None
 
     @property
     def sent(self) -> tuple[str, ...]:
@@ -135,11 +137,11 @@ def unpack_targets(
     """Decode what `pack_targets` encoded; each array has the dtype of its `TargetTensor`.
 
     `rows`: the number of mini-batches, and of the samples in each. Raises `PayloadError` for
-    tensors of other shapes or types, and for classes out of range.
+    tensors of other shapes or types, and for integers out of range.
     """
     shapes = [(*rows, *tensor.shape) for tensor in tensors]
     try:
-        most = sum(map(math.prod, shapes)) + 1
+        most = sum(math.prod(max(d, 1) for d in shape) for shape in shapes)
         found, _ = declared(payload, max_size=most, max_tensors=len(tensors))
         kinds = [
             kind if kind in tensor.sent else tensor.sent[-1]
@@ -153,8 +155,11 @@ def unpack_targets(
         each.array.astype(tensor.dtype) for each, tensor in zip(decoded, tensors, strict=True)
     ]
     for array, tensor in zip(arrays, tensors, strict=True):
-        if tensor.below and array.size and not 0 <= array.min() <= array.max() < tensor.below:
-            raise PayloadError(f"labels: they must be from 0 to {tensor.below - 1}")
+        low, high = (0, tensor.below - 1) if tensor.below else tensor.range or (None, None)
+        if low is None or not array.size:
+            continue
+        if not low <= array.min() <= array.max() <= high:
+            raise PayloadError(f"labels: they must be from {low} to {high}")
     return arrays
 
 

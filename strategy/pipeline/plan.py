@@ -184,7 +184,8 @@ def plan_of(
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
     entries = [_module_entries(part, classes, hidden) for part in parts[:-1]]
     codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
-    targets = [TargetTensor(*each) for each in end_loss.tensors]
+    described = zip(end_loss.tensors, end_loss.ranges(), strict=True)
+    targets = [TargetTensor(*tensor, between) for tensor, between in described]
     sizes = [*entries, 0]
     return Plan(
         parts, costs, names, beside, config.batch_size, sizes, codecs, targets, bool(classes)

@@ -69,10 +69,12 @@ MINE = """
         return data(noise(160, 3, 16) + labels[:, None, None], labels, classes=2)
 
 
-    def mlp(outputs: int = 2):
-        return nn.Sequential(
+    def mlp(outputs: int = 2, frozen: bool = False):
+        made = nn.Sequential(
             nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 8), nn.Dropout(0.0),
             nn.Linear(8, outputs))
+        made[3].requires_grad_(not frozen)
+        return made
 
 
     class First(nn.Module):
@@ -212,6 +214,7 @@ MINE = """
 """
 TASKS = {
     "regression": ["table", "mlp", "regression"],
+    "a frozen layer": ["table", "mlp +model.frozen=true", "regression"],
     "half floats": ["table +dataset.dtype=bfloat16", "mlp", "regression"],
     "missing targets": ["table +dataset.nan=true", "mlp", "mine_cut.Likelihood"],
     "a loss below zero": ["table", "mlp", "mine_cut.Likelihood"],
