@@ -254,7 +254,7 @@ def prepare(config: Config) -> None:
     from strategy.factory import scheme_for, scheme_of
     from strategy.lr_schedule import Schedule
     from task.flat_model import expect_tensors
-    from task.steps import expect_fits
+    from task.steps import expect_fits, expect_trains
 
     scheme_of(config)  # this check needs no data; the checks below need data
     data = server_data_of(config) if is_submitted(config) else data_of(config)
@@ -264,10 +264,12 @@ def prepare(config: Config) -> None:
     if len(data.train):  # if there are none, only the nodes have training data
         expect_tensors(model)
         expect_fits(model, objective_of(config), data)
-    scheme_for(config, data)
+    scheme = scheme_for(config, data)
     Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
     if len(data.train):
-        partition_of(config, data).indices(0)
+        samples = min(config.batch_size, len(partition_of(config, data).indices(0)))
+        if getattr(scheme, "sends_models", True):  # a cut model's first node has all samples
+            expect_trains(model, objective_of(config), data, samples)
 
 
 def set_up_logging(verbose: bool) -> None:

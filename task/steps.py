@@ -1,5 +1,6 @@
 """The steps of training and evaluation: make mini-batches, evaluate a model."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -70,6 +71,26 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
     except Exception as error:  # a user's model, transform and objective may raise anything
         raise TaskError(
             f"model=, objective= and dataset= do not fit each other ({one_line(error)})"
+        ) from error
+
+
+def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: int) -> None:
+    """Raise `TaskError` in one line if a mini-batch of one sample is too small for the model.
+
+    `samples`: the size of a node's mini-batches; nothing is computed for 2 or more. BatchNorm
+    cannot normalise a single value.
+    """
+    if samples > 1:
+        return
+    first = data.train.taken(torch.zeros(1, dtype=torch.int64))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            trained = copy.deepcopy(model).train()
+            objective.loss(trained, data.prepared(first.inputs), first.targets)
+    except Exception as error:  # a user's model may raise anything
+        raise TaskError(
+            f"the model cannot train on mini-batches of one sample ({one_line(error)}): give "
+            f"batch_size= of 2 or more, or fewer nodes="
         ) from error
 
 

@@ -63,8 +63,9 @@ MINE = """
         return data({"left": x, "right": x.flip(1)}, (x.sum(1) > 0).long(), classes=2)
 
 
-    def mlp(inputs: int, outputs: int = 1):
-        return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+    def mlp(inputs: int, outputs: int = 1, norm: bool = False):
+        norms = [nn.BatchNorm1d(16)] if norm else []
+        return nn.Sequential(nn.Linear(inputs, 16), *norms, nn.ReLU(), nn.Linear(16, outputs))
 
 
     def three(inputs: int):
@@ -244,6 +245,7 @@ WRONG = {
     ),
     "a transform that fails": (["dataset._target_=mine_tasks.failing"], "do not fit each other"),
     "a metric that is not measured": (["schedule=plateau", "schedule.metric=iou"], "mae, rmse"),
+    "one sample for BatchNorm": (["batch_size=1", "+model.norm=true"], "batch_size= of 2 or more"),
     "a metric named as a counter": (["objective._target_=mine_tasks.Named"], "another name"),
     "a loss for each sample": (["objective._target_=mine_tasks.Each"], "give its mean"),
     "a loss without a gradient": (["objective._target_=mine_tasks.Detached"], "no gradient"),

@@ -32,10 +32,10 @@ from compression.flower.batch_tensors import (
 from conf import Config
 from conf.build import model_of, objective_of, optimizer_of
 from task.datasets import Data
-from task.end_loss import EndLoss
 from task.flat_model import FlatModel, put_array, to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Segment, empty_segment, parts_of
+from task.objectives.end_loss import EndLoss
 from task.rng import IsolatedRng, stream_seed
 from task.tensors import Tensors, count, mapped
 

@@ -31,11 +31,11 @@ from strategy.pipeline.options import AUTO, Cutting, GradientModules
 from strategy.pipeline.schedule import Task
 from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data
-from task.end_loss import EndLoss
 from task.errors import TaskError
 from task.flat_model import to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
+from task.objectives.end_loss import EndLoss
 from task.tensors import rows
 
 

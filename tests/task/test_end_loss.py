@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from compression import PayloadError
 from compression.flower.batch_tensors import TargetTensor, pack_targets, unpack_targets
 from task.datasets import Data, Split
-from task.end_loss import EndLoss
 from task.errors import TaskError
+from task.objectives.end_loss import EndLoss
 from task.objectives.reconstruction import Reconstruction
 from task.objectives.regression import Regression
 from task.tensors import leaves, taken
