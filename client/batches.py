@@ -15,7 +15,7 @@ from conf.build import device_of, partition_of
 from task.datasets import Data
 from task.rng import stream_seed
 from task.steps import Batch
-from task.tensors import leaves, mapped, taken
+from task.tensors import Tensors, leaves, mapped, taken
 
 PREPARED_BYTES = 256 << 20  # bytes of prepared samples that a process caches for its nodes
 
@@ -91,17 +91,28 @@ class Samples:
         The mini-batch depends only on (seed, node, number). Each epoch has a new order. All
         mini-batches are full: the remaining samples of an epoch are left out.
         """
+        chosen, prepared = self._chosen(node, number)
+        if not prepared:
+            return self._prepared_samples(chosen)
+        inputs, targets = self.of(node, held_back=False)
+        return taken(inputs, chosen), taken(targets, chosen)
+
+    def raw(self, node: Node, number: int) -> Tensors:
+        """Return the inputs of the node's mini-batch `number` as the data set holds them."""
+        chosen, prepared = self._chosen(node, number)
+        if prepared:
+            chosen = self._part(node, held_back=False)[chosen.cpu()]
+        return taken(self.data.train.inputs, chosen)
+
+    def _chosen(self, node: Node, number: int) -> tuple[Tensor, bool]:
+        """Return a mini-batch's positions, and whether they are in the prepared samples."""
         order = self._orders.get(node.index)
         total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
         size = min(self.config.batch_size, total)
         epoch, position = divmod(number, total // size)
         if order is None or order.epoch != epoch:
             self._orders[node.index] = order = self._shuffled(node, epoch)
-        chosen = order.samples[position * size : (position + 1) * size]
-        if not order.prepared:
-            return self._prepared_samples(chosen)
-        inputs, targets = self.of(node, held_back=False)
-        return taken(inputs, chosen), taken(targets, chosen)
+        return order.samples[position * size : (position + 1) * size], order.prepared
 
     def _shuffled(self, node: Node, epoch: int) -> Order:
         """Return a new random order of a node's training samples for an epoch.

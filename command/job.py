@@ -242,8 +242,6 @@ def prepare(config: Config) -> None:
     if str(config.strategy.get("_target_")).startswith("flwr."):
         expect_limits(build("strategy", config.strategy), config)
     check_targets(config)
-    import torch
-
     from conf.build import (
         data_of,
         device_of,
@@ -256,20 +254,22 @@ def prepare(config: Config) -> None:
     from strategy.factory import scheme_for, scheme_of
     from strategy.lr_schedule import Schedule
     from task.flat_model import expect_tensors
-    from task.steps import expect_fits
+    from task.steps import expect_fits, expect_trains
 
     scheme_of(config)  # this check needs no data; the checks below need data
     data = server_data_of(config) if is_submitted(config) else data_of(config)
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)
-    scheme_for(config, data)
-    Schedule(config.schedule, config.lr).step(loss=1.0)
     if len(data.train):  # if there are none, only the nodes have training data
-        partition_of(config, data).indices(0)
         expect_tensors(model)
-        few = data.train.taken(torch.arange(min(2, len(data.train))))
-        expect_fits(model, objective_of(config), data.prepared(few.inputs), few.targets)
+        expect_fits(model, objective_of(config), data)
+    scheme = scheme_for(config, data)
+    Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
+    if len(data.train):
+        samples = min(config.batch_size, len(partition_of(config, data).indices(0)))
+        if getattr(scheme, "sends_models", True):  # a cut model's first node has all samples
+            expect_trains(model, objective_of(config), data, samples)
 
 
 def set_up_logging(verbose: bool) -> None:

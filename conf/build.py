@@ -274,8 +274,12 @@ def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
 
 
 def objective_of(config: Config) -> Objective:
-    """Return the loss that training minimises, and the metrics of an evaluation."""
+    """Return the loss that training minimises, and the metrics of an evaluation.
+
+    Raises `TaskError` for metrics that a run cannot record.
+    """
     objective: Objective = build("objective", config.objective)
+    objective.check()
     return objective
 
 

@@ -17,13 +17,13 @@ from report.errors import ResultsError
 from report.estimate import Estimate, estimate, paired
 from report.format import NOTHING, human_bytes, human_seconds, percent
 from report.learning_curve import first_at, stays_above
-from report.metric import MainMetric
+from report.metric import ACCURACY, MainMetric
 from report.runs import Row, Run
 from report.summary import whole_bytes
 
 NOT_RUN = "not run yet"
 ONE_SEED = " (one seed)"
-PAPER_HEAD = "paper's accuracy, %"
+PAPER_HEAD = "paper's {metric_unit}"
 REMARKS = "remarks"  # the head of the column with `remark`
 FAILED_REPLY, FAILED_REPLIES = "1 failed reply", "failed replies"
 
@@ -43,13 +43,18 @@ class TableRow:
     """A row's runs, in the order of their seeds, and the table's settings that columns need.
 
     `against`: the runs of the row to compare with. `reach`: a value of the main metric, in % for a
-    share. `after`: a round.
+    share. `after`: a round. `metric`: the runs' main metric.
     """
 
     runs: Sequence[Run]
     against: Sequence[Run] = ()
     reach: float | None = None
     after: int | None = None
+
+    @property
+    def metric(self) -> MainMetric:
+        """The runs' main metric."""
+        return main_metric(self.runs)
 
     def estimate(self, measure: Measure) -> Estimate | None:
         """Return the estimate of a number over the runs that have it; None if no run has it."""
@@ -85,6 +90,11 @@ class TableRow:
             find(run.evaluations(), bound, run.metric)
             for run, bound in zip(self.runs, bounds, strict=True)
         ]
+
+
+def main_metric(runs: Iterable[Run]) -> MainMetric:
+    """Return the main metric of the first run; the accuracy if there is no run."""
+    return next((run.metric for run in runs), ACCURACY)
 
 
 def by_seed(runs: Iterable[Run], measure: Measure, scale: float = 1) -> dict[int, float]:
@@ -186,6 +196,18 @@ def _with_interval(key: str, scale: float = 1, places: int = 2, unit: str = "") 
     return show
 
 
+def _main(best: bool = False) -> Show:
+    """Show the mean of the main metric, or of its best value, with its 95 % interval."""
+
+    def show(row: TableRow) -> Rendered:
+        metric = row.metric
+        key = f"best_{metric.name}" if best else metric.name
+        value = (row.mean(key) or 0.0) * metric.scale
+        return _with_interval(key, metric.scale, metric.places(value), metric.unit)(row)
+
+    return show
+
+
 def _of_how_many(found: Estimate, runs: int) -> str:
     """Return a remark on a single seed, or on values that some runs lack; else ""."""
     if found.count < runs:
@@ -193,43 +215,49 @@ def _of_how_many(found: Estimate, runs: int) -> str:
     return ONE_SEED if found.count == 1 else ""
 
 
-def _compared(row: TableRow, key: str = "accuracy") -> Estimate | None:
-    """Return the mean difference between a row and the row `against`, in percentage points.
+def _compared(row: TableRow, best: bool = False) -> Estimate | None:
+    """Return the mean difference of the main metric from the row `against`; of a share in points.
 
-    The mean is over the seeds that both rows have. None: the rows have no seed in common.
+    `best`: compare the best values. The mean is over the seeds that both rows have. None: the rows
+    have no seed in common.
     """
-    return paired(*(by_seed(runs, key, 100) for runs in (row.runs, row.against)))
+    metric = row.metric
+    key = f"best_{metric.name}" if best else metric.name
+    return paired(*(by_seed(runs, key, metric.scale) for runs in (row.runs, row.against)))
 
 
-def _points(row: TableRow, key: str = "accuracy") -> Rendered:
+def _points(row: TableRow, best: bool = False) -> Rendered:
     if row.runs == row.against:
         return Rendered("", NOTHING)
-    if (found := _compared(row, key)) is None:
+    if (found := _compared(row, best)) is None:
         return _same(NOTHING)
-    text, remark = with_interval(found), _of_how_many(found, len(row.runs))
-    return Rendered(text + remark, f"{text} points{remark}")
+    text = with_interval(found, row.metric.places(found.mean))
+    remark = _of_how_many(found, len(row.runs))
+    return Rendered(text + remark, f"{text}{' points' * row.metric.share}{remark}")
 
 
-def _difference(row: TableRow, key: str = "accuracy") -> Rendered:
-    """Show the difference from the row `against` in points; say "noise" if it may be 0."""
-    points, found = _points(row, key), _compared(row, key)
+def _difference(row: TableRow, best: bool = False) -> Rendered:
+    """Show the difference from the row `against`; say "noise" if it may be 0."""
+    points, found = _points(row, best), _compared(row, best)
     if row.runs == row.against or found is None or not found.noise:
         return points
     return Rendered(f"{points.cell}, noise", f"{points.sentence}, within the noise")
 
 
 def _verdict(row: TableRow) -> Rendered:
-    """Return how a row's accuracy compares with that of the row `against`, such as "above"."""
+    """Return how a row compares with the row `against`: "above", or "better than" if less is."""
     found = _compared(row)
     if found is None or found.half is None:
         return _same("not yet told apart from")
     if found.noise:
         return _same("within the noise of")
-    return _same("above" if found.mean > 0 else "below")
+    if row.metric.higher:
+        return _same("above" if found.mean > 0 else "below")
+    return _same("better than" if found.mean < 0 else "worse than")
 
 
 def _until(keys: Sequence[str], form: Callable[[float], str], when: str = "reached") -> Show:
-    """Show the sum of the counters `keys` when a run reaches the table's accuracy (`reach`).
+    """Show the sum of the counters `keys` when a run reaches the table's bound (`reach`).
 
     The mean is over the runs that reach it. `when`: a property of `TableRow`.
     """
@@ -295,11 +323,13 @@ def plain(way: str) -> Measure:
 
 COLUMNS: dict[str, Column] = {
     "accuracy": Column("accuracy, %", _with_interval("accuracy", 100, unit=" %")),
-    "difference": Column('difference from "{against}", points', _difference, "against"),
-    "points": Column('difference from "{against}", points', _points, "against"),
+    "metric": Column("{metric_unit}", _main()),
+    "best metric": Column("best {metric_unit}", _main(best=True)),
+    "difference": Column('difference from "{against}"{points}', _difference, "against"),
+    "points": Column('difference from "{against}"{points}', _points, "against"),
     "best difference": Column(
-        'best accuracy, difference from "{against}", points',
-        lambda row: _difference(row, "best_accuracy"),
+        'best {metric}, difference from "{against}"{points}',
+        lambda row: _difference(row, best=True),
         "against",
     ),
     "verdict": Column("compared with {against}", _verdict, "against"),
@@ -343,28 +373,28 @@ COLUMNS: dict[str, Column] = {
         "after",
     ),
     "reached": Column(
-        "rounds or updates until {reach} % accuracy", _until(["round"], "{:,.0f}".format), "reach"
+        "rounds or updates until {reached}", _until(["round"], "{:,.0f}".format), "reach"
     ),
     "uplink until": Column(
-        "bytes up until {reach} % accuracy", _until(["uplink_bytes"], human_bytes), "reach"
+        "bytes up until {reached}", _until(["uplink_bytes"], human_bytes), "reach"
     ),
     "stays": Column(
-        "rounds or updates until the accuracy stays above {reach} %",
+        "rounds or updates until the {metric} stays {side} {bound}",
         _until(["round"], "{:,.0f}".format, "stays"),
         "reach",
     ),
     "uplink until it stays": Column(
-        "bytes up until the accuracy stays above {reach} %",
+        "bytes up until the {metric} stays {side} {bound}",
         _until(["uplink_bytes"], human_bytes, "stays"),
         "reach",
     ),
     "both until": Column(
-        "bytes up and down until {reach} % accuracy",
+        "bytes up and down until {reached}",
         _until(["uplink_bytes", "downlink_bytes"], human_bytes),
         "reach",
     ),
     "time until": Column(
-        "network time until {reach} % accuracy", _until(["virtual_seconds"], human_seconds), "reach"
+        "network time until {reached}", _until(["virtual_seconds"], human_seconds), "reach"
     ),
     "time a round": Column(
         "network time per round", _ratio("virtual_seconds", "rounds", human_seconds)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import NOTHING, whole
+from report.metric import ACCURACY, MainMetric
 from report.runs import Group, Row, group_runs, read_runs, varying
 
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
@@ -66,6 +67,7 @@ def curve(
     smooth: int = 1,
     extremes: bool = False,
     log_x: bool = False,
+    metric: MainMetric = ACCURACY,
 ) -> Curve | None:
     """Return the curve of runs that differ in the seed; None if no round has x and y in all runs.
 
@@ -73,7 +75,8 @@ def curve(
     in the axes' units. It has a point for each round in which every run has x and y. The point is
     at the mean of the runs' x. On a logarithmic axis (`log_x`) points at 0 or below are left out.
     `smooth`: the number of points in a moving average of each run's y. With `extremes` the band
-    covers all values that the averages include, also for a single run.
+    covers all values that the averages include, also for a single run. `metric`: the runs' main
+    metric.
     """
     seeds = [_points(rows, x, y) for rows in histories]
     rounds = sorted(set(seeds[0]).intersection(*seeds)) if seeds else []
@@ -84,7 +87,7 @@ def curve(
     )  # shape (seeds, rounds, 2): x and y
     across = table[:, :, 0].mean(axis=0) / X[x][1]
     drawn = across > 0 if log_x else np.ones(len(rounds), dtype=bool)
-    raw = table[:, :, 1] / axis_of(y)[1]
+    raw = table[:, :, 1] / axis_of(y, metric)[1]
     up = np.array([moving_average(row, smooth) for row in raw])
     low, high = up.min(axis=0), up.max(axis=0)
     if extremes:
@@ -102,9 +105,12 @@ def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float
     }
 
 
-def axis_of(y: str) -> tuple[str, float]:
-    """Return the label of the y axis, and the column's value that is one unit on it."""
-    return Y.get(y, (y, 1.0))
+def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
+    """Return the label of the y axis, and the column's value that is one unit on it.
+
+    `metric`: the main metric, which may be a share.
+    """
+    return Y.get(y, (metric.axis, 1 / metric.scale) if y == metric.name else (y, 1.0))
 
 
 def moving_average(values: Values, count: int) -> Values:
@@ -143,14 +149,15 @@ def draw(
     figure = Figure(figsize=(12, 7.5), layout="constrained")
     axes = figure.add_subplot()
     heading, labels = legend(groups)
+    metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         histories = (run.history() for run in group.runs)
-        if (found := curve(histories, x, y, smooth, extremes, log_x)) is not None:
+        if (found := curve(histories, x, y, smooth, extremes, log_x, metric)) is not None:
             found.add_to(axes, number, label)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
     note = f", mean of {smooth} rows" if smooth > 1 else ""
-    axes.set(xlabel=X[x][0], ylabel=axis_of(y)[0] + note, title=title)
+    axes.set(xlabel=X[x][0], ylabel=axis_of(y, metric)[0] + note, title=title)
     axes.grid(alpha=0.3)
     axes.margins(x=0.01)
     if len(groups) > 1:

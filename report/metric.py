@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,42 @@ class MainMetric(NamedTuple):
     name: str
     higher: bool = False
     share: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor from a value to the number that tables show: 100 for a share, else 1."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def unit(self) -> str:
+        """The text after a number in a table or a sentence."""
+        return " %" if self.share else ""
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """Texts for the heads of columns, for the axes and the explanations of a page."""
+        return {
+            "metric": self.name,
+            "metric_unit": f"{self.name}, %" if self.share else self.name,
+            "points": ", points" if self.share else "",
+            "side": "above" if self.higher else "below",
+        }
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis."""
+        return f"test {self.name}{' (%)' if self.share else ''}"
+
+    def bound(self, value: str) -> str:
+        """Return a bound of the metric as text: "97 % accuracy", or "rmse 0.3"."""
+        return f"{value} % {self.name}" if self.share else f"{self.name} {value}"
+
+    def places(self, value: float) -> int:
+        """Return the decimals with which a table shows a value: four digits, two for a share."""
+        if self.share:
+            return 2
+        digits = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+        return min(max(3 - digits, 0), 9)
 
     def text(self, value: float | None) -> str:
         """Return a value as text: a share in percent, another value with four digits."""
@@ -34,8 +71,17 @@ ACCURACY, LOSS = MainMetric("accuracy", True, True), MainMetric("loss")
 
 
 def main_of(result: Mapping[str, Any]) -> MainMetric:
-    """Return a run's main metric, from its result; results of earlier versions have accuracies."""
+    """Return a run's main metric, from its result; results of earlier versions have accuracies.
+
+    Raises `ValueError` for a damaged result.
+    """
     metrics = result.get("metrics")
     if metrics is None:
         return ACCURACY
-    return next((MainMetric(**each) for each in metrics.values()), LOSS)
+    try:
+        found = next((MainMetric(**each) for each in metrics.values()), LOSS)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"metrics are {str(metrics)[:40]}") from error
+    if [type(each) for each in found] != [str, bool, bool]:
+        raise ValueError(f"the main metric is {str(found)[:80]}")
+    return found

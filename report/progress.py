@@ -74,8 +74,9 @@ def _follow(rows: _Tail, progress: Progress, metric: MainMetric, done: threading
         over = done.wait(0.25)
         if not (row := rows.last()):
             continue
-        if row[metric.name] is not None:
-            progress.update(task, measured=metric.text(row[metric.name]))
+        # The folder may hold a history of an earlier run, with another metric.
+        if (value := row.get(metric.name)) is not None:
+            progress.update(task, measured=metric.text(value))
         progress.update(
             task,
             completed=row["round"],
@@ -120,7 +121,7 @@ class ProgressLine:
     def line(self, passed: float) -> str:
         """Return the line to print `passed` seconds after this process began the run."""
         if row := self._rows.last():
-            self._row, measured = row, row[self._metric.name]
+            self._row, measured = row, row.get(self._metric.name)
             self._value = self._value if measured is None else measured
             self._first = self._first or (passed, row["round"])
         parts = [f"round {self._row.get('round', 0)} of {self._row.get('rounds', self._rounds)}"]

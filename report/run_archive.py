@@ -49,7 +49,8 @@ def archived(run: Run, name: str, commit: str) -> Run:
         raise ResultsError(f"{run.folder} was not run with experiment={name}")
     evaluations = run.evaluations()
     rows = _thinned(evaluations)
-    curve = {key: [row.get(key) for row in rows] for key in CURVE}
+    columns = dict.fromkeys((*CURVE, run.metric.name))
+    curve = {key: [row.get(key) for row in rows] for key in columns}
     stored = {
         **run.result,
         "overrides": in_order(overrides),

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from report.errors import ResultsError
 from report.format import NOTHING
-from report.metric import MainMetric, main_of
+from report.metric import ACCURACY, LOSS, MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
@@ -57,14 +57,19 @@ CURVE = (
 Row = dict[str, Any]
 
 
+def own_numbers(metric: MainMetric) -> tuple[str, ...]:
+    """Return the names of numbers that a run has for its main metric: the last and the best one."""
+    return metric.name, f"best_{metric.name}"
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run.
 
     `overrides`: the command-line overrides that affect the result, by their keys, without the seed.
     `result`: the keys of `result.json`; an archive stores only a part of them. `history`: returns
-    the rows of `history.jsonl`, one per round; an archive stores only rows with an accuracy, and of
-    many rows only a part. `folder`: None for a run from an archive.
+    the rows of `history.jsonl`, one per round; an archive stores only evaluations, and of many only
+    a part. `folder`: None for a run from an archive.
     """
 
     overrides: Mapping[str, str]
@@ -166,7 +171,8 @@ def read_run(folder: Path) -> Run:
         for key, value in read_overrides(folder).items()
         if not WITHOUT_EFFECT.fullmatch(key)
     }
-    run = Run(overrides, result, lambda: read_history(folder / HISTORY), folder)
+    name = main_of(result).name
+    run = Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
     if result.get("stopped") and not run.diverged:
         raise ValueError(f"{folder} stopped before its end")
     return run
@@ -183,10 +189,10 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def read_history(file: Path) -> list[Row]:
+def read_history(file: Path, main: str = "accuracy") -> list[Row]:
     """Return the rows of a `history.jsonl`, one per round, without a truncated last line.
 
-    Raises `ResultsError` for a line that cannot be read.
+    `main`: the name of the run's main metric. Raises `ResultsError` for a line that cannot be read.
     """
     rows: list[Row] = []
     lines = file.read_text(errors="replace").splitlines()
@@ -197,18 +203,18 @@ def read_history(file: Path) -> list[Row]:
             if number == len(lines):
                 break
             raise ResultsError(f"{file}: line {number} cannot be read") from error
-        if not _is_row(row):
+        if not _is_row(row, main):
             raise ResultsError(f"{file}: line {number} cannot be read")
         rows.append(row)
     return rows
 
 
-def _is_row(row: Any) -> bool:
+def _is_row(row: Any, main: str) -> bool:
     """Return whether a line of a `history.jsonl` holds numbers where tables need them."""
     if not isinstance(row, dict) or row.get("round") is None:
         return False
     try:
-        for key in HISTORY_NUMBERS:
+        for key in (*HISTORY_NUMBERS, main):
             _expect_number(row.get(key), may_miss=True)
     except ValueError:
         return False
@@ -254,7 +260,8 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
 
     `stored`: the run's `overrides`, its `seed`, the `commit` of the code, `cpu` (the instruction
     set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, and the
-    `curve`: a list for each key of `CURVE`, with an entry for each stored evaluation.
+    `curve`: a list for each key of `CURVE`, with an entry for each stored evaluation. A run whose
+    main metric is not the accuracy also has `metrics`, with the main metric, and its numbers.
 
     Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
     """
@@ -263,7 +270,9 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     result = {"cpu": "", **stored}
     if wrong := [result[key] for key, kind in head.items() if not isinstance(result[key], kind)]:
         raise ValueError(f"{wrong[0]!r} is out of place")
-    curve = {key: list(stored["curve"][key]) for key in CURVE if key in stored["curve"]}
+    metric = main_of(stored)
+    columns = dict.fromkeys((*CURVE, metric.name))
+    curve = {key: list(stored["curve"][key]) for key in columns if key in stored["curve"]}
     for value in (value for column in curve.values() for value in column):
         _expect_number(value, may_miss=True)
     if len({len(column) for column in curve.values()}) > 1:
@@ -271,16 +280,22 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     result = {
         **{key: result[key] for key in ("overrides", "seed", "commit", "cpu", "diverged")},
         **{key: stored.get(key) for key in NUMBERS},
+        **({} if metric == ACCURACY else _of_metric(stored, metric)),
         "curve": curve,
     }
     rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
     return Run(parse_overrides(result["overrides"]), result, lambda: rows)
 
 
+def _of_metric(stored: Mapping[str, Any], metric: MainMetric) -> dict[str, Any]:
+    known = {metric.name: metric._asdict()} if metric != LOSS else {}
+    return {"metrics": known, **{key: stored.get(key) for key in own_numbers(metric)}}
+
+
 def expect_numbers(result: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a result has numbers where tables need them."""
     beside = (f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in BESIDE)
-    for key in (*SURE, *NUMBERS, *beside, *HISTORY_NUMBERS):
+    for key in (*SURE, *NUMBERS, *beside, *HISTORY_NUMBERS, *own_numbers(main_of(result))):
         _expect_number(result.get(key), may_miss=key not in SURE)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from conf import ConfigError
 from conf.check import build
+from task.objectives import Objective
+from task.objectives.base import LOSS
 from task.process import uncompiled
+
+TRAIN_LOSS = "train_loss"
 
 
 class _Rate(torch.optim.SGD):
@@ -24,9 +30,55 @@ class _Rate(torch.optim.SGD):
         """Do nothing; PyTorch's `step` would import PyTorch's compiler, which takes seconds."""
 
 
+class ReduceOnPlateau(ReduceLROnPlateau):
+    """Multiplies the learning rate by `factor` when a value has not improved for `patience` steps.
+
+    `metric`: the value's name: `train_loss`, or a value of the evaluation. The objective says
+    whether a higher value is better. The other options are torch's.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        metric: str = TRAIN_LOSS,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(
+            optimizer, "min", factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
+        )
+        self.metric = metric
+
+    def use(self, objective: Objective) -> None:
+        """Take the metric's direction; raises `ConfigError` for a metric that is not measured."""
+        higher = {metric.name: metric.higher for metric in (LOSS, *objective.metrics)}
+        higher[TRAIN_LOSS] = False
+        if self.metric not in higher:
+            raise ConfigError(
+                f"schedule.metric={self.metric}: {type(objective).__name__} does not measure it; "
+                f"there are: {', '.join(higher)}"
+            )
+        if higher[self.metric]:
+            self.mode, self.best = "max", -math.inf
+
+    def _is_better(self, a: float, best: float) -> bool:
+        # torch's relative threshold is a share of `best`, so its sign is wrong for values below 0.
+        share = self.threshold if self.threshold_mode == "rel" else 0.0
+        step = self.threshold if self.threshold_mode == "abs" else 0.0
+        share = -share if best < 0 else share
+        if self.mode == "max":
+            return a > best * (1.0 + share) + step
+        return a < best * (1.0 - share) - step
+
+
 @dataclass
 class ScheduleState:
-    """State of `Schedule`: the number of steps, and the losses if the rates depend on them."""
+    """State of `Schedule`: the number of steps, and the values if the rates depend on them."""
 
     steps: int = 0
     losses: list[float] = field(default_factory=list)
@@ -35,14 +87,18 @@ class ScheduleState:
 class Schedule:
     """The learning rate of all nodes in a round.
 
-    The server computes it, because `ReduceLROnPlateau` needs the nodes' mean loss.
+    The server computes it, because `ReduceOnPlateau` needs the nodes' mean loss, or another value.
+    `objective`: names the values that a schedule may depend on. Raises `ConfigError` for others.
     """
 
-    def __init__(self, node: Any, lr: float) -> None:
+    def __init__(self, node: Any, lr: float, objective: Objective | None = None) -> None:
         self.state = ScheduleState()
         self._options = node
         self._optimizer = _Rate(lr)
         self._scheduler = build("schedule", node)(self._optimizer)
+        self.metric: str = getattr(self._scheduler, "metric", TRAIN_LOSS)
+        if objective is not None and isinstance(self._scheduler, ReduceOnPlateau):
+            self._scheduler.use(objective)
         self._optimizer.step()  # PyTorch warns if a scheduler steps before its optimiser
 
     def load(self, state: ScheduleState) -> None:
@@ -64,9 +120,9 @@ class Schedule:
     def step(self, loss: float | None, rounds: int = 1) -> None:
         """Advance the schedule by `rounds` rounds.
 
-        `loss`: the mean training loss of these rounds; None if unknown. `ReduceLROnPlateau` counts
-        losses and not rounds, so it takes one step for any number of rounds. Raises `ConfigError`
-        for options with which PyTorch's scheduler fails.
+        `loss`: the value of `metric`, such as the mean training loss of these rounds; None if
+        unknown. `ReduceOnPlateau` counts values and not rounds, so it takes one step for any number
+        of rounds. Raises `ConfigError` for options with which PyTorch's scheduler fails.
         """
         plateau = self.heeds_losses
         if plateau and loss is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from torch.autograd import backward
 
 from task.errors import TaskError
 from task.gradient_predictor import GradientModule
-from task.layers import Part, layers_of, segment_of
+from task.layers import Part, expect_sendable, layers_of, meta_model, segment_of
+from task.tensors import Tensors, count, leaves, mapped
 
 COPIES = 4  # floats for each parameter: its value, its gradient, two moments of Adam
 REPEATS = 3
@@ -28,19 +29,26 @@ class Cost(NamedTuple):
 
 
 def costs_of(
-    make: Callable[[], nn.Module], parts: Sequence[Part], classes: int, hidden: int
+    make: Callable[[], nn.Module],
+    parts: Sequence[Part],
+    example: Tensors,
+    classes: int,
+    hidden: int,
 ) -> list[Cost]:
     """Return the `Cost` of each segment, counted by torch on the meta device, without memory.
 
-    `hidden`: the number of hidden units of the synthetic-gradient modules; 0: no modules. Unlike
-    seconds, the result is the same on every machine.
+    `example`: as in `parts_of`, with 2 samples. `classes`: the number of classes whose labels the
+    synthetic-gradient modules get; 0: no labels. `hidden`: the number of the modules' hidden units;
+    0: no modules. Unlike seconds, the result is the same on every machine.
     """
     counted = []
+    model = meta_model(make)
     for number, part in enumerate(parts):
+        segment = segment_of(model, part.first, part.last)
         with torch.device("meta"):
-            segment = segment_of(make().eval(), part.first, part.last)
-            x = segment.from_wire(torch.empty(2, *part.input))
-            x = x.detach().requires_grad_(number > 0)
+            x: Tensors = mapped(lambda tensor: tensor.to("meta"), example)
+            if number:
+                x = segment.from_wire(torch.empty(2, *part.input)).detach().requires_grad_()
             ends = number + 1 == len(parts)
             module = None if ends or not hidden else GradientModule(part.output, classes, hidden)
             labels = torch.zeros(2, dtype=torch.int64)
@@ -57,17 +65,27 @@ def costs_of(
     return [Cost(*(each / whole for each in row)) for row in counted]
 
 
-def _back(h: Tensor) -> Tensor:
-    if h.requires_grad:
-        backward(h.sum())
+def _back(h: Any) -> Any:
+    trained = [tensor for tensor in _tensors(h) if tensor.requires_grad]
+    if trained:
+        backward([tensor.sum() for tensor in trained])
     return h
 
 
-def _there_and_back(module: nn.Module, *given: Tensor) -> Tensor:
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a model's output, which may be nested."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping | Sequence) and not isinstance(output, str):
+        for each in output.values() if isinstance(output, Mapping) else output:
+            yield from _tensors(each)
+
+
+def _there_and_back(module: nn.Module, *given: Any) -> Any:
     return _back(module(*given))
 
 
-def _flops(run: Callable[[], Tensor]) -> tuple[int, Tensor]:
+def _flops(run: Callable[[], Any]) -> tuple[int, Any]:
     from torch.utils.flop_counter import FlopCounterMode  # not at the top: it imports triton
 
     with FlopCounterMode(display=False) as counter:
@@ -85,42 +103,46 @@ class LayerCosts(NamedTuple):
 
 
 def measure(
-    make: Callable[[], nn.Module], images: Tensor, classes: int, hidden: int
+    make: Callable[[], nn.Module], inputs: Tensors, classes: int, hidden: int
 ) -> list[LayerCosts]:
-    """Measure each layer's seconds and bytes on this machine, with a mini-batch of images.
+    """Measure each layer's seconds and bytes on this machine, with a mini-batch.
 
-    `images`: prepared, (B, C, H, W). Bytes are those of parameters, gradients, an optimiser's
-    moments, and the tensors that a forward pass saves for the backward pass. A node needs these
-    bytes in addition to Python and its libraries. `hidden`: as in `costs_of`.
+    `inputs`: B samples as the model takes them. Bytes are those of parameters, gradients, an
+    optimiser's moments, and the tensors that a forward pass saves for the backward pass. A node
+    needs these bytes in addition to Python and its libraries. `classes`, `hidden`: as in
+    `costs_of`. Raises `TaskError` if a layer's output cannot be sent to another node.
     """
     model = make()
-    count = len(layers_of(model))
-    x, found = images, []
-    for number in range(count):
+    layers, samples = layers_of(model), count(inputs)
+    given, found = inputs, []
+    for number, layer in enumerate(layers):
         segment = segment_of(model, number, number + 1)
-        given = x.detach().requires_grad_(number > 0)
         h, saved = _saved(segment, given)
+        if number + 1 < len(layers):
+            expect_sendable(h, samples, number, layer.name)
         taken = _seconds(partial(_there_and_back, segment, given))
         parameters = sum(p.numel() for p in segment.parameters())
-        nbytes = saved + 4 * (COPIES * parameters + 2 * (given.numel() + h.numel()))
-        wire = segment.to_wire(h)
+        ends = sum(tensor.numel() for tensor in (*leaves(given), *_tensors(h)))
+        nbytes = saved + 4 * (COPIES * parameters + 2 * ends)
         module_taken, module_nbytes = 0.0, 0
-        if hidden and number + 1 < count:
+        if number + 1 < len(layers):
+            given = h.detach().requires_grad_()
+        if hidden and number + 1 < len(layers):
+            wire = segment.to_wire(h)
             module = GradientModule(tuple(wire.shape[1:]), classes, hidden)
-            labels = torch.zeros(len(images), dtype=torch.int64)
+            labels = torch.zeros(samples, dtype=torch.int64)
             module_taken = _seconds(partial(_there_and_back, module, wire, labels))
             with torch.no_grad():
                 module_taken += _seconds(partial(module, wire, labels))
             parameters = sum(p.numel() for p in module.parameters())
             module_nbytes = 4 * (COPIES * parameters + 3 * wire.numel())
         found.append(LayerCosts(taken, module_taken, nbytes, module_nbytes))
-        x = h
     return found
 
 
-def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
+def _saved(segment: nn.Module, given: Tensors) -> tuple[Any, int]:
     """Return the output, and the bytes that a forward pass saves for the backward pass."""
-    own = {tensor.data_ptr() for tensor in (given, *segment.parameters())}
+    own = {tensor.data_ptr() for tensor in (*leaves(given), *segment.parameters())}
     found: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -129,8 +151,8 @@ def _saved(segment: nn.Module, given: Tensor) -> tuple[Tensor, int]:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        h: Tensor = segment(given)
-    return h.detach(), sum(found.values())
+        h = segment(given)
+    return h, sum(found.values())
 
 
 def _seconds(run: Callable[[], object]) -> float:

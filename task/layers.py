@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from task.errors import TaskError
 from task.flat_model import FlatModel, tensors_of
 from task.models.small import ChannelsLast, channels_last
+from task.tensors import Tensors, count, mapped
 
 Draws = Callable[[int], AbstractContextManager[None]]
 # Modules that have parameters, but belong to the layer before them.
@@ -99,12 +100,12 @@ class Segment(nn.Module):
         self.layers = nn.ModuleList(nn.ModuleList(layer.modules) for layer in layers)
         self.first, self.channels_last = first, channels_last
 
-    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
-        """Return the last layer's output, (B, ...), for the first layer's input, (B, ...).
+    def forward(self, x: Any, draws: Draws | None = None) -> Any:
+        """Return the last layer's output for the first layer's input, both usually (B, ...).
 
         `draws(number)`: a context for the random draws (dropout) of the layer with this number.
         """
-        if self.channels_last:
+        if self.channels_last and isinstance(x, Tensor):
             x = channels_last(x)
         for number, layer in enumerate(self.layers, self.first):
             with draws(number) if draws else nullcontext():
@@ -140,8 +141,7 @@ def empty_segment(make: Callable[[], nn.Module], first: int, last: int) -> Segme
 
     `make` is called on the meta device, so the model's other layers never get memory.
     """
-    with torch.device("meta"):
-        segment = segment_of(make(), first, last)
+    segment = segment_of(meta_model(make), first, last)
     holders: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for owner in segment.modules():
         for held in (owner._parameters, owner._buffers):
@@ -178,33 +178,84 @@ class Part(NamedTuple):
     size: int  # entries of its flat state
     trained: int  # entries of the flat state that are parameters
     natives: dict[str, str]  # native tensors: name in the segment -> name in the whole model
-    input: tuple[int, ...]  # shape of one sample, in wire layout
-    output: tuple[int, ...]  # shape of one sample, in wire layout
+    input: tuple[int, ...]  # shape of one sample, in wire layout; () for several tensors
+    output: tuple[int, ...]  # shape of one sample, in wire layout; () for several tensors
 
 
-def parts_of(
-    make: Callable[[], nn.Module], cuts: Sequence[int], shape: tuple[int, ...]
-) -> list[Part]:
-    """Return the parts of the model that `make` builds, for images of `shape` (C, H, W).
+def meta_model(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return the model that `make` builds, in eval mode, on the meta device, without memory.
 
-    Raises `TaskError` for a model that cannot be cut, or cuts out of range.
+    Raises `TaskError` for a tensor that is an attribute of a module and no buffer.
     """
-    with torch.device("meta"):
-        model = make().eval()  # in training mode some layers read their counters, absent on meta
-        x = torch.empty(2, *shape)
-    count = len(layers_of(model))
-    cuts = check_cuts(cuts, count)
+    try:
+        with torch.device("meta"):
+            model = make()
+    except Exception:  # a function of the user's that reads values or loads a file
+        model = make().to("meta")
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor):
+                where = f"{name}.{key}".lstrip(".")
+                raise TaskError(
+                    f"{where} is a tensor and no buffer, so a cut model would lose it: use "
+                    f"register_buffer"
+                )
+    return model.eval()  # in training mode some layers read their counters, absent on meta
+
+
+def parts_of(make: Callable[[], nn.Module], cuts: Sequence[int], example: Tensors) -> list[Part]:
+    """Return the parts of the model that `make` builds.
+
+    `example`: a model's input of 2 samples or more, of which only shapes and dtypes are read.
+    Raises `TaskError` for a model that cannot be cut, or cannot be cut there.
+    """
+    model = meta_model(make)
+    layers = layers_of(model)
+    cuts = check_cuts(cuts, len(layers))
     names = {id(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
     found = []
-    for first, last in zip((0, *cuts), (*cuts, count), strict=True):
+    x = mapped(lambda tensor: tensor.to("meta"), example)
+    for first, last in zip((0, *cuts), (*cuts, len(layers)), strict=True):
         segment = segment_of(model, first, last)
         own = {n: names[id(t)] for n, t in (*segment.named_parameters(), *segment.named_buffers())}
-        h = segment(x)
+        try:
+            h = segment(x)
+        except Exception as error:
+            raise TaskError(
+                f"layers {first} to {last - 1} cannot be computed without values, which cutting "
+                f"needs ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            ) from error
+        if last < len(layers):
+            expect_sendable(h, count(x), last - 1, layers[last - 1].name)
         flat = FlatModel(segment, "meta")
-        ends = tuple(tuple(segment.to_wire(t).shape[1:]) for t in (x, h))
         tensors = tuple(own[name] for name in flat.names)
         natives = {name: own[name] for name, _ in tensors_of(segment).native}
-        size = flat.state.numel()
+        size, ends = flat.state.numel(), (_wire_shape(segment, x), _wire_shape(segment, h))
         found.append(Part(first, last, tensors, size, flat.num_parameters, natives, *ends))
-        x = h.detach()
+        x = h.detach() if isinstance(h, Tensor) else h
     return found
+
+
+def _wire_shape(segment: Segment, ends: Any) -> tuple[int, ...]:
+    return tuple(segment.to_wire(ends).shape[1:]) if isinstance(ends, Tensor) else ()
+
+
+def expect_sendable(output: Any, samples: int, number: int, name: str) -> None:
+    """Raise `TaskError` unless a layer's output can be sent to the next segment.
+
+    It must be one float32 tensor with a row for each of the `samples`. `number`, `name`: the
+    layer's.
+    """
+    if not isinstance(output, Tensor):
+        found = f"a {type(output).__name__}"
+    elif output.dtype != torch.float32:
+        found = f"{output.dtype}"
+    elif output.dim() == 0 or len(output) != samples:
+        found = f"the shape {tuple(output.shape)} for {samples} samples"
+    else:
+        return
+    raise TaskError(
+        f"layer {number} ({name}) gives {found}, and a cut after it takes one float32 tensor with "
+        f"a row for each sample: choose strategy.cuts= without {number + 1}, or put a module "
+        f"without weights after the layer that gives such a tensor"
+    )

@@ -1,16 +1,19 @@
 """The steps of training and evaluation: make mini-batches, evaluate a model."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from task.datasets import Data, Split
 from task.errors import TaskError
 from task.objectives import Objective
 from task.tensors import Tensors, count, leaves, rows, taken
 
 Batch = tuple[Tensors, Tensors]  # inputs, targets
+MOST_READ = 1 << 27  # entries of a tensor that is searched for its largest integer
 
 
 def batches(
@@ -48,24 +51,76 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def expect_fits(model: nn.Module, objective: Objective, inputs: Tensors, targets: Tensors) -> None:
-    """Raise `TaskError` in one line if model, objective and these samples do not fit each other."""
+def one_line(error: Exception) -> str:
+    """Return an error's type and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
+    """Raise `TaskError` in one line if model, objective and data do not fit each other.
+
+    It computes the loss and the metrics of a few samples of both splits: the first two, and those
+    with the least and the largest integers, such as classes or tokens.
+    """
     try:
-        with evaluating(model), torch.no_grad():
-            shape = tuple(objective.loss(model, inputs, targets).shape)
-        measured = evaluate(model, objective, inputs, targets)
-        missing = [name for name in objective.names if name not in measured]
+        for split in (data.train, data.test):
+            if len(split):
+                _expect_fits(model, objective, data, split.taken(_telling(split)))
     except TaskError:
         raise
-    except Exception as error:  # a user's model and objective may raise anything
-        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    except Exception as error:  # a user's model, transform and objective may raise anything
         raise TaskError(
-            f"model=, objective= and dataset= do not fit each other ({reason})"
+            f"model=, objective= and dataset= do not fit each other ({one_line(error)})"
         ) from error
-    if shape:
-        raise TaskError(f"{type(objective).__name__}.loss has the shape {shape}: give its mean")
-    if missing:
-        raise TaskError(f"{type(objective).__name__} does not measure {missing[0]}, which it names")
+
+
+def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: int) -> None:
+    """Raise `TaskError` in one line if a mini-batch of one sample is too small for the model.
+
+    `samples`: the size of a node's mini-batches; nothing is computed for 2 or more. BatchNorm
+    cannot normalise a single value.
+    """
+    if samples > 1:
+        return
+    first = data.train.taken(torch.zeros(1, dtype=torch.int64))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            trained = copy.deepcopy(model).train()
+            objective.loss(trained, data.prepared(first.inputs), first.targets)
+    except Exception as error:  # a user's model may raise anything
+        raise TaskError(
+            f"the model cannot train on mini-batches of one sample ({one_line(error)}): give "
+            f"batch_size= of 2 or more, or fewer nodes="
+        ) from error
+
+
+def _telling(split: Split) -> Tensor:
+    """Return the positions of a few samples with which a model or a loss may fail, int64 (k,)."""
+    found = [*range(min(2, len(split)))]
+    for tensor in (*leaves(split.inputs), *leaves(split.targets)):
+        counted = not (tensor.is_floating_point() or tensor.is_complex())
+        if counted and tensor.element_size() > 1 and 0 < tensor.numel() <= MOST_READ:
+            size = tensor.numel() // len(tensor)
+            flat = tensor.reshape(-1)
+            found += [int(flat.argmax()) // size, int(flat.argmin()) // size]
+    return torch.tensor(sorted(set(found)), dtype=torch.int64)
+
+
+def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split) -> None:
+    inputs, name = data.prepared(few.inputs), type(objective).__name__
+    with evaluating(model):
+        loss = objective.loss(model, inputs, few.targets)
+    if not isinstance(loss, Tensor) or loss.shape:
+        found = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "is no tensor"
+        raise TaskError(f"{name}.loss {found}: give its mean")
+    if not loss.requires_grad:
+        raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
+    measured = evaluate(model, objective, inputs, few.targets)
+    for each in objective.names:
+        if each not in measured:
+            raise TaskError(f"{name} does not measure {each}, which it names")
+        if not isinstance(measured[each], int | float) or isinstance(measured[each], bool):
+            raise TaskError(f"{name} measures {each} as a {type(measured[each]).__name__}")
 
 
 def evaluate(

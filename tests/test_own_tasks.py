@@ -66,8 +66,9 @@ MINE = """
         return data({"left": x, "right": x.flip(1)}, (x.sum(1) > 0).long(), classes=2)
 
 
-    def mlp(inputs: int, outputs: int = 1):
-        return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+    def mlp(inputs: int, outputs: int = 1, norm: bool = False):
+        norms = [nn.BatchNorm1d(16)] if norm else []
+        return nn.Sequential(nn.Linear(inputs, 16), *norms, nn.ReLU(), nn.Linear(16, outputs))
 
 
     def three(inputs: int):
@@ -103,6 +104,18 @@ MINE = """
             return self.left(x["left"]) + self.right(x["right"])
 
 
+    def sorted_classes():
+        return data(noise(240, 6), torch.arange(240) // 40, classes=6)
+
+
+    def failing():
+        return data(noise(240, 6), noise(240), transform=lambda x: x @ x)
+
+
+    def wider_test():
+        return Data(Split(noise(40, 6), noise(40)), Split(noise(40, 7), noise(40)))
+
+
     class Likelihood(Objective):
         metrics = (Metric("density", True),)
 
@@ -112,6 +125,25 @@ MINE = """
         def sums(self, model, inputs, targets):
             value = self.loss(model, inputs, targets) * len(inputs)
             return {"loss": value, "density": -value}
+
+
+    class Named(Likelihood):
+        metrics = (Metric("seconds"),)
+
+
+    class Each(Likelihood):
+        def loss(self, model, inputs, targets):
+            return model(inputs)[:, 0]
+
+
+    class Detached(Likelihood):
+        def loss(self, model, inputs, targets):
+            return model(inputs).detach().mean()
+
+
+    class Text(Likelihood):
+        def measured(self, sums, samples):
+            return {"loss": 1.0, "density": "high"}
 """
 TASKS = {
     "a table": ["table", "mlp +model.inputs=6", "regression"],
@@ -203,26 +235,39 @@ WRONG = {
     "a partition of classes": (["partition=dirichlet"], "the targets are none"),
     "a key without a function": (["dataset._target_=null", "+dataset.rot=x"], "dataset.root?"),
     "images that each are normalised": (["dataset.per_image=true"], "is for images"),
-    "a cut model": (["algorithm=synthetic_gradients", "nodes=4"], "objective=classification"),
+    "inputs of another shape": (["+dataset.features=5"], "do not fit each other"),
+    "inputs of another shape to test on": (["dataset._target_=mine_tasks.wider_test"], "not fit"),
+    "inputs of another type": (["dataset._target_=mine_tasks.text"], "do not fit each other"),
+    "targets of another shape": (["+model.outputs=2"], "as many outputs as there are targets"),
+    "a class beyond the outputs": (
+        [
+            *("dataset._target_=mine_tasks.sorted_classes", "objective=classification"),
+            "+model.outputs=5",
+        ],
+        "Target 5 is out of bounds",
+    ),
+    "a transform that fails": (["dataset._target_=mine_tasks.failing"], "do not fit each other"),
+    "a metric that is not measured": (["schedule=plateau", "schedule.metric=iou"], "mae, rmse"),
+    "one sample for BatchNorm": (["batch_size=1", "+model.norm=true"], "batch_size= of 2 or more"),
+    "a metric named as a counter": (["objective._target_=mine_tasks.Named"], "another name"),
+    "a loss for each sample": (["objective._target_=mine_tasks.Each"], "give its mean"),
+    "a loss without a gradient": (["objective._target_=mine_tasks.Detached"], "no gradient"),
+    "a metric that is a text": (["objective._target_=mine_tasks.Text"], "density as a str"),
 }
 
 
+@pytest.mark.few(len(WRONG) + 4)
+@pytest.mark.parametrize("engine", ["local", "ray", "superlink"])
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_use_is_one_line_before_the_run(case):
+def test_a_wrong_use_is_one_line_before_the_run(case, engine):
     more, line = WRONG[case]
+    more = [*more, f"engine={engine}"]
     images = case == "a model of images"
     words = [word for word in words_of("a table") if not images or "model" not in word]
     with pytest.raises((ConfigError, TaskError)) as caught:
         prepare(configured(*words, *more))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
-def test_a_cut_model_refuses_an_objective_that_it_would_not_train(algorithm):
-    words = [f"algorithm={algorithm}", "dataset=digits", "objective=reconstruction"]
-    with pytest.raises(TaskError, match="objective=classification"):
-        prepare(configured(*words))
 
 
 OWN_FILES = """

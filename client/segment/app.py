@@ -5,14 +5,14 @@ A segment is a part of the model, with consecutive layers. Each segment is on an
 A message's ArrayRecord may hold these payloads:
 
 - `input`: the output of the previous segment;
-- `labels`: the labels of the mini-batches;
+- `labels`: the targets of the mini-batches, and their inputs for a loss that needs them;
 - `gradients-T`: gradients of the outputs that this node sent for the mini-batches from T on;
 - `copy`: a snapshot of the segment, with which this node begins.
 
 A reply's ArrayRecord may hold these payloads:
 
 - `output`: the segment's output;
-- `labels`: the labels of the mini-batches, only from the first segment's node;
+- `labels`: as above, only from the first segment's node;
 - `gradients`: the gradients of the segment's input;
 - `copy`: a snapshot of the segment, if the server has asked for it.
 """
@@ -20,8 +20,8 @@ A reply's ArrayRecord may hold these payloads:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -40,12 +40,13 @@ from compression.flower.batch_tensors import (
     GRADIENTS,
     GRADIENTS_OF,
     NO_SEGMENT,
+    TargetTensor,
     pack,
     pack_copy,
-    pack_labels,
+    pack_targets,
     unpack,
     unpack_copy,
-    unpack_labels,
+    unpack_targets,
 )
 from compression.flower.headers import (
     ERROR,
@@ -65,7 +66,21 @@ from conf import Config
 from conf.build import data_of
 from conf.codecs import codec_of, gradients_of
 from task.process import configure_process
-from task.tensors import only
+from task.tensors import Tensors, count, mapped, only
+
+
+class MiniBatch(NamedTuple):
+    """A mini-batch, or a micro-batch, for one segment.
+
+    `x`: the segment's input in wire layout. `targets`, `inputs`: for the loss, or the labels for a
+    synthetic-gradient module; `targets` is None if the message holds none. `sent`: the integers to
+    send to the nodes that need targets, only in the first segment.
+    """
+
+    x: Tensors
+    targets: Tensors | None
+    inputs: Tensors = ()
+    sent: Sequence[Tensor] = ()
 
 
 class Segments:
@@ -166,12 +181,12 @@ class SegmentStep:
         if self._work.phase == "backward":
             self._backward()
         elif self._work.phase:
-            inputs, labels = self._inputs()
+            given = self._given()
             if self._work.phase == "train":
                 self._learn()
-                self._train(inputs, labels)
+                self._train(given)
             else:
-                self._forward(inputs, labels)
+                self._forward(*given)
         if self._work.copy:
             vectors = self._stage.arrays(whole=self._work.copy == "all")
             self.sent["copy"] = pack_copy(vectors, self._stage.beside())
@@ -213,40 +228,50 @@ class SegmentStep:
             errors += [] if error is None else [error]
         return errors
 
-    def _train(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
-        """Take a training step with each mini-batch; `inputs`: the segment's input in each."""
-        work, place = self._work, self._stage.place
-        sees = place.ends or bool(self._host.config.strategy["conditioned"])
+    def _train(self, given: list[MiniBatch]) -> None:
+        """Take a training step with each mini-batch."""
+        work, place, stage = self._work, self._stage.place, self._stage
+        sees = place.ends or stage.classes
         passed = [
-            self._stage.train(x, labels[k] if labels and sees else None, work.batch + k, work.lr[k])
-            for k, x in enumerate(inputs)
+            stage.train(
+                each.x, each.targets if sees else None, work.batch + k, work.lr[k], each.inputs
+            )
+            for k, each in enumerate(given)
         ]
         outputs = _arrays(each.output for each in passed)
         back = _arrays(each.back for each in passed)
         losses = [each.loss for each in passed if each.loss is not None]
         if losses:
             self.metrics[LOSS] = sum(losses) / len(losses)
-        self.metrics[EXAMPLES] = sum(map(len, inputs))
-        every = np.stack(_arrays(labels)) if labels else None
+        self.metrics[EXAMPLES] = sum(count(each.x) for each in given)
         if outputs:
-            self._kept.put(work.batch, _stacked(outputs), every if sees else None)
+            labels = [only(each.targets) for each in given if each.targets is not None and sees]
+            every = np.stack(_arrays(labels)) if labels else None
+            self._kept.put(work.batch, _stacked(outputs), every)
             self._send("output", outputs)
         if back:
             self._send("gradients", back)
-        if place.begins and not place.ends and every is not None:
-            self.sent["labels"] = pack_labels(every, self._host.data.classes)
+        self._send_targets(given)
 
-    def _forward(self, inputs: list[Tensor], labels: list[Tensor] | None) -> None:
+    def _send_targets(self, given: list[MiniBatch]) -> None:
+        """From the first segment, send what the nodes of other segments need for the loss."""
+        columns = [
+            np.stack(_arrays(row)) for row in zip(*(each.sent for each in given), strict=True)
+        ]
+        if columns and not self._stage.place.ends:
+            self.sent["labels"] = pack_targets(columns, targets_of(self._stage))
+
+    def _forward(self, given: MiniBatch) -> None:
         """Do a micro-batch's forward pass; in the last segment also its loss and backward pass."""
-        work, stage, (x,) = self._work, self._stage, inputs
+        work, stage, x = self._work, self._stage, given.x
         key = f"{work.batch}.{work.micro}"
         if work.micro == 0:
             stage.forget(work.batch)
             self._kept.forget(work.batch)
-        self.metrics[EXAMPLES] = len(x)
+        self.metrics[EXAMPLES] = count(x)
         if stage.place.ends:
-            assert labels is not None
-            passed = stage.loss(x, labels[0], key, first=work.micro == 0)
+            assert given.targets is not None
+            passed = stage.loss(x, given.targets, key, work.micro == 0, given.inputs)
             self.metrics[LOSS] = passed.loss
             self._step_if_last()
             if back := _arrays([passed.back]):
@@ -254,10 +279,9 @@ class SegmentStep:
             return
         output = stage.forward(x, key)
         if not stage.place.begins:
-            self._kept.put(work.batch, x.cpu().numpy()[None], None, work.micro)
+            self._kept.put(work.batch, only(x).cpu().numpy()[None], None, work.micro)
         self._send("output", _arrays([output]))
-        if stage.place.begins and labels is not None:
-            self.sent["labels"] = pack_labels(np.stack(_arrays(labels)), self._host.data.classes)
+        self._send_targets([given])
 
     def _backward(self) -> None:
         """Do a micro-batch's backward pass."""
@@ -281,52 +305,60 @@ class SegmentStep:
         if work.micro == work.micros - 1:
             self._stage.finish(work.lr[0])
 
-    def _again(self) -> Tensor:
+    def _again(self) -> Tensors:
         """Return the segment's input of a micro-batch, to repeat another process's forward pass."""
         if self._stage.place.begins:
-            return self._images()[0][0]
+            return self._samples()[0].x
         kept = self._kept.pop(self._work.batch, self._work.micro)
         if kept is None:
             raise PayloadError(f"mini-batch {self._work.batch} was not passed on by this node")
         return self._tensor(kept[0][0])
 
-    def _inputs(self) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Return the inputs of the mini-batches, and their labels if the message holds labels."""
-        work = self._work
-        if self._stage.place.begins:
-            return self._images()
+    def _given(self) -> list[MiniBatch]:
+        """Return the message's mini-batches, or its micro-batch."""
+        work, stage = self._work, self._stage
+        if stage.place.begins:
+            return self._samples()
         what = f"{ACTIVATIONS} {work.batch}"
         if "input" not in self._arrays:
             raise PayloadError(f"{what}: the message holds none")
-        shape = (work.samples, *self._stage.part.input)
+        shape = (work.samples, *stage.part.input)
         inputs = [self._tensor(x) for x in unpack(self._arrays["input"], work.batches, shape, what)]
+        if not stage.end_loss.tensors:
+            return [MiniBatch(x, ()) for x in inputs]
         if "labels" not in self._arrays:
-            if self._stage.place.ends:
+            if stage.place.ends:
                 raise PayloadError(f"labels of mini-batch {work.batch}: the message holds none")
-            return inputs, None
-        labels = unpack_labels(
-            self._arrays["labels"], (work.batches, work.samples), self._host.data.classes
-        )
-        return inputs, list(torch.from_numpy(labels).to(self._host.samples.device))
+            return [MiniBatch(x, None) for x in inputs]
+        rows = work.batches, work.samples
+        columns = unpack_targets(self._arrays["labels"], rows, targets_of(stage))
+        found = []
+        for x, *row in zip(inputs, *columns, strict=True):
+            whole, targets = stage.end_loss.received([self._tensor(each) for each in row])
+            found.append(MiniBatch(x, targets, whole))
+        return found
 
-    def _images(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the images and labels of the message's mini-batches, or of its micro-batch.
+    def _samples(self) -> list[MiniBatch]:
+        """Return the samples of the message's mini-batches, or of its micro-batch.
 
-        They are the input of the first segment. The images have the axes of tensors that are sent.
+        They are the input of the first segment, with the axes of tensors that are sent.
         """
-        work, inputs, labels = self._work, [], []
+        work, found, samples = self._work, [], self._host.samples
         for number in range(work.batch, work.batch + work.batches):
-            x, y = map(only, self._host.samples.batch(Node(0, 1), number))
+            inputs, targets = samples.batch(Node(0, 1), number)
+            raw = samples.raw(Node(0, 1), number) if self._stage.end_loss.needs_inputs else ()
+            sent = self._stage.end_loss.sent(targets, raw)
             if work.micros > 1:
-                x, y = (
-                    x.tensor_split(work.micros)[work.micro],
-                    y.tensor_split(work.micros)[work.micro],
-                )
-            if not len(x):
+                inputs, targets = (mapped(self._micro, each) for each in (inputs, targets))
+                sent = [self._micro(each) for each in sent]
+            if not count(inputs):
                 raise PayloadError(f"a mini-batch of fewer than {work.micros} samples")
-            inputs.append(self._stage.segment.to_wire(x))
-            labels.append(y)
-        return inputs, labels
+            x = mapped(self._stage.segment.to_wire, inputs)
+            found.append(MiniBatch(x, targets, inputs, sent))
+        return found
+
+    def _micro(self, tensor: Tensor) -> Tensor:
+        return tensor.tensor_split(self._work.micros)[self._work.micro]
 
     def _send(self, name: str, tensors: list[Any]) -> None:
         host, segment = self._host, self._stage.place.segment
@@ -340,6 +372,11 @@ class SegmentStep:
         if array.flags.writeable:
             return torch.from_numpy(array).to(self._host.samples.device)
         return torch.tensor(array, device=self._host.samples.device)
+
+
+def targets_of(stage: Stage) -> list[TargetTensor]:
+    """Return the tensors that the first segment's node sends to the last one for the loss."""
+    return [TargetTensor(*each) for each in stage.end_loss.tensors]
 
 
 def _arrays(tensors: Iterable[Tensor | None]) -> list[Any]:

@@ -30,12 +30,14 @@ from compression.flower.batch_tensors import (
     types_of,
 )
 from conf import Config
-from conf.build import model_of, optimizer_of
+from conf.build import model_of, objective_of, optimizer_of
 from task.datasets import Data
 from task.flat_model import FlatModel, put_array, to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Segment, empty_segment, parts_of
+from task.objectives.end_loss import EndLoss
 from task.rng import IsolatedRng, stream_seed
+from task.tensors import Tensors, count, mapped
 
 Vector = NDArray[np.float32]
 LARGEST = 1e18  # bound of a gradient's entries, so that their squares are finite in float32
@@ -54,7 +56,7 @@ class Place(NamedTuple):
 
     @property
     def begins(self) -> bool:
-        """Whether the segment's input is the images."""
+        """Whether the segment's input is the samples."""
         return self.segment == 0
 
     @property
@@ -126,30 +128,32 @@ class Stage:
 
     A layer's random numbers depend on (seed, layer, mini-batch). So they do not depend on where the
     model is cut. The loss is a sum over the mini-batch, so gradients of activations are of order 1
-    for each sample (Jaderberg et al. 2017). Parameters take steps along the mean gradient.
+    for each sample (Jaderberg et al. 2017). It is the objective's mean loss times the number of
+    samples. Parameters take steps along the mean gradient.
     """
 
     def __init__(self, config: Config, data: Data, place: Place) -> None:
         make = partial(model_of, config, data)
         self.place, self._seed = place, config.seed
         self._device = torch.device(config.device)
-        self.part = parts_of(make, place.cuts, data.image_shape)[place.segment]
+        self.part = parts_of(make, place.cuts, data.example)[place.segment]
         self.segment: Segment = empty_segment(make, self.part.first, self.part.last)
         self.segment.train()
         self.main = TrainedModule(self.segment, config)
-        self._loss = nn.CrossEntropyLoss(reduction="sum")
-        self._graphs: dict[str, tuple[Tensor, Tensor]] = {}
+        self.end_loss = EndLoss(objective_of(config), data)
+        self._graphs: dict[str, tuple[Tensors, Tensor]] = {}
         self._samples = 0  # number of samples since the last step
-        self._config, self._classes = config, data.classes
+        # The number of classes whose labels the module gets; 0: it gets none.
+        self.classes = self.end_loss.classes if config.strategy["conditioned"] else 0
+        self._config = config
         self.module: TrainedModule | None = None
         if config.strategy["synthetic"] and not place.ends:
             self._make_module()
 
     def _make_module(self) -> None:
         options = self._config.strategy
-        classes = self._classes if options["conditioned"] else 0
         with IsolatedRng(torch.device("cpu"), stream_seed(self._seed, _MODULE, self.place.segment)):
-            module = GradientModule(self.part.output, classes, int(options["hidden"]))
+            module = GradientModule(self.part.output, self.classes, int(options["hidden"]))
         self.module = TrainedModule(module, self._config)
 
     def arrays(self, whole: bool) -> dict[str, Vector]:
@@ -200,29 +204,33 @@ class Stage:
         for name, tensor in self.segment.beside().items():
             put_array(tensor, beside[name])
 
-    def train(self, x: Tensor, labels: Tensor | None, number: int, lr: float) -> StepResult:
+    def train(
+        self, x: Tensors, targets: Tensors | None, number: int, lr: float, inputs: Tensors = ()
+    ) -> StepResult:
         """Take one step with a mini-batch.
 
-        `x`: the segment's input, float32 (B, ...) in wire layout. `number`: the mini-batch's number
-        in the run. Raises `PayloadError` if any value is not finite; then the segment stays
-        unchanged.
+        `x`: the segment's input in wire layout, B rows, and float32 after the first segment.
+        `targets`: what the last segment's loss takes, or the labels that the module gets. `number`:
+        the mini-batch's number in the run. `inputs`: the model's inputs, in the last segment, for a
+        loss that needs them. Raises `PayloadError` if any value is not finite; then the segment
+        stays unchanged.
         """
         with self._statistics_kept():
             self.main.flat.drop_grad()
             x, h = self._forward(x, str(number))
+            samples = count(x)
             if self.place.ends:
-                loss = self._loss(h, labels)
-                _back_from(loss)
-                passed = StepResult(None, self._back(x), loss.item() / len(h))
-                _expect_finite(loss, "the loss")
+                loss = self._loss(h, inputs, targets)
+                _back_from(loss, torch.full_like(loss, samples))
+                passed = StepResult(None, self._back(x), loss.item())
             else:
                 wire = self.segment.to_wire(h)
                 _expect_finite(wire, "its output")
                 # Jaderberg et al. 2017, section 2.1: the module's prediction M(h, y) takes the
                 # place of dL/dh, so the segment steps before the next segment has seen h.
-                _back_from(h, self.segment.from_wire(self._predicted(wire, labels)))
+                _back_from(h, self.segment.from_wire(self._predicted(wire, targets)))
                 passed = StepResult(wire, self._back(x), None)
-            self.main.step(lr, len(h))
+            self.main.step(lr, samples)
         return passed
 
     def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float | None:
@@ -243,7 +251,13 @@ class Stage:
         size = torch.dot(flat, flat).item()
         return error.item() / size if size else None
 
-    def forward(self, x: Tensor, key: str) -> Tensor:
+    def _loss(self, h: Any, inputs: Tensors, targets: Any) -> Tensor:
+        """Return the mean loss of a mini-batch; times the number of samples it is the sum."""
+        loss = self.end_loss(h, inputs, targets)
+        _expect_finite(loss, "the loss")
+        return loss
+
+    def forward(self, x: Tensors, key: str) -> Tensor:
         """Do a forward pass; store it as `key` for `backward`; return the output in wire layout."""
         with self._statistics_kept():
             x, h = self._forward(x, key)
@@ -252,7 +266,9 @@ class Stage:
         self._graphs[key] = x, h
         return wire
 
-    def backward(self, key: str, given: Tensor, again: Callable[[], Tensor], first: bool) -> Tensor:
+    def backward(
+        self, key: str, given: Tensor, again: Callable[[], Tensors], first: bool
+    ) -> Tensor:
         """Do a backward pass; return the gradient of the input in wire layout.
 
         `key`: the name of the forward pass. `given`: the gradient of the output in wire layout.
@@ -265,19 +281,23 @@ class Stage:
             with self._statistics_kept(failed_only=False):
                 self._graphs[key] = self._forward(again(), key)
         x, h = self._graphs.pop(key)
-        self._begin(first, len(x))
+        self._begin(first, count(x))
         _back_from(h, self.segment.from_wire(given))
         return self._back(x)  # type: ignore[return-value]  # the first segment's caller ignores it
 
-    def loss(self, x: Tensor, labels: Tensor, key: str, first: bool) -> StepResult:
-        """In the last segment, do a micro-batch's forward pass, loss and backward pass."""
+    def loss(
+        self, x: Tensors, targets: Tensors, key: str, first: bool, inputs: Tensors = ()
+    ) -> StepResult:
+        """In the last segment, do a micro-batch's forward pass, loss and backward pass.
+
+        The arguments are those of `train` and of `backward`.
+        """
         with self._statistics_kept():
             x, h = self._forward(x, key)
-            loss = self._loss(h, labels)
-            _expect_finite(loss, "the loss")
-            self._begin(first, len(x))
-            _back_from(loss)
-            return StepResult(None, self._back(x), loss.item() / len(h))
+            loss = self._loss(h, inputs, targets)
+            self._begin(first, count(x))
+            _back_from(loss, torch.full_like(loss, count(x)))
+            return StepResult(None, self._back(x), loss.item())
 
     def finish(self, lr: float) -> None:
         """Take a step with the mean gradient of all micro-batches of the mini-batch.
@@ -298,11 +318,11 @@ class Stage:
         for key in [key for key in self._graphs if int(key.partition(".")[0]) < before]:
             del self._graphs[key]
 
-    def _forward(self, x: Tensor, key: str) -> tuple[Tensor, Tensor]:
+    def _forward(self, x: Tensors, key: str) -> tuple[Tensors, Tensor]:
         number, _, micro = key.partition(".")
-        x = self.segment.from_wire(x.to(self._device))
+        x = mapped(lambda tensor: self.segment.from_wire(tensor.to(self._device)), x)
         if not self.place.begins:
-            x = x.detach().requires_grad_()
+            x = mapped(lambda tensor: tensor.detach().requires_grad_(), x)
         stream = (self._seed, _LAYER, int(number), int(micro or 0))
         h = self.segment(x, lambda layer: IsolatedRng(self._device, stream_seed(*stream, layer)))
         flat = self.main.flat
@@ -311,18 +331,19 @@ class Stage:
         _expect_finite(flat.state[flat.num_parameters :], "a sum of its running statistics")
         return x, h
 
-    def _predicted(self, h: Tensor, labels: Tensor | None) -> Tensor:
+    def _predicted(self, h: Tensor, labels: Any) -> Tensor:
         assert self.module is not None
         with torch.no_grad():
             gradient: Tensor = self.module.flat.module(h, labels)
         return gradient
 
-    def _back(self, x: Tensor) -> Tensor | None:
+    def _back(self, x: Tensors) -> Tensor | None:
         """Return the gradient of the input in wire layout; None in the first segment."""
         if self.place.begins:
             return None
-        assert x.grad is not None
-        back = self.segment.to_wire(x.grad)
+        assert isinstance(x, Tensor)
+        gradient = torch.zeros_like(x) if x.grad is None else x.grad  # None: a layer detaches it
+        back = self.segment.to_wire(gradient)
         _expect_finite(back, "the gradient of its input")
         return back
 

@@ -1,4 +1,4 @@
-"""Encodes and decodes what nodes send that train parts of a model: tensors, labels, snapshots.
+"""Encodes and decodes what nodes send that train parts of a model: tensors, targets, snapshots.
 
 Each node trains one segment of the model, a sequence of consecutive layers. The tensors are
 activations and gradients. A snapshot holds a segment's weights and, on request, its optimiser's
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +38,7 @@ NO_SEGMENT = "this node has no segment"  # begins an error; the server then send
 # number of samples.
 STATE, MODULE, GRADIENT, SAMPLES = "segment", "module", "gradient", "samples"
 MOMENTS = 3  # the most tensors per parameter in the state of one of PyTorch's optimisers
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")  # in which targets are sent
 Numbers = NDArray[Any]
 
 
@@ -71,12 +72,46 @@ def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> li
     return list(vector.reshape(count, *shape))
 
 
-def pack_labels(labels: Numbers, classes: int) -> bytes:
-    """Encode labels from 0 to `classes` - 1 without loss: uint8 up to 256 classes, else int64."""
-    small = labels.astype(_type_of_labels(classes))
-    return EXACT.encode(
-        np.empty(0, np.float32), Layout((), (), ()), own=[NativeTensor(0, "labels", small)]
-    )
+class TargetTensor(NamedTuple):
+    """A tensor of integers that the last segment's node needs for the loss, such as the labels.
+
+    `shape`: the shape of one sample. `dtype`: the integer type, signed beyond 1 byte. `below`: if
+    it is above 0, the integers are classes from 0 to `below` - 1. `range`: the least and the
+    largest integer, if they are known.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "int64"
+    below: int = 0
+    range: tuple[int, int] | None = None
+
+    @property
+    def sent(self) -> tuple[str, ...]:
+        """The types in which it may be sent; a sender takes the first that holds all values."""
+        if self.below:  # always the same type, so that the bytes do not depend on the values
+            return ("uint8",) if self.below <= 256 else ("int64",)
+        size = np.dtype(self.dtype).itemsize
+        return tuple(kind for kind in INTEGERS if np.dtype(kind).itemsize <= size)
+
+
+def pack_targets(arrays: Sequence[Numbers], tensors: Sequence[TargetTensor]) -> bytes:
+    """Encode the targets of mini-batches without loss; each array is (batches, samples, ...)."""
+    own = [
+        NativeTensor(number, _name(number), array.astype(_smallest(array, tensor.sent)))
+        for number, (array, tensor) in enumerate(zip(arrays, tensors, strict=True))
+    ]
+    return EXACT.encode(np.empty(0, np.float32), Layout((), (), ()), own=own)
+
+
+def _smallest(array: Numbers, kinds: Sequence[str]) -> str:
+    if len(kinds) == 1 or not array.size:
+        return kinds[0]
+    low, high = array.min(), array.max()
+    return next(k for k in kinds if np.iinfo(k).min <= low and high <= np.iinfo(k).max)
+
+
+def _name(number: int) -> str:
+    return f"labels {number}" if number else "labels"
 
 
 def expect_tensors(
@@ -96,23 +131,36 @@ def expect_tensors(
         raise PayloadError(f"{what}: {error}") from error
 
 
-def _type_of_labels(classes: int) -> str:
-    return "uint8" if classes <= 256 else "int64"
+def unpack_targets(
+    payload: Buffer, rows: tuple[int, int], tensors: Sequence[TargetTensor]
+) -> list[Numbers]:
+    """Decode what `pack_targets` encoded; each array has the dtype of its `TargetTensor`.
 
-
-def unpack_labels(payload: Buffer, shape: tuple[int, ...], classes: int) -> NDArray[np.int64]:
-    """Decode labels to int64 of `shape`.
-
-    Raises `PayloadError` for another shape, and for labels outside 0 to `classes` - 1.
+    `rows`: the number of mini-batches, and of the samples in each. Raises `PayloadError` for
+    tensors of other shapes or types, and for integers out of range.
     """
-    layout = Layout(("labels",), (shape,), (_type_of_labels(classes),))
+    shapes = [(*rows, *tensor.shape) for tensor in tensors]
     try:
-        labels = decode_update(payload, layout, own=(0,), exact=()).own[0].array.astype(np.int64)
+        most = sum(math.prod(max(d, 1) for d in shape) for shape in shapes)
+        found, _ = declared(payload, max_size=most, max_tensors=len(tensors))
+        kinds = [
+            kind if kind in tensor.sent else tensor.sent[-1]
+            for kind, tensor in zip_longest(found.dtypes[: len(tensors)], tensors)
+        ]
+        layout = Layout(tuple(map(_name, range(len(tensors)))), tuple(shapes), tuple(kinds))
+        decoded = decode_update(payload, layout, own=tuple(range(len(tensors))), exact=()).own
     except PayloadError as error:
         raise PayloadError(f"labels: {error}") from error
-    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise PayloadError(f"labels: they must be from 0 to {classes - 1}")
-    return labels
+    arrays = [
+        each.array.astype(tensor.dtype) for each, tensor in zip(decoded, tensors, strict=True)
+    ]
+    for array, tensor in zip(arrays, tensors, strict=True):
+        low, high = (0, tensor.below - 1) if tensor.below else tensor.range or (None, None)
+        if low is None or not array.size:
+            continue
+        if not low <= array.min() <= array.max() <= high:
+            raise PayloadError(f"labels: they must be from {low} to {high}")
+    return arrays
 
 
 class SnapshotForm(NamedTuple):

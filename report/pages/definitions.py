@@ -24,11 +24,12 @@ from report.runs import in_order, parse_overrides
 
 FOLDER = Path("report/pages")
 PAPER = "paper"  # the only column that is not measured
-ACCURACY = "accuracy"  # the default column of a table with `across`
-POINTS = "points"  # accuracy against bytes; the other pictures show learning curves
+ACCURACY, MAIN = "accuracy", "metric"
+POINTS = "points"  # the main metric against bytes; the other pictures show learning curves
 PICTURES = {
-    POINTS: "accuracy against bytes",
-    "accuracy": "accuracy over rounds and bytes",
+    POINTS: "{metric} against bytes",
+    MAIN: "{metric} over rounds and bytes",
+    ACCURACY: "accuracy over rounds and bytes",
     "train_loss": "training loss over rounds and bytes",
 }
 ID = re.compile(r"[\w-]+")
@@ -64,10 +65,10 @@ class TableDefinition:
     `overrides`: those of all rows. `beside`: overrides that all runs have, in addition to the
     experiment's name. `columns`: names in `COLUMNS`, or "paper"; with `across` only one.
     `against`: the id of the row with which other rows are compared; "" for none. `picture`: one of
-    `PICTURES`, or "". `least`: the start of the picture's y axis. `smooth`: accuracies are means of
-    this number of evaluations. `reach`: an accuracy in %; some columns (such as bytes up) include
-    only the rounds until a run reached it. `after`: a round; some columns include only the rounds
-    after it.
+    `PICTURES`, or "". `least`: the start of the picture's y axis. `smooth`: values of the main
+    metric are means of this number of evaluations. `reach`: a value of the main metric, in % for a
+    share; some columns (such as bytes up) include only the rounds until a run reached it. `after`:
+    a round; some columns include only the rounds after it.
     """
 
     experiment: str = MISSING
@@ -102,7 +103,7 @@ class TableDefinition:
     @property
     def search(self) -> bool:
         """Whether the table shows a search for the best value of a key. Its best cells are bold."""
-        return bool(self.across.key) and self.columns == [ACCURACY]
+        return bool(self.across.key) and self.columns in ([ACCURACY], [MAIN])
 
     def heads_across(self) -> list[str]:
         """Return the heads of the columns that `across` defines; [] without `across`."""
@@ -238,12 +239,12 @@ def _table(root: Path, content: Any) -> TableDefinition | BenchmarkTable:
     archive_file(root, table.experiment)  # raises for an unknown experiment
     if table.picture and table.picture not in PICTURES:
         raise ResultsError(f"picture must be one of {', '.join(PICTURES)}, not {table.picture}")
-    for key in ("smooth", "reach", "after", "least"):
+    for key in ("smooth", "after"):  # a metric, and so `reach` and `least`, may be below 0
         if (value := getattr(table, key)) is not None and value <= 0:
             raise ResultsError(f"{key} must be a number above 0, not {value}")
     across = bool(table.heads_across())
     if across and not table.columns:
-        table.columns = [ACCURACY]
+        table.columns = [MAIN]
     if not table.columns or (across and len(table.columns) > 1):
         raise ResultsError("a table has columns, one of them where it has across")
     if table.against and table.row(table.against) is None:

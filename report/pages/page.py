@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from report.columns import FAILED_REPLIES, FAILED_REPLY
 from report.errors import ResultsError
 from report.format import wrap
+from report.metric import ACCURACY
 from report.pages.definitions import PICTURES, PageDefinition, TableDefinition
 from report.pages.tables import Filled, FilledTable
 
@@ -32,6 +33,7 @@ def markdown(page: PageDefinition, tables: Sequence[Filled], shown: Mapping[str,
         tables=tables,
         filled=partial(filled, page, tables),
         pictures=PICTURES,
+        metric=next((table.metric for table in of_runs if table.has_run()), ACCURACY),
         picture_name=picture_name,
         columns={column for table in of_runs for column in table.definition.columns},
         cells="\n".join(table.markdown for table in of_runs),

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from report.metric import ACCURACY, MainMetric
+
 if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -20,14 +22,19 @@ LINE = 120  # characters that fit in a line below the axes
 
 @dataclass(frozen=True)
 class Picture(ABC):
-    """A picture of a table; `rows`: one dataclass with a `label` for each row that has runs."""
+    """A picture of a table.
+
+    `rows`: one dataclass with a `label` for each row that has runs. `metric`: the main metric.
+    """
 
     rows: Sequence[Any]
+    metric: MainMetric = ACCURACY
 
     @property
     def digest(self) -> str:
         """The digest of the picture's data. `save` writes it into the file."""
-        content = json.dumps([type(self).__name__, *map(asdict, self.rows)], default=list)
+        axis = [] if self.metric == ACCURACY else [self.metric.axis]
+        content = json.dumps([type(self).__name__, *axis, *map(asdict, self.rows)], default=list)
         # the last bits of a number depend on the release of scipy
         rounded = json.loads(content, parse_float=_rounded, parse_int=_rounded)
         return hashlib.sha256(json.dumps(rounded).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Accuracy against bytes in each direction: a table's rows as points with their intervals."""
+"""The main metric against bytes in each direction: rows of a table as points with intervals."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MARKERS = "osD^v<>Pp*"  # the markers: with ten colours they make a hundred diff
 
 @dataclass(frozen=True)
 class Point:
-    """A table's row as a point: its label, its accuracy, and its bytes in each direction.
+    """A table's row as a point: its label, its main metric, and its bytes in each direction.
 
-    The accuracy is in %, with half the width of its interval. `least`: the start of the y axis;
-    None: the lowest row sets the start.
+    `accuracy`: the main metric, a share in %, with half the width of its interval. `least`: the
+    start of the y axis; None: the lowest row sets the start.
     """
 
     label: str
@@ -47,7 +47,7 @@ class Scatter(Picture):
             axes.set(xlabel=label)
             logarithmic(axes)
             axes.grid(alpha=0.3)
-        found[0].set_ylabel("test accuracy (%)")
+        found[0].set_ylabel(self.metric.axis)
         if (least := self.rows[0].least) is not None:  # a long error bar must not set the range
             most = max(point.accuracy for point in self.rows)
             found[0].set_ylim(least, most + 0.1 * abs(most - least))
@@ -75,13 +75,14 @@ class Scatter(Picture):
 
 def scatter(table: FilledTable) -> Scatter:
     """Return the rows that have run and were evaluated, in the table's order."""
-    return Scatter(list(_points(table)))
+    return Scatter(list(_points(table)), table.metric)
 
 
 def _points(table: FilledTable) -> Iterator[Point]:
     for row in table.definition.rows:
         runs = table.runs_of(row)
-        if (found := estimate(by_seed(runs, "accuracy", 100).values())) is None:
+        values = by_seed(runs, table.metric.name, table.metric.scale).values()
+        if (found := estimate(values)) is None:
             continue
         sent = tuple(fmean(by_seed(runs, way).values()) for way in WAYS)
         label = row.label.replace("`", "")

@@ -14,13 +14,16 @@ from report.columns import (
     REMARKS,
     Rendered,
     TableRow,
+    main_metric,
     remark,
 )
 from report.errors import ResultsError
 from report.format import NOTHING, markdown_table
 from report.learning_curve import smoothed
 from report.measured import Measured
+from report.metric import MainMetric
 from report.pages.definitions import (
+    MAIN,
     PAPER,
     BenchmarkTable,
     PageDefinition,
@@ -67,6 +70,18 @@ class FilledTable:
         return found
 
     @cached_property
+    def metric(self) -> MainMetric:
+        """The main metric of the table's runs."""
+        return main_metric(run for row in self.definition.rows for run in self.runs_of(row))
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The texts that the heads of columns need."""
+        given, metric = self.definition.given(), self.metric
+        bounds = {"reached": metric.bound(given["reach"]), "bound": given["reach"] + metric.unit}
+        return {**given, **metric.heads, **bounds}
+
+    @cached_property
     def settings(self) -> dict[str, list[str]]:
         """A dict from the ids of rows to the settings of their runs."""
         return {row.id: self.definition.settings(row) for row in self.definition.rows}
@@ -85,7 +100,7 @@ class FilledTable:
         """The table in Markdown. Remarks on rows have their own column."""
         definition = self.definition
         heads = definition.heads_across() or [
-            PAPER_HEAD if column == PAPER else COLUMNS[column].head.format(**definition.given())
+            (PAPER_HEAD if column == PAPER else COLUMNS[column].head).format(**self.texts)
             for column in definition.columns
         ]
         remarks = [remark(self.runs_of(row)) for row in definition.rows]
@@ -145,7 +160,7 @@ class FilledTable:
     def _across(self, row: RowDefinition) -> list[str]:
         """Return a row's cells in a table whose columns show runs with different overrides.
 
-        In a search (of a learning rate) the highest cell is bold.
+        In a search (of a learning rate) the cell with the best value is bold.
         """
         (column,) = self.definition.columns
         found = [self.by_settings.get(settings, []) for settings in self.settings[row.id]]
@@ -154,10 +169,12 @@ class FilledTable:
         ]
         if not self.definition.search:
             return cells
-        estimates = [TableRow(runs).estimate("accuracy") for runs in found]
-        means = [0 if each is None else each.mean for each in estimates]
+        key = self.metric.name if column == MAIN else column
+        means = [TableRow(runs).mean(key) for runs in found]
+        best = self.metric.best([mean for mean in means if mean is not None])
         return [
-            f"**{c}**" if c and m == max(means) else c for c, m in zip(cells, means, strict=True)
+            f"**{c}**" if c and m is not None and m == best else c
+            for c, m in zip(cells, means, strict=True)
         ]
 
     def _show(self, runs: Sequence[Run], column: str) -> Rendered:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from report.curves import Curve, X, Y, curve
+from report.curves import Curve, X, axis_of, curve
+from report.pages.definitions import MAIN
 from report.pages.picture import Picture, add_legend, logarithmic, panels
 from report.pages.tables import FilledTable
 
@@ -41,7 +42,7 @@ class Traces(Picture):
             axes.set(xlabel=X[key][0])
             axes.grid(alpha=0.3)
         logarithmic(found[-1])
-        found[0].set_ylabel(Y[self.rows[0].y][0])
+        found[0].set_ylabel(axis_of(self.rows[0].y, self.metric)[0])
         if self.rows[0].least is not None:
             most = max(trace.curves[0].high.max() for trace in self.rows)
             room = 0.03 * abs(most - self.rows[0].least)
@@ -52,13 +53,14 @@ class Traces(Picture):
 
 def traces(table: FilledTable) -> Traces:
     """Return the learning curves of the rows that have run, in the table's order."""
-    return Traces(list(_traces(table)))
+    return Traces(list(_traces(table)), table.metric)
 
 
 def _traces(table: FilledTable) -> Iterator[Trace]:
-    y, least = table.definition.picture, table.definition.least
+    y, least, metric = table.definition.picture, table.definition.least, table.metric
+    y = metric.name if y == MAIN else y
     for row in table.definition.rows:
         histories = [run.history() for run in table.runs_of(row)]
-        found = (curve(histories, x, y, log_x=x == ACROSS[-1]) for x in ACROSS)
+        found = (curve(histories, x, y, log_x=x == ACROSS[-1], metric=metric) for x in ACROSS)
         if len(curves := tuple(each for each in found if each is not None)) == len(ACROSS):
             yield Trace(row.label.replace("`", ""), y, least, curves)

@@ -109,8 +109,9 @@ class Dispatcher:
         self._sent, self.links = state.under_way, state.links
         strategy.rates.share(state.rates)
         self._flow = strategy.schedule(count, batches, state.flow)
-        first = 1 if strategy.synthetic and strategy.modules.conditioned else count - 1
-        self._store = ActivationStore(range(first, count), strategy.synthetic, state.store)
+        first = 1 if plan.conditioned else count - 1
+        receivers = range(first, count) if plan.targets else range(0)
+        self._store = ActivationStore(receivers, strategy.synthetic, state.store)
         # The segment that is the last to train on a mini-batch. Backpropagation ends at the first
         # segment, synthetic gradients at the last.
         self._sees_last = count - 1 if strategy.synthetic else 0

@@ -5,7 +5,7 @@ A cut model is divided into segments. A segment is consecutive layers that one n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,13 +18,14 @@ from compression import Codec, PayloadError
 from compression.flower.batch_tensors import (
     GRADIENTS,
     SnapshotForm,
+    TargetTensor,
     expect_tensors,
     types_of,
-    unpack_labels,
+    unpack_targets,
 )
 from compression.flower.headers import brief
 from conf import Config
-from conf.build import model_of
+from conf.build import model_of, objective_of
 from conf.codecs import codec_of, gradients_of
 from strategy.pipeline.options import AUTO, Cutting, GradientModules
 from strategy.pipeline.schedule import Task
@@ -34,9 +35,8 @@ from task.errors import TaskError
 from task.flat_model import to_array
 from task.gradient_predictor import GradientModule
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
-from task.tensors import only, rows
-
-CLASSES = "task.objectives.classification.Classification"
+from task.objectives.end_loss import EndLoss
+from task.tensors import rows
 
 
 class Plan:
@@ -45,7 +45,8 @@ class Plan:
     For each part: `costs`: its cost. `names`: the names of its layers. `beside`: its native
     tensors, by name. `modules`: the number of parameters of its module for synthetic gradients.
     `copies`: the tensors that a copy of it may hold. For the model: `codecs`: the codecs of
-    "output" and "gradients". `classes`: the number of classes.
+    "output" and "gradients". `targets`: what the first segment's node sends for the loss.
+    `conditioned`: True if the modules get the labels.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class Plan:
         batch_size: int,
         modules: list[int],
         codecs: Mapping[str, Codec],
-        classes: int,
+        targets: Sequence[TargetTensor],
+        conditioned: bool,
     ) -> None:
         self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
-        self.batch_size, self._codecs, self._classes = batch_size, codecs, classes
+        self.batch_size, self._codecs = batch_size, codecs
+        self.targets, self.conditioned = targets, conditioned
         self.copies = [
             SnapshotForm(part.size, part.trained, module, types_of(more), batch_size)
             for part, module, more in zip(parts, modules, beside, strict=True)
@@ -94,7 +97,8 @@ class Plan:
             GRADIENTS: part.output,  # in the message to the part's node
         }
         found = {name: [((samples, *shape), "float32")] * many for name, shape in shapes.items()}
-        return {**found, "labels": [((samples,), "int64")] * many}
+        targets = [((samples, *each.shape), each.dtype) for each in self.targets]
+        return {**found, "labels": targets * many}
 
     def asked(self, task: Task) -> list[str]:
         """Return the names of the payloads for other segments that a task's reply must hold."""
@@ -103,7 +107,7 @@ class Plan:
         return [
             *["output"] * (forward and not ends),
             *["gradients"] * (task.segment > 0 and (backward or (forward and ends))),
-            *["labels"] * (forward and task.segment == 0 and not ends),
+            *["labels"] * (forward and task.segment == 0 and not ends and bool(self.targets)),
         ]
 
     def check(self, task: Task, samples: int, payloads: Mapping[str, bytes], copy: bool) -> None:
@@ -111,7 +115,7 @@ class Plan:
 
         `copy`: True if one payload must be a copy of the segment; `Snapshots.take` checks this
         payload. The method checks only the headers of activations and gradients, because the
-        receiving node decodes them. It decodes all labels, so that no node gets labels out of
+        receiving node decodes them. It decodes all targets, so that no node gets labels out of
         range.
         """
         part, wanted = self.parts[task.segment], self.asked(task)
@@ -126,7 +130,7 @@ class Plan:
                 codec, shapes = self._codecs[name], (samples, *shape)
                 expect_tensors(payloads[name], task.batches, shapes, f"its {name}", codec)
         if "labels" in wanted:
-            unpack_labels(payloads["labels"], (task.batches, samples), self._classes)
+            unpack_targets(payloads["labels"], (task.batches, samples), self.targets)
 
     def described(self) -> list[dict[str, Any]]:
         """Return the plan for `result.json`, with one dictionary for each segment."""
@@ -160,27 +164,32 @@ def plan_of(
     """
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: leave partition=iid")
-    if config.objective["_target_"] != CLASSES:
-        raise TaskError("a cut model learns classes: leave objective=classification, or do not cut")
     make = partial(model_of, config, data)
     model = make()
+    end_loss = EndLoss(objective_of(config), data)
+    end_loss.check(model, data.train.taken(torch.arange(min(2, len(data.train)))))
     layers = layers_of(model)
     hidden = modules.hidden if modules else 0
     uncut = cutting.cuts == AUTO and cutting.segments == 1
     _expect_enough(config, data, model, micro_batches, modules=bool(modules) and not uncut)
-    cuts = _cuts(cutting, config, data, len(layers), hidden) if cuts is None else cuts
-    shape = data.image_shape
-    parts = parts_of(make, cuts, shape)
+    classes = end_loss.classes if modules and modules.conditioned else 0
+    if cuts is None:
+        cuts = _cuts(cutting, config, data, make, len(layers), classes, hidden)
+    parts = parts_of(make, cuts, data.example)
     if len(parts) > config.nodes:
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
-    costs = costs_of(make, parts, data.classes, hidden)
+    costs = costs_of(make, parts, data.example, classes, hidden)
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
-    classes = data.classes if modules and modules.conditioned else 0
     entries = [_module_entries(part, classes, hidden) for part in parts[:-1]]
     codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
-    return Plan(parts, costs, names, beside, config.batch_size, [*entries, 0], codecs, data.classes)
+    described = zip(end_loss.tensors, end_loss.ranges(), strict=True)
+    targets = [TargetTensor(*tensor, between) for tensor, between in described]
+    sizes = [*entries, 0]
+    return Plan(
+        parts, costs, names, beside, config.batch_size, sizes, codecs, targets, bool(classes)
+    )
 
 
 def _module_entries(part: Part, classes: int, hidden: int) -> int:
@@ -209,9 +218,18 @@ def _expect_enough(
 
 
 def _cuts(
-    cutting: Cutting, config: Config, data: Data, layers: int, hidden: int
+    cutting: Cutting,
+    config: Config,
+    data: Data,
+    make: Callable[[], nn.Module],
+    layers: int,
+    classes: int,
+    hidden: int,
 ) -> tuple[int, ...]:
-    """Return the configured cuts, or measure the layers' times and return the best cuts."""
+    """Return the configured cuts, or measure the layers' times and return the best cuts.
+
+    `classes`, `hidden`: as in `measure`.
+    """
     if cutting.cuts != AUTO:
         given = cutting.cuts
         if isinstance(given, str) or not hasattr(given, "__iter__"):
@@ -223,9 +241,8 @@ def _cuts(
     limits = _limits(cutting.memory_mb, segments)
     if segments in (1, layers) and limits is None:
         return tuple(range(1, segments))  # only one choice of cuts is possible
-    images = only(data.prepared(rows(data.train.inputs, 0, config.batch_size)))
-    make = partial(model_of, config, data)
-    return balanced(measure(make, images, data.classes, hidden), segments, limits)
+    inputs = data.prepared(rows(data.train.inputs, 0, config.batch_size))
+    return balanced(measure(make, inputs, classes, hidden), segments, limits)
 
 
 def _limits(memory_mb: Any, segments: int) -> list[float] | None:

@@ -42,9 +42,9 @@ class Run:
         self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
         self.strategy = scheme_for(config, self.data)
-        self.schedule = Schedule(config.schedule, config.lr)
-        self.train_config = ConfigRecord({"lr": self.schedule.lr})
         self.objective = objective_of(config)
+        self.schedule = Schedule(config.schedule, config.lr, self.objective)
+        self.train_config = ConfigRecord({"lr": self.schedule.lr})
         test = self.data.test
         self.test = self.data.prepared(test.inputs, config.device) if len(test) else test.inputs
         self.targets = mapped(lambda tensor: tensor.to(config.device), test.targets)
@@ -132,7 +132,9 @@ class Run:
         if self.records.due:
             self.show(arrays)
             self.records.keep(self.weights())
-        self.schedule.step(train_loss, server_round - self.stepped)
+        values = {**metrics, "train_loss": train_loss}
+        value = cast(float | None, values.get(self.schedule.metric))
+        self.schedule.step(value, server_round - self.stepped)
         self.stepped = server_round
         self.train_config["lr"] = self.schedule.lr
         return metrics

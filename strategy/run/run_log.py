@@ -174,8 +174,9 @@ class RunLog:
         The model has diverged if its loss, or a value in the tensors `trained`, is not finite.
         Other tensors, such as a mask, may hold infinity. The model has also diverged if both of the
         following are true. First, a loss of the run exceeded the larger of 1 and the loss before
-        training, multiplied by `BLOWN_UP`. Second, a share such as the accuracy is less than twice
-        the share before training; without a share, the loss is above the loss before training.
+        training, multiplied by `BLOWN_UP`. Second, a share of which more is better, such as the
+        accuracy, is less than twice the share before training; without such a share, the loss is
+        above the loss before training.
         Without an evaluation only the weights are checked.
         """
         if not all(bool(torch.isfinite(tensor).all()) for tensor in trained):
@@ -186,7 +187,7 @@ class RunLog:
         if now["loss"] - now["loss"] != 0:  # the loss is not finite
             return True
         blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
-        if not self._main.share:
+        if not (self._main.share and self._main.higher):
             return bool(blown_up and now["loss"] > before["loss"])
         return bool(blown_up and now[self._main.name] < 2 * before[self._main.name])
 
@@ -196,10 +197,10 @@ class RunLog:
         """Write `result.json`, and `model.safetensors` with `weights`; return the result.
 
         The result holds `summary`, the last row's counters, and the loss and the metrics of the
-        last evaluation. `best_accuracy` is the best accuracy of all rounds
-        (`best_` and the name of the main metric). `diverged` says whether the
-        last round's model has diverged. `trained`: a tensor whose values must be finite, else the
-        model has diverged; None: this holds for all weights.
+        last evaluation. `best_accuracy` (`best_` and the name of the main metric) is the best value
+        of all rounds. `diverged` says whether the last round's model has diverged. `trained`: a
+        tensor whose values must be finite, else the model has diverged; None: this holds for all
+        weights.
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in self._names})

@@ -72,6 +72,19 @@ class Data:
         return self.transform(mapped(lambda tensor: tensor.to(device), inputs))
 
     @property
+    def example(self) -> Tensors:
+        """A model's input of 2 samples, which are equal; of a data set without samples, zeros.
+
+        It shows the shapes and dtypes.
+        """
+
+        def twice(tensor: Tensor) -> Tensor:
+            found = tensor.new_zeros(2, *tensor.shape[1:])
+            return found.copy_(tensor[:1]) if len(tensor) else found
+
+        return self.prepared(mapped(twice, self.train.inputs))
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """The shape (C, H, W) of its images; raises `TaskError` for data that are no images."""
         images = self.train.inputs

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from task.errors import TaskError
 from task.tensors import Tensors
 
 
@@ -25,6 +26,19 @@ class Metric(NamedTuple):
 
 
 LOSS = Metric("loss")
+# Names in a run's records (docs/run-files.md) that no metric can have.
+TAKEN = frozenset(
+    (
+        *("round", "rounds", "train_loss", "lr", "least_variance", "drift", "staleness"),
+        *("prediction_error", "uplink_entries", "uplink_entries_whole", "client_updates"),
+        *("failures", "virtual_seconds", "seconds", "diverged", "stopped", "ended", "sparsity"),
+        *("link_down_mbps", "link_up_mbps", "link_seconds", "link_seconds_float32"),
+        *("uplink_ratio", "downlink_ratio", "parameters", "nodes", "seed", "algorithm"),
+        *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
+        *("num-examples", "num-steps"),
+    )
+)
+TAKEN_PARTS = ("best_", "node_", "_bytes", "_by_segment")  # other names hold one of these
 
 
 class Objective(ABC):
@@ -32,10 +46,28 @@ class Objective(ABC):
 
     `metrics`: the metrics beside the loss. The first one is the run's main metric; without metrics
     it is the loss. `least`: the least value that the loss can have; a server refuses smaller ones.
+    `needs_inputs`: whether `loss` reads the inputs itself, and not only by a call of the model. A
+    model that is cut over several nodes then sends them to the last node.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     least: ClassVar[float] = -math.inf
+    needs_inputs: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raise `TaskError` for metrics that a run cannot record."""
+        name = type(self).__name__
+        if not isinstance(self.metrics, tuple | list) or isinstance(self.metrics, Metric):
+            raise TaskError(f"{name}.metrics must be a tuple of Metric, such as (Metric('mae'),)")
+        for number, metric in enumerate(self.metrics):
+            if not isinstance(metric, Metric) or not isinstance(metric.name, str):
+                raise TaskError(f"{name}.metrics holds {metric!r}, and a Metric is taken")
+            taken = metric.name in TAKEN or any(part in metric.name for part in TAKEN_PARTS)
+            if taken or not metric.name or metric.name in self.names[: number + 1]:
+                raise TaskError(
+                    f"{name} names a metric {metric.name!r}, which a run's records use already: "
+                    f"give it another name"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ class Reconstruction(Objective):
     """Squared error between the model's output and its input; targets are not used."""
 
     least = 0.0
+    needs_inputs = True
 
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean squared error."""

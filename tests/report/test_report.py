@@ -9,6 +9,7 @@ from rich.console import Console
 
 from report import progress
 from report.format import human_bytes, human_seconds, percent
+from report.metric import MainMetric
 from report.progress import ProgressLine, run_progress
 from report.runs import read_result
 from report.summary import summary_table
@@ -94,6 +95,17 @@ def test_a_line_shows_the_known_values(tmp_path):
             file.write(json.dumps(row) + "\n")
         assert line.line(seconds) == f"round {done} of 10, {said}"
     assert line.line(130) == f"round 4 of 10, {rest}, 2 min 10 s so far, about 3 min 00 s left"
+
+
+def test_a_history_of_an_earlier_run_may_lack_the_metric(tmp_path):
+    (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
+    line = ProgressLine(tmp_path, 10, metric=MainMetric("rmse"))
+    assert line.line(1) == "round 3 of 10, rmse -, up 61.7 kB, down 2 MB, 1 s so far"
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    with run_progress(tmp_path, 10, console, metric=MainMetric("rmse")):
+        pass
+    assert "3/10" in screen.getvalue()
 
 
 def test_a_log_of_a_day_is_not_flooded():

@@ -10,14 +10,14 @@ import pytest
 
 import client.app
 from compression import Layout, PayloadError, make_codec
-from compression.flower.batch_tensors import pack_labels
+from compression.flower.batch_tensors import TargetTensor, pack_targets
 from tests.spoil import array, declaring, no_arrays
 from tests.strategy.cut import QUICK, SPLIT, run, spoiling
 
 VECTOR = make_codec(coder="raw").encode(
     np.zeros(64, np.float32), Layout(("labels",), ((1, 64),), ("int64",))
 )
-BEYOND = pack_labels(np.full((1, 64), 10), 10)
+BEYOND = pack_targets([np.full((1, 64), 10)], [TargetTensor(below=10)])
 NO_LABELS = {
     "none": no_arrays,
     "no payload": array("labels", lambda data: b""),

@@ -21,6 +21,8 @@ layer = st.builds(
     st.integers(0, 100),
 )
 
+IMAGES = torch.zeros(2, 1, 8, 8)
+
 
 def stages(layers, cuts):
     bounds = [0, *cuts, len(layers)]
@@ -62,11 +64,11 @@ def test_more_segments_than_layers_are_refused():
 
 def test_costs_are_shares_that_add_up_to_1():
     make = partial(build_model, "four_layers", channels=1, size=8, classes=10)
-    costs = costs_of(make, parts_of(make, (1, 2), (1, 8, 8)), 10, 32)
+    costs = costs_of(make, parts_of(make, (1, 2), IMAGES), IMAGES, 10, 32)
     assert sum(cost.forward + cost.backward for cost in costs) == pytest.approx(1)
     assert all(cost.module > 0 for cost in costs[:-1])
     assert costs[-1].module == 0
-    alone = costs_of(make, parts_of(make, (), (1, 8, 8)), 10, 0)
+    alone = costs_of(make, parts_of(make, (), IMAGES), IMAGES, 10, 0)
     # A dense layer needs two products in the backward pass, the first layer no input gradient.
     assert 1.5 < alone[0].backward / alone[0].forward <= 2
 

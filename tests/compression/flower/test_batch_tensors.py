@@ -11,12 +11,13 @@ from hypothesis.extra import numpy as arrays
 from compression import Layout, PayloadError, make_codec
 from compression.flower.batch_tensors import (
     SnapshotForm,
+    TargetTensor,
     pack,
     pack_copy,
-    pack_labels,
+    pack_targets,
     unpack,
     unpack_copy,
-    unpack_labels,
+    unpack_targets,
 )
 from compression.wire_natives import NativeTensor
 from tests.same import expect_same
@@ -25,6 +26,15 @@ from tests.spoil import declaring
 EXACT = make_codec()
 FORM = SnapshotForm(5, 4, 0, {"mask": ((2,), "bool"), "steps": ((), "int64")}, 8)
 BESIDE = {"steps": np.array(7), "mask": np.array([True, False])}
+
+
+def pack_labels(labels, classes):
+    return pack_targets([labels], [TargetTensor(below=classes)])
+
+
+def unpack_labels(payload, rows, classes):
+    (labels,) = unpack_targets(payload, rows, [TargetTensor(below=classes)])
+    return labels
 
 
 def labels_of(labels):

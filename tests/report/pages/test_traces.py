@@ -75,6 +75,5 @@ def test_the_picture_is_on_the_page_and_drawn_anew_for_another_axis(root):
 def test_an_unknown_picture_is_refused_in_a_line(root, capsys):
     define(root, CURVES.replace("picture: accuracy", "picture: speed"))
     assert main([], root) == 2
-    assert (
-        "picture must be one of points, accuracy, train_loss, not speed" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "picture must be one of points, metric, accuracy, train_loss, not speed" in said

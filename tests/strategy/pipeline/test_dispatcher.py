@@ -12,13 +12,13 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import client.app
 from compression import PayloadError, decode_update, make_codec
-from compression.flower.batch_tensors import pack, pack_copy, pack_labels
+from compression.flower.batch_tensors import TargetTensor, pack, pack_copy, pack_targets
 from compression.flower.records import STYPE
 from tests.same import expect_same
 from tests.spoil import array, metrics, no_arrays, without
 from tests.strategy.cut import PIPED, QUICK, SPLIT, run, spoiling
 
-LABELS = pack_labels(np.zeros((1, 64)), 10)
+LABELS = pack_targets([np.zeros((1, 64))], [TargetTensor(below=10)])
 PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
 
 

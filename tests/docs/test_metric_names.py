@@ -1,0 +1,41 @@
+"""A metric cannot have a name that docs/run-files.md lists as a key of a run's records."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from task.errors import TaskError
+from task.objectives import Metric
+from task.objectives.regression import Regression
+
+PAGE = Path(__file__).parents[2] / "docs" / "run-files.md"
+OBJECTIVES = {"loss", "accuracy", "top5"}  # names of values of an evaluation
+TEXT = PAGE.read_text().partition("## Keys of")[2].partition("## Which bytes")[0]
+ROWS = re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)
+KEYS = [key for row in ROWS for key in re.findall(r"`(?:\.\.\.)?(\w+)`", row)]
+
+
+def with_metrics(*metrics):
+    return type("Mine", (Regression,), {"metrics": metrics})()
+
+
+@pytest.mark.parametrize("key", sorted({*KEYS} - OBJECTIVES))
+def test_a_key_of_the_records_is_no_name_of_a_metric(key):
+    with pytest.raises(TaskError, match=f"Mine names a metric '{key}'"):
+        with_metrics(Metric(key)).check()
+
+
+def test_the_page_lists_keys():
+    assert {"round", "uplink_ratio", "_bytes_by_segment"} <= {*KEYS}
+
+
+@pytest.mark.parametrize("metrics", [("mae",), (Metric("mae"), Metric("mae")), (Metric(3),)])
+def test_metrics_are_metrics_with_different_names(metrics):
+    with pytest.raises(TaskError):
+        with_metrics(*metrics).check()
+
+
+def test_one_metric_in_place_of_a_tuple_is_refused():
+    with pytest.raises(TaskError, match="must be a tuple"):
+        type("Mine", (Regression,), {"metrics": Metric("mae")})().check()
