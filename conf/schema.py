@@ -3,9 +3,9 @@
 Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `adapter`, `local`,
 `objective`, `optimizer`, `schedule` and `engine` name a class as `_target_`; `conf.check` checks
 their keys against that class's signature. The keys of `compression` are the options of all
-registered methods together. Hydra takes
-any keys in the groups of `group_types`, because a package of the user's may declare further ones
-(`packages=`). `conf.load` checks these keys after the packages are imported.
+registered methods together. Hydra takes any keys in the groups of `group_types`, because a package
+of the user's may declare further ones (`packages=`). `conf.load` checks these keys after the
+packages are imported.
 """
 
 from __future__ import annotations

@@ -107,10 +107,11 @@ def test_every_sample_is_seen_once_an_epoch(plain):
     )
 
 
-def test_the_proximal_term_pulls_towards_the_start(plain):
-    start = start_of(plain)
-    free = result(plain, 0, start=start)[0]
-    held = result(plain, 0, start=start, proximal_mu=1.0)[0]
+def test_the_strategy_s_proximal_term_pulls_towards_the_start():
+    t = trainer("strategy=fedprox")
+    start = start_of(t)
+    free = result(t, 0, start=start)[0]
+    held = result(t, 0, start=start, proximal_mu=1.0)[0]
     assert np.linalg.norm(held - start) < 0.9 * np.linalg.norm(free - start)
 
 

@@ -46,6 +46,9 @@ def test_the_commands_train_the_page_s_model(number, folder):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = result_of(folder / "run")
+    if result["model"] == "Gan":
+        assert result["loss"] < 0.5
+        return
     assert (result["dataset"], result["model"]) == ("table", "net")
     assert result["best_mae"] == result["mae"] < 2.5
     assert "mae" in done.stdout

@@ -105,7 +105,7 @@ class Trainer(real.Trainer):
         metrics = {"loss": 1.0 / number if number else 2.0, "num-examples": key[0]}
         return made, {**metrics, "num-steps": self.steps(*key)}
 
-    def train(self, node, model, orders, natives=None):
+    def train(self, node, model, orders, natives=None, state=None):
         made, metrics = self.gradient(node, model, number=orders.number - 1)
         return np.concatenate([model[:TRAINED] - made[:TRAINED], made[TRAINED:]]), metrics
 
