@@ -21,12 +21,13 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from command.errors import Diverged, Failed, clear_errors
-from command.saved_config import RESUME, completed, resumes
+from command.saved_config import CONFIG_DIR, RESUME, completed, resumes
 from command.sweep import BASIC, forget_failure, note_failure
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
+from conf.packages import look_in, source_files
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.metric import MainMetric
@@ -74,6 +75,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     """Run a composed configuration in Hydra's run folder and print its summary."""
     refuse_sweep()
     composed = completed(composed)
+    look_in(own_folders())
     config = typed(composed)
     set_up_logging(config.verbose)
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
@@ -89,6 +91,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,
+        sources=sources_of(config),
     )
     with console.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
@@ -114,6 +117,21 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def own_folders() -> list[Path]:
+    """Return the folder that holds the folder of `--config-dir`, if any; the working directory."""
+    runtime = HydraConfig.get().runtime
+    given = [Path(each.path) for each in runtime.config_sources if each.provider == CONFIG_DIR]
+    return [*(folder.parent for folder in given), Path(runtime.cwd)]
+
+
+def sources_of(config: Config) -> dict[str, Path]:
+    """Return the source files of the packages of `packages=`, by their path in an app's bundle."""
+    found = dict[str, Path]()
+    for word in config.packages:
+        found |= source_files(word.partition("@")[0])
+    return found
 
 
 def network_of(config: Config) -> Network:

@@ -15,6 +15,7 @@ from hydra.core.object_type import ObjectType
 
 from command.errors import clear_errors
 from command.job import job
+from command.new_task import NEW, new_task
 from command.saved_config import command_line
 from command.sweep import SweepEnd
 from conf.load import HERE as CONF
@@ -25,10 +26,16 @@ main = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config
 
 
 def cli() -> None:
-    """Run the command line; exit with the run's exit code, or a sweep's highest exit code."""
+    """Run the command line; exit with the run's exit code, or a sweep's highest exit code.
+
+    `new NAME` writes the folder of a task; all other words are Hydra's.
+    """
     SweepEnd.code = 0
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help():
+        if sys.argv[1:2] == [NEW]:
+            print(new_task(sys.argv[2:]))
+            return
         sys.argv[1:] = command_line(sys.argv[1:])
         with one_repository():
             main()

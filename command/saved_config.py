@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from conf import Config, ConfigError
 from conf.load import HERE as CONF
 from conf.load import compose_config
+from conf.schema import declared
 from simulation.job import PLACE
 from strategy.run.checkpoint_file import expect
 
@@ -28,6 +29,7 @@ SETTINGS = (
 )
 
 
+CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that `--config-dir` adds
 RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
 BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # overrides that `resume=` allows
 
@@ -61,7 +63,20 @@ def resuming(argv: list[str]) -> list[str]:
     place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     own = [f"hydra.run.dir='{place}'", "hydra.output_subdir=null", f"hydra.job.name={RESUME}"]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
-    return [*others, *SETTINGS, *own, *saved]
+    return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
+
+
+def _config_dir(file: Path) -> list[str]:
+    """Return the option `--config-dir` of a run's command, from the settings that Hydra saved.
+
+    The run's packages may lie beside that folder. Returns [] if the option was not given, or if the
+    folder is gone.
+    """
+    if not file.is_file():
+        return []
+    sources = OmegaConf.select(OmegaConf.load(file), "hydra.runtime.config_sources") or ()
+    found = [each.path for each in sources if each.provider == CONFIG_DIR]
+    return ["--config-dir", found[0]] if found and Path(found[0]).is_dir() else []
 
 
 def command_line(argv: list[str]) -> list[str]:
@@ -121,4 +136,4 @@ def completed(composed: DictConfig) -> DictConfig:
             chosen = OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
             with open_dict(composed):
                 composed[group] = chosen
-    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), composed))
+    return cast(DictConfig, OmegaConf.merge(declared(), composed))

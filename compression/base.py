@@ -118,8 +118,8 @@ class SparsifyContext(NamedTuple):
 class Method:
     """Base class of sparsifiers, quantizers and coders, which are all called methods.
 
-    ``name``: the method's name in a configuration. ``id``: its number in a payload, 0 to 255; an id
-    never changes.
+    ``name``: the method's name in a configuration. ``id``: its number in a payload, which never
+    changes: 0 to 191 for a method of this package, 192 to 255 for one of another package.
     """
 
     name: ClassVar[str]

@@ -14,6 +14,7 @@ STAGES: dict[str, type[Method]] = {
     "quantizer": Quantizer,
     "coder": Coder,
 }
+PRIVATE = 192  # the first of the ids for methods of other packages
 _registered: dict[str, dict[str, type[Method]]] = {stage: {} for stage in STAGES}
 
 M = TypeVar("M", bound=type[Method])
@@ -24,30 +25,47 @@ def register(stage: str) -> Callable[[M], M]:
 
     ``stage``: which of the three. The decorator raises TypeError for a class that is not a
     dataclass with defaults, or that does not derive from the stage's base class. It raises
-    ValueError for an id outside 0 to 255, and for a name or id that another method has. It also
-    raises ValueError for an option that has another type in another method.
+    ValueError for a name or id that another method has, and for an option that has another type in
+    another method. The ids of this package's methods are 0 to 191. Those of other packages are 192
+    to 255; sender and receiver must have the same packages. ValueError is raised for other ids.
+
+    A class with the module and the name of a registered one takes its place: its module is imported
+    again.
     """
 
     def add(cls: M) -> M:
         if not (is_dataclass(cls) and issubclass(cls, STAGES[stage])):
             raise TypeError(f"{cls.__name__} is no dataclass derived from {STAGES[stage].__name__}")
         cls()  # raises TypeError if an option has no default
-        if not 0 <= cls.id <= 255:
-            raise ValueError(f"{stage} {cls.name}: id {cls.id} does not fit a byte")
-        for other in _registered[stage].values():
-            if cls.name == other.name or cls.id == other.id:
+        ours = cls.__module__.startswith(f"{__package__}.")
+        if not ours:
+            _discover(stage)  # a method of ours never comes after one with its name
+        for other in list(_registered[stage].values()):
+            if _place_of(cls) == _place_of(other):
+                del _registered[stage][other.name]
+            elif cls.name == other.name or cls.id == other.id:
                 raise ValueError(
                     f"{stage} {cls.name} (id {cls.id}): name or id is taken by {other.name} "
                     f"(id {other.id})"
                 )
+        if not (0 <= cls.id < PRIVATE if ours else PRIVATE <= cls.id <= 255):
+            raise ValueError(
+                f"{stage} {cls.name}: its id is {cls.id}; the ids 0 to {PRIVATE - 1} are those of "
+                f"{__package__}, and {PRIVATE} to 255 those of other packages"
+            )
         theirs = {option: kind for option, kind, _ in _owned(_all_registered())}
         for option, kind in options_of(cls).items():
             if theirs.get(option, kind) != kind:
                 raise ValueError(f"option {option} of {cls.name} has another type elsewhere")
         _registered[stage][cls.name] = cls
+        by_id.cache_clear()
         return cls
 
     return add
+
+
+def _place_of(cls: type[Method]) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
 
 
 def names(stage: str) -> list[str]:

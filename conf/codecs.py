@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from compression import Codec, make_codec
-from conf.schema import CompressionConfig, Config, ConfigError
+from conf.schema import Config, ConfigError
 
 
 def codec_of(config: Config) -> Codec:
@@ -30,7 +30,8 @@ def downlink_of(config: Config) -> Codec | None:
     options = asdict(config.downlink)
     if options.pop("changes"):
         return _codec("downlink", options)
-    if options != asdict(CompressionConfig()):
+    unset = asdict(type(config.downlink)())
+    if any(options[name] != unset[name] for name in options):
         raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
     return None
 

@@ -18,9 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf.check import check_targets, check_values, expect_declared
-from conf.schema import OWN, Config, ConfigError
+from conf.packages import import_packages, qualified, with_fingerprints
+from conf.schema import OWN, Config, ConfigError, declared, group_types
 from conf.submitted_overrides import submitted_overrides
 from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
+from conf.targets import GROUPS
 from conf.targets import HERE as HERE
 from task.model_file import sha256_of
 
@@ -40,12 +42,16 @@ def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config
 def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     """Return the configuration like `to_config`, without imports that take seconds.
 
-    It does not check the options of the classes that groups name as `_target_`.
+    It does not check the options of the classes that groups name as `_target_`. It imports
+    `packages`, whose imports may take seconds.
     """
     expect_declared(composed)
     try:
+        packages = import_packages(_packages_of(composed), machine)
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
-        for key, kind in OWN.items():
+        for key in (*GROUPS, *OWN):
+            setattr(config, key, qualified(key, getattr(config, key), packages))
+        for key, kind in group_types().items():
             setattr(config, key, _own(key, getattr(config, key), kind))
     except (OmegaConfBaseException, ValueError) as error:  # a dataclass refuses its own values
         raise ConfigError(str(error).splitlines()[0]) from error
@@ -55,30 +61,42 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     return config
 
 
-def _own(key: str, node: Any, kind: type[Any]) -> Any:
-    """Return a group of `OWN` with its declared keys typed, and all other keys in `own`.
+def _packages_of(composed: DictConfig) -> list[str]:
+    """Return `packages`. Raises `ConfigError` if it is no list of names."""
+    node = OmegaConf.select(composed, "packages")
+    found = OmegaConf.to_container(node) if OmegaConf.is_list(node) else node
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError("packages must be a list: packages=[NAME,NAME]")
+    return found
 
-    Raises `ConfigError` for a key that is not declared if there is no `_target_`, and for a
-    declared key that is missing.
+
+def _own(key: str, node: Any, kind: type[Any]) -> Any:
+    """Return a group of `group_types` as its dataclass, with its keys typed.
+
+    If the dataclass has a field `own`, the group may name a `_target_`; `own` then holds the
+    `_target_` and all keys that are not declared. Raises `ConfigError` for a key that is not
+    declared if there is no `_target_`, and for a declared key that is missing.
     """
     if not isinstance(node, dict):
-        raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
-    declared = [entry.name for entry in fields(kind) if entry.name != "own"]
-    if missing := [name for name in declared if name not in node]:
+        if key in OWN:
+            raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
+        raise ConfigError(f"{key} is a group of keys, not one value: {key}.KEY=VALUE")
+    names = [entry.name for entry in fields(kind) if entry.name != "own"]
+    if missing := [name for name in names if name not in node and name in declared()[key]]:
         raise ConfigError(f"~{key}.{missing[0]}: every run has that key; give it another value")
-    others = {str(name): value for name, value in node.items() if name not in declared}
-    target = others.pop("_target_", None)
+    others = {str(name): value for name, value in node.items() if name not in names}
+    target = others.pop("_target_", None) if key in OWN else None
     if target is None and others:
         name = min(others)
-        near = get_close_matches(name, declared, n=1)
-        hint = f"did you mean {key}.{near[0]}?" if near else f"{key}._target_= may have more keys"
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {key}.{near[0]}?" if near else _MORE[key in OWN].format(key)
         raise ConfigError(f"there is no key {key}.{name}; {hint}")
     if target is not None and not isinstance(target, str):
         raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")
-    given = {name: node[name] for name in declared}
+    given = {name: node[name] for name in names if name in node}
     if target:
         given["name"] = target.rpartition(".")[2]
-    if not given["name"]:
+    if key in OWN and not given["name"]:
         raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
     typed = OmegaConf.structured(kind)
     for name, value in given.items():
@@ -86,15 +104,22 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
             typed[name] = value
         except OmegaConfBaseException as error:
             raise ConfigError(_of_another_type(f"{key}.{name}", value, error)) from error
-    found = OmegaConf.to_object(typed)
-    found.own = {"_target_": target, **others} if target else {}  # type: ignore[union-attr]
+    found: Any = OmegaConf.to_object(typed)
+    if key in OWN:
+        found.own = {"_target_": target, **others} if target else {}
     return found
+
+
+_MORE = {  # hints for an unknown key, by whether the group may name a `_target_`
+    True: "{0}._target_= may have more keys",
+    False: "packages= may register a method that has it",
+}
 
 
 def _of_another_type(key: str, value: Any, error: Exception) -> str:
     """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
-    if isinstance(value, dict):
-        return f"there is no key {key}.{next(iter(value), '')}: {key} is one value"
+    if value and isinstance(value, dict):
+        return f"there is no key {key}.{next(iter(value))}: {key} is one value"
     if "ListConfig" not in str(error):
         return f"{key}: {str(error).splitlines()[0]}"
     if isinstance(value, str):
@@ -116,12 +141,14 @@ def _counting(composed: DictConfig) -> DictConfig:
 def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     """Return Flower's `run_config` (flat scalars): the resolved config as one JSON string.
 
-    `output`: the folder for result files ("": write none). The values are marked as this machine's
-    own. `load_config` trusts marked values, in this process and in processes that it starts.
+    `output`: the folder for result files ("": write none). The names in `packages` get the
+    fingerprints of the packages. The values are marked as this machine's own. `load_config` trusts
+    marked values, in this process and in processes that it starts.
     """
     plain = cast(dict[str, Any], OmegaConf.to_container(_counting(composed), resolve=True))
     if (file := plain["model"].get("file")) and not plain["model"].get("sha256"):
         plain["model"]["sha256"] = sha256_of(file)
+    plain["packages"] = with_fingerprints(_packages_of(composed))
     values = {"config": json.dumps(plain, separators=(",", ":")), "output": output}
     mark_as_local(values)
     return values
@@ -151,14 +178,8 @@ def _loaded(config: str, machine: NodeGrants | None) -> Config:
         plain = json.loads(config)
         if machine is not None:
             expect_plain(plain)  # before the merge, which resolves some interpolations
-        merged = OmegaConf.merge(_declared(), plain)
+        merged = OmegaConf.merge(declared(), plain)
         return to_config(cast(DictConfig, merged), machine)
-
-
-@functools.cache
-def _declared() -> DictConfig:
-    """Return the declared types and defaults as a config; `OmegaConf.merge` copies it."""
-    return cast(DictConfig, OmegaConf.structured(Config))
 
 
 @functools.lru_cache(maxsize=4)

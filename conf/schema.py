@@ -4,16 +4,18 @@ Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`,
 `objective`, `optimizer`, `schedule` and `engine` name a class as `_target_`; `conf.check` checks
 their keys against that class's signature. The keys of `compression` are the options of all
 registered methods together.
+Hydra takes any keys in the groups of `group_types`, because a package of the user's may declare
+further ones (`packages=`). `conf.load` checks these keys after the packages are imported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, make_dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, field, make_dataclass
+from functools import cache, partial
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import II, MISSING, OmegaConf
+from omegaconf import II, MISSING, DictConfig, OmegaConf
 
 from compression.registry import option_fields
 from compression.screening import Screening
@@ -104,8 +106,9 @@ def open_group(key: str) -> dict[str, Any]:
     return {**{str(name): value for name, value in declared.items()}, "_target_": None}
 
 
-def _compression_config() -> type:
-    """Return a dataclass: the three stages of compression, and all methods' options (None)."""
+@cache
+def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, type]:
+    """Return the dataclasses of `compression` and `downlink`; an option's default is None."""
     stages: list[tuple[str, Any, Any]] = [
         ("sparsifier", str, "dense"),
         ("quantizer", str, "float32"),
@@ -113,22 +116,33 @@ def _compression_config() -> type:
         ("feedback", bool | None, None),
         ("exact", list[str] | None, None),
     ]
-    options = [(name, kind | None, None) for name, kind, _ in option_fields()]
-    return make_dataclass("CompressionConfig", [*stages, *options])
+    all_options = [(name, kind | None, None) for name, kind in options]
+    compression = make_dataclass("CompressionConfig", [*stages, *all_options])
+    # `changes`: send the compressed change since the version that a node has, not the whole model.
+    changes = ("changes", bool, field(default=False))
+    return compression, make_dataclass("DownlinkConfig", [changes], bases=(compression,))
 
 
-CompressionConfig = _compression_config()
+def group_types() -> dict[str, type]:
+    """Return the dataclasses of the groups whose keys `conf.load` checks.
 
-# `changes`: send the compressed change since the version that a node has, not the whole model.
-DownlinkConfig = make_dataclass(
-    "DownlinkConfig", [("changes", bool, field(default=False))], bases=(CompressionConfig,)
-)
+    Those of `compression`, `downlink` and `gradients` have the options of all methods that are
+    registered now, also those of imported packages.
+    """
+    options = tuple((name, kind) for name, kind, _ in option_fields())
+    compression, downlink = _compression_types(options)
+    return {**OWN, "compression": compression, "downlink": downlink, "gradients": compression}
+
+
+CompressionConfig = group_types()["compression"]
+DownlinkConfig = group_types()["downlink"]
 
 
 @dataclass
 class Config:
     """The configuration of a run: its groups, and the following options, which are in no group.
 
+    `packages`: the names of your own packages, which are imported before anything is looked up;
     `nodes`: the number of devices that take part; `rounds`: the number of rounds. An asynchronous
     strategy runs for `strategy.pushes` replies instead. A model that is divided among nodes is
     trained for `rounds` mini-batches; `local_epochs`: passes over a node's data for one update;
@@ -149,10 +163,11 @@ class Config:
     """
 
     algorithm: str = "fedavg"
+    packages: list[str] = field(default_factory=list)
     strategy: Any = MISSING
-    compression: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
-    downlink: DownlinkConfig = field(default_factory=DownlinkConfig)  # type: ignore[valid-type]
-    gradients: CompressionConfig = field(default_factory=CompressionConfig)  # type: ignore[valid-type]
+    compression: Any = field(default_factory=CompressionConfig)
+    downlink: Any = field(default_factory=DownlinkConfig)
+    gradients: Any = field(default_factory=CompressionConfig)
     dataset: Any = field(default_factory=partial(open_group, "dataset"))
     partition: Any = MISSING
     model: Any = field(default_factory=partial(open_group, "model"))
@@ -180,4 +195,18 @@ class Config:
     verbose: bool = False
 
 
-ConfigStore.instance().store(name="schema", node=Config)
+@cache
+def declared() -> DictConfig:
+    """Return all declared keys with types and defaults; `OmegaConf.merge` copies it.
+
+    The groups of `group_types` take further keys, also on the command line without a `+`.
+    """
+    schema = OmegaConf.structured(Config)
+    for key, kind in group_types().items():
+        keys = open_group(key) if key in OWN else asdict(kind())
+        schema[key] = OmegaConf.create(keys, flags={"struct": False})
+    assert isinstance(schema, DictConfig)
+    return schema
+
+
+ConfigStore.instance().store(name="schema", node=declared())

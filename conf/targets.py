@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import UnionType
+from types import BuiltinFunctionType, FunctionType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
@@ -104,10 +104,15 @@ def _is_kind(each: Any) -> bool:
 
 
 def callable_of(key: str, name: str) -> Callable[..., Any]:
-    """Return any callable by its name; only for names that this machine's own user has typed."""
+    """Return a callable by its name: any object, but no function or class of another package.
+
+    A module of a package that a node allows may import such functions, as `os.system`.
+    """
     found = _imported(key, name)
     if not callable(found):
         raise ConfigError(f"{key}._target_={name} cannot be called")
+    if isinstance(found, type | FunctionType | BuiltinFunctionType):
+        _expect_defined_there(key, name, found)
     return found  # type: ignore[no-any-return]
 
 
@@ -115,9 +120,15 @@ def _class(key: str, name: str) -> type:
     found = _imported(key, name)
     if not isinstance(found, type):
         raise ConfigError(f"{key}._target_={name} is no class")
-    if found.__module__.partition(".")[0] != name.partition(".")[0]:
-        raise ConfigError(f"{key}._target_={name} is of {found.__module__}: name it by that")
+    _expect_defined_there(key, name, found)
     return found
+
+
+def _expect_defined_there(key: str, name: str, found: Any) -> None:
+    """Raise `ConfigError` for an object of another package, which a module only imports."""
+    module = str(found.__module__)
+    if module.partition(".")[0] != name.partition(".")[0]:
+        raise ConfigError(f"{key}._target_={name} is of {module}: name it by that")
 
 
 def _imported(key: str, name: str) -> Any:

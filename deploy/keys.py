@@ -6,6 +6,7 @@
     python -m deploy.keys list                                list the registered nodes
     python -m deploy.keys revoke garden                       end the registration of this node
     python -m deploy.keys app                  print the SHA-256 of this copy's app, for --app
+    python -m deploy.keys app my_task          the same for runs with packages=[my_task]
 
 If a CA exists, `server` uses this CA. Run register, list and revoke on the SuperLink's machine.
 """
@@ -26,6 +27,8 @@ from flwr.proto.control_pb2 import (
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
+from conf import ConfigError
+from conf.packages import source_files
 from deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
 from launch.control import bundle, deflated
 from launch.superlink_client import Superlink, one_line_errors
@@ -47,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("give one name, or several")
         for line in given.call(given):
             print(line)
-    except EngineError as error:
+    except (EngineError, ConfigError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return 2 if isinstance(error, UsageError | ConfigError) else 1
     return 0
 
 
@@ -79,12 +82,17 @@ def parser() -> argparse.ArgumentParser:
         kind.add_argument("names", nargs="*")
         kind.set_defaults(call=call)
     kinds.add_parser("list", help="say who may take part").set_defaults(call=_list)
-    kinds.add_parser("app", help="say this app's SHA-256").set_defaults(call=_app)
+    app = kinds.add_parser("app", help="say this app's SHA-256")
+    app.add_argument("packages", nargs="*", help="the packages of runs with packages=")
+    app.set_defaults(call=_app)
     return made
 
 
 def _app(given: argparse.Namespace) -> list[str]:
-    app, _ = bundle(Path(__file__).parents[1], {})
+    sources = dict[str, Path]()
+    for name in given.packages:
+        sources |= source_files(name)
+    app, _ = bundle(Path(__file__).parents[1], {}, sources)
     return [f"{app.hash_str} at a server of ours", f"{deflated(app).hash_str} at another SuperLink"]
 
 

@@ -6,19 +6,23 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from io import BytesIO
 from logging import getLogger
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 import httpx
+import tomli_w
 from flwr.app import UserConfig
 from flwr.cli.build import build_fab_from_files
 from flwr.cli.utils import collect_files
 from flwr.common.config import flatten_dict, get_fab_config
+from flwr.common.constant import FAB_CONFIG_FILE, FAB_INCLUDE_KEY
 from flwr.proto.control_pb2 import ListRunsRequest, StreamLogsRequest
 from flwr.proto.run_pb2 import RunStatus
 from flwr.supercore.control import ControlHttpClient
@@ -34,16 +38,19 @@ _WARNING = "WARNING:edgewire:"
 _LAST_LINES_SECONDS = 3.0  # seconds to wait for a finished run's last log lines
 
 
-def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
+def bundle(
+    app_dir: Path, run_config: UserConfig, sources: Mapping[str, Path] = MappingProxyType({})
+) -> tuple[Fab, dict[str, Any]]:
     """Return the Flower App Bundle of a folder, and the app's table `[tool.flwr.app]`.
 
-    The bundle holds the files that the app's `fab-include` selects.
+    The bundle holds the files that the app's `fab-include` selects. `sources`: further files by
+    their path in the bundle.
 
     Raises `EngineError` for a folder without an app, `UsageError` for a key of `run_config` that
-    the app does not have.
+    the app does not have, and for sources that Flower leaves out.
     """
     try:
-        content, _ = build_fab_from_files(_files(app_dir))
+        content, _ = build_fab_from_files(_with_sources(_files(app_dir), sources))
         app: dict[str, Any] = get_fab_config(content)["tool"]["flwr"]["app"]
     except (ValueError, OSError) as error:
         raise EngineError(f"{app_dir} is no Flower app: {one_line(str(error))}") from error
@@ -51,7 +58,36 @@ def bundle(app_dir: Path, run_config: UserConfig) -> tuple[Fab, dict[str, Any]]:
         raise UsageError(
             f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
         )
+    _expect_all(sources, content)
     return Fab(hashlib.sha256(content).hexdigest(), content, {}), app
+
+
+def _with_sources(
+    files: dict[str, bytes | Path], sources: Mapping[str, Path]
+) -> dict[str, bytes | Path]:
+    """Return an app's files and further ones, with a pyproject.toml that includes all of them."""
+    if not sources or FAB_CONFIG_FILE not in files:
+        return files
+    project = tomllib.loads(Path(str(files[FAB_CONFIG_FILE])).read_text(encoding="utf-8"))
+    app = project.get("tool", {}).get("flwr", {}).get("app", {})
+    tops = sorted({path.partition("/")[0] for path in sources})
+    if FAB_INCLUDE_KEY in app:
+        app[FAB_INCLUDE_KEY] += [
+            f"/{top}" if top.endswith(".py") else f"/{top}/**/*.py" for top in tops
+        ]
+    # The app's folder may have another folder of this name, which Python does not import.
+    others = {path: file for path, file in files.items() if path.partition("/")[0] not in tops}
+    return {**others, **sources, FAB_CONFIG_FILE: tomli_w.dumps(project).encode()}
+
+
+def _expect_all(sources: Mapping[str, Path], content: bytes) -> None:
+    """Raise `UsageError` if a bundle lacks one of the files, by their paths."""
+    with ZipFile(BytesIO(content)) as made:
+        if missing := sorted(sources.keys() - set(made.namelist())):
+            raise UsageError(
+                f"Flower leaves {missing[0]} out of an app (it takes .py files, and none that the "
+                "app's .gitignore names): give the package another name"
+            )
 
 
 def refuse_local_only(job: Job, engine: str) -> None:

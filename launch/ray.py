@@ -59,7 +59,7 @@ def run_on_ray(
         client_resources_num_gpus=gpus_per_client,
         init_args_num_cpus=actors or None,
     )
-    fab, app = bundle(job.app_dir, job.run_config)
+    fab, app = bundle(job.app_dir, job.run_config, job.sources)
     _refuse_namesakes(app, job.app_dir)
     request = StartRunRequest(
         fab=fab_to_proto(fab),

@@ -200,7 +200,7 @@ def _start(
     wait: float,
 ) -> int:
     """Wait for the nodes, then submit a run with these values; return its id."""
-    fab, _ = bundle(job.app_dir, values)
+    fab, _ = bundle(job.app_dir, values, job.sources)
     if not superlink.bundles:  # this project's server compresses the app better
         fab = deflated(fab)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,8 @@ class Job:
     `folder`: the folder for log files. `server_app` and `client_app`: references as in
     pyproject.toml's `tool.flwr.app.components`; within one machine they may be the apps themselves.
     `only_virtual`: the network's settings that need a virtual clock, and what to set instead.
-    `device`: the device on which the nodes compute. `verbose`: whether to show logs. An engine
+    `device`: the device on which the nodes compute. `verbose`: whether to show logs. `sources`:
+    files outside of `app_dir` that belong to the app, by their path in the app's bundle. An engine
     refuses settings that it does not support.
     """
 
@@ -40,3 +41,4 @@ class Job:
     only_virtual: str = ""
     device: str = "cpu"
     verbose: bool = False
+    sources: Mapping[str, Path] = field(default_factory=dict)

@@ -26,10 +26,16 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds a member as `name`."""
+        """Return a decorator that adds a member as `name`.
+
+        Raises `RuntimeError` if another member has this name. A function with the same module and
+        name takes the place of the earlier one: its module is imported again.
+        """
 
         def add(member: T) -> T:
-            if name in self.members:
+            if not _place_of(member)[0].startswith(f"{self._package}."):
+                self._discover()  # a member of this package never comes after one with its name
+            if name in self.members and _place_of(member) != _place_of(self.members[name]):
                 raise RuntimeError(f"two {self._kind}s are named {name}")
             self.members[name] = member
             return member
@@ -56,3 +62,8 @@ class Registry(Generic[T]):
             for module in pkgutil.iter_modules(path, f"{self._package}."):
                 importlib.import_module(module.name)
             self._discovered = True
+
+
+def _place_of(member: object) -> tuple[str, str]:
+    """Return the module and the name of a function or class."""
+    return str(getattr(member, "__module__", "")), str(getattr(member, "__qualname__", member))
