@@ -147,6 +147,7 @@ def _spec_of(name: str) -> ModuleSpec:
                 sys.path.append(folder)
                 importlib.invalidate_caches()
                 return there
+            spec = spec or there
     if spec is None:
         raise ConfigError(
             f"packages=[{name}]: there is no {name} here: it is looked up on Python's path "
@@ -183,6 +184,7 @@ def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:
     for package in packages:
         if name in vars(sys.modules[package]):
             return f"{package}.{name}"
+    name = abbreviate(name)
     if not packages:
         raise ConfigError(f"{key}={name}: give PACKAGE.NAME, or packages=[PACKAGE] beside it")
     known = [each for package in packages for each in vars(sys.modules[package])]

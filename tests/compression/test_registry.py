@@ -3,12 +3,13 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
-from compression import make_codec, names, option_fields
+from compression import Layout, decode, make_codec, names, option_fields
 from compression.base import Coder, PayloadError
 from compression.coders.zstd import Zstd
-from compression.registry import STAGES, by_id, get, register
+from compression.registry import STAGES, by_id, get, register, unregister
 
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Stored payloads contain a method's id, its position here, so these never change.
@@ -104,3 +105,59 @@ def test_a_method_belongs_to_its_stage():
     with pytest.raises(TypeError, match="no dataclass derived from Quantizer"):
         register("quantizer")(Zstd)
     assert issubclass(Zstd, Coder)
+
+
+@dataclass(frozen=True)
+class Own(Zstd):
+    name: ClassVar[str] = "own"
+    id: ClassVar[int] = 255
+
+
+def other(**values):
+    """Return a class of another package that differs from `Own` in some class variables."""
+    return dataclass(frozen=True)(type("Other", (Own,), values))
+
+
+@pytest.mark.parametrize("number", [-1, 100, 191, 256])
+def test_another_package_has_the_ids_from_192(number):
+    with pytest.raises(ValueError, match=f"own: its id is {number}; the ids 0 to 191 are those of"):
+        register("coder")(other(id=number))
+
+
+def test_this_package_has_none_of_the_other_ids():
+    with pytest.raises(ValueError, match="own: its id is 192; the ids 0 to 191 are those of"):
+        register("coder")(other(id=192, __module__="compression.coders.own"))
+
+
+@pytest.fixture
+def registered():
+    """Register `Own` for one test."""
+    register("coder")(Own)
+    yield
+    unregister("coder", "own")
+
+
+def test_two_other_packages_cannot_share_an_id(registered):
+    with pytest.raises(ValueError, match=r"own2 \(id 255\): name or id is taken by own"):
+        register("coder")(other(name="own2"))
+    with pytest.raises(ValueError, match=r"own \(id 254\): name or id is taken by own"):
+        register("coder")(other(id=254))
+
+
+def test_a_class_that_is_imported_again_takes_its_place(registered):
+    assert by_id("coder", 255) is Own
+    again = other(__module__=Own.__module__, __qualname__=Own.__qualname__)
+    register("coder")(again)
+    assert get("coder", "own") is by_id("coder", 255) is again
+    register("coder")(Own)
+
+
+def test_a_method_of_another_package_makes_payloads(registered):
+    layout = Layout(("w",), ((40,),), ("float32",))
+    update = np.arange(40, dtype=np.float32)
+    payload = make_codec(coder="own", level=3).encode(update, layout)
+    assert (decode(payload, layout) == update).all()
+    unregister("coder", "own")
+    with pytest.raises(PayloadError, match="coder 255, which this version does not have"):
+        decode(payload, layout)
+    register("coder")(Own)
