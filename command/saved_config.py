@@ -94,7 +94,8 @@ def command_line(argv: list[str]) -> list[str]:
     if not (folder / f"{given.config_name or 'config'}.yaml").is_file():
         raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
     saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
-    return [*argv, *(SETTINGS if saved else ()), "--config-path", str(folder)]
+    there = _config_dir(folder / "hydra.yaml") if saved and given.config_dir is None else ()
+    return [*argv, *(SETTINGS if saved else ()), "--config-path", str(folder), *there]
 
 
 def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:

@@ -114,6 +114,14 @@ def test_only_an_allowed_packages_own_classes_of_the_right_base_are_built(packag
     assert "made" not in package()
 
 
+@pytest.mark.parametrize("group", ["dataset", "model"])
+@pytest.mark.parametrize("name", ["system", "Popen", "FedAvg"])
+def test_data_and_model_are_not_what_an_allowed_package_only_imports(group, name, package):
+    node = {**plain()[group], "_target_": f"ownpackage.parts.{name}", "command": "echo"}
+    told = refused({**plain(), group: node}, {"allow": "ownpackage"})
+    assert f"{group}._target_=ownpackage.parts.{name} is of " in told
+
+
 @pytest.mark.parametrize("key", ["_args_", "_recursive_", "_convert_", "__init__", "_"])
 def test_a_class_with_any_options_gets_no_keys_of_hydra(package, key):
     refused(named(MINE, **{key: [1]}), {"allow": "ownpackage"})

@@ -21,7 +21,10 @@ def blocks(language):
 @pytest.fixture
 def folder(tmp_path):
     """Write the page's files into a folder."""
-    (tmp_path / "my_task.py").write_text(blocks("python")[0])
+    for name, text in zip(
+        re.findall(r"Save this as `(\w+\.py)`", PAGE), blocks("python"), strict=True
+    ):
+        (tmp_path / name).write_text(text)
     paths = re.findall(r"`FOLDER/(conf/\S+\.yaml)`", PAGE)
     for path, text in zip(paths, blocks("yaml"), strict=True):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -29,15 +32,16 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", range(len(blocks(""))))
 def test_the_commands_train_the_page_s_model(number, folder):
     command = blocks("")[number].replace("\\\n", " ").replace("FOLDER", str(folder))
-    variable, *words = shlex.split(command)
-    name, value = variable.split("=")
-    assert words[:2] == ["python", "run.py"]
+    words = shlex.split(command)
+    variables = dict(word.split("=") for word in words[: words.index("python")])
+    words = words[len(variables) + 1 :]
+    assert words[0] == "run.py"
     done = fork_server.run(
-        [sys.executable, *words[1:], f"hydra.run.dir={folder}/run"],
-        cwd=ROOT, env={**os.environ, name: value}, capture_output=True, text=True,
+        [sys.executable, *words, f"hydra.run.dir={folder}/run"],
+        cwd=ROOT, env={**os.environ, **variables}, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     result = result_of(folder / "run")
