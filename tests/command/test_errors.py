@@ -43,7 +43,7 @@ BAD = [
     (["++rounds.x=3"], "there is no key rounds.x: rounds is one value"),
     (["network=mixed", "+network.classes.fast.nonsense=1"], "key network.classes.fast.nonsense"),
     (["+model@x=mlp"], "there is no place x for model@x="),
-    (["downlink.changes={}"], "downlink.changes={}: Value '{}' is not a valid bool"),
+    (["downlink.changes={}"], "downlink.changes: Value '{}' is not a valid bool"),
     (["gradients=-1"], "gradients is a group of keys, not one value"),
     (["screen=[1]"], "screen is a group of keys, not one value"),
     (["screen=${lr}"], "screen cannot be of type float"),

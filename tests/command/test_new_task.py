@@ -18,9 +18,8 @@ def test_the_commands_of_the_readme_run(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(folder)
     code, said = cli("new", "turbine")
     assert (code, said.err) == (0, "")
-    assert (
-        said.out == f"{folder}/turbine is written; {folder}/turbine/README.md says how to run it\n"
-    )
+    made = folder / "turbine"
+    assert said.out == f"{made} is written; {made}/README.md says how to run it\n"
     readme = (made / "README.md").read_text()
     (block,) = re.findall(r"^```\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
     for number, command in enumerate(block.splitlines()):
