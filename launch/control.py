@@ -70,12 +70,13 @@ def _with_sources(
         return files
     project = tomllib.loads(Path(str(files[FAB_CONFIG_FILE])).read_text(encoding="utf-8"))
     app = project.get("tool", {}).get("flwr", {}).get("app", {})
-    tops = sorted({path.partition("/")[0] for path in sources})
+    tops = {path.partition("/")[0] for path in sources}
     if FAB_INCLUDE_KEY in app:
-        app[FAB_INCLUDE_KEY] += [
-            f"/{top}" if top.endswith(".py") else f"/{top}/**/*.py" for top in tops
-        ]
-    # The app's folder may have another folder of this name, which Python does not import.
+        code = sorted({path.partition("/")[0] for path in sources if path.endswith(".py")})
+        app[FAB_INCLUDE_KEY] += [f"/{top}" if top in sources else f"/{top}/**/*.py" for top in code]
+    # The app's folder may have another folder of this name, which Python does not import. And its
+    # .gitignore is about its own files.
+    tops.add(".gitignore")
     others = {path: file for path, file in files.items() if path.partition("/")[0] not in tops}
     return {**others, **sources, FAB_CONFIG_FILE: tomli_w.dumps(project).encode()}
 
@@ -85,8 +86,8 @@ def _expect_all(sources: Mapping[str, Path], content: bytes) -> None:
     with ZipFile(BytesIO(content)) as made:
         if missing := sorted(sources.keys() - set(made.namelist())):
             raise UsageError(
-                f"Flower leaves {missing[0]} out of an app (it takes .py files, and none that the "
-                "app's .gitignore names): give the package another name"
+                f"Flower leaves {missing[0]} out of an app: it takes .py files, but no tests and "
+                "no folder such as build; give the package another name"
             )
 
 

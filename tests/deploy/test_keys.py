@@ -2,6 +2,7 @@
 
 import ssl
 import stat
+import sys
 
 import httpx
 import pytest
@@ -166,6 +167,20 @@ def test_the_app_command_prints_the_hashes_of_both_bundles(tool):
     app, _ = bundle(ROOT, {})
     assert code == 0
     assert [line.split()[0] for line in lines] == [app.hash_str, deflated(app).hash_str]
+
+
+def test_the_app_command_prints_the_hashes_of_an_app_with_packages(tool, tmp_path, monkeypatch):
+    (tmp_path / "keys_package.py").write_text("raise RuntimeError('it is not imported')")
+    monkeypatch.setenv("EDGEWIRE_PACKAGES", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    code, lines, _ = tool("app", "keys_package")
+    app, _ = bundle(ROOT, {}, {"keys_package.py": tmp_path / "keys_package.py"})
+    assert code == 0
+    assert [line.split()[0] for line in lines] == [app.hash_str, deflated(app).hash_str]
+    assert app.hash_str != bundle(ROOT, {})[0].hash_str
+    code, _, error = tool("app", "keys_packages")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "there is no keys_packages here" in error
 
 
 def test_a_revoked_node_can_be_registered_again(tool, tmp_path):

@@ -11,6 +11,8 @@ from flwr.common.config import get_fab_config, get_metadata_from_config
 
 from launch import control
 from launch.control import LogRelay, bundle, deflated, follow
+from simulation.errors import UsageError
+from tests.simulation.any_app.apps import write
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,6 +31,41 @@ def test_a_deflated_bundle_holds_the_same_app():
     assert deflated(plain) == small  # a node that has the bundle does not fetch it again
     told = [get_metadata_from_config(get_fab_config(each.content)) for each in (plain, small)]
     assert told[0] == told[1]
+
+
+INCLUDED = 'fab-include = ["server.py", "client.py"]'
+
+
+@pytest.mark.parametrize("included", ["", INCLUDED])
+def test_a_bundle_holds_further_sources_in_place_of_a_folder_of_their_name(included, tmp_path):
+    files = {
+        "server.py": "",
+        "client.py": "",
+        "mine/old.py": "",
+        "x.py": "",
+        ".gitignore": "mine/\n",
+    }
+    app = write(tmp_path / "app", files, included=included)
+    sources = {"mine/__init__.py": "1", "mine/parts/a.py": "2", "one.py": "3"}
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    made, _ = bundle(app, {}, {name: tmp_path / name for name in sources})
+    found = files_of(made)
+    assert {name: found[name].decode() for name in sources} == sources
+    assert "mine/old.py" not in found
+    assert ("x.py" in found) == (not included)
+    assert {"server.py", "client.py", "pyproject.toml"} <= found.keys()
+
+
+@pytest.mark.parametrize("included", ["", INCLUDED])
+@pytest.mark.parametrize("name", ["lib/__init__.py", "build/__init__.py", "test_one.py", "one.so"])
+def test_sources_that_flower_leaves_out_are_one_line(name, included, tmp_path):
+    files = {"server.py": "", "client.py": ""}
+    app = write(tmp_path / "app", files, included=included)
+    (tmp_path / "source").write_text("")
+    with pytest.raises(UsageError, match=f"Flower leaves {name} out of an app"):
+        bundle(app, {}, {name: tmp_path / "source"})
 
 
 class Pending:
