@@ -27,7 +27,7 @@ from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
-from conf.packages import look_in, source_files
+from conf.packages import look_in, sources_of
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.metric import MainMetric
@@ -91,7 +91,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,
-        sources=sources_of(config),
+        sources=sources_of(config.packages),
     )
     with console.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
@@ -124,14 +124,6 @@ def own_folders() -> list[Path]:
     runtime = HydraConfig.get().runtime
     given = [Path(each.path) for each in runtime.config_sources if each.provider == CONFIG_DIR]
     return [*(folder.parent for folder in given), Path(runtime.cwd)]
-
-
-def sources_of(config: Config) -> dict[str, Path]:
-    """Return the source files of the packages of `packages=`, by their path in an app's bundle."""
-    found = dict[str, Path]()
-    for word in config.packages:
-        found |= source_files(word.partition("@")[0])
-    return found
 
 
 def network_of(config: Config) -> Network:

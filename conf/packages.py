@@ -113,6 +113,16 @@ def fingerprint(name: str) -> str:
     return found.hexdigest()[:DIGITS]
 
 
+def sources_of(words: Iterable[str]) -> dict[str, Path]:
+    """Return the source files of packages, as `source_files`, without the app's own packages.
+
+    These files have to be added to the app that nodes get.
+    """
+    names = [word.partition("@")[0] for word in words]
+    found = [source_files(name) for name in names if name not in OURS]
+    return {path: file for files in found for path, file in files.items()}
+
+
 def source_files(name: str) -> dict[str, Path]:
     """Return a package's .py files by their path from its parent folder, as in `mine/parts.py`.
 

@@ -28,7 +28,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 
 from conf import ConfigError
-from conf.packages import source_files
+from conf.packages import sources_of
 from deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
 from launch.control import bundle, deflated
 from launch.superlink_client import Superlink, one_line_errors
@@ -89,10 +89,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _app(given: argparse.Namespace) -> list[str]:
-    sources = dict[str, Path]()
-    for name in given.packages:
-        sources |= source_files(name)
-    app, _ = bundle(Path(__file__).parents[1], {}, sources)
+    app, _ = bundle(Path(__file__).parents[1], {}, sources_of(given.packages))
     return [f"{app.hash_str} at a server of ours", f"{deflated(app).hash_str} at another SuperLink"]
 
 

@@ -12,7 +12,9 @@ from tests import fork_server
 from tests.runs import ROOT, result_of
 
 
-def test_the_commands_of_the_readme_run(tmp_path, cli, monkeypatch):
+@pytest.mark.few(1)
+@pytest.mark.parametrize("number", range(3))
+def test_the_commands_of_the_readme_run(number, tmp_path, cli, monkeypatch):
     folder = tmp_path / "a folder's own"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -22,19 +24,17 @@ def test_the_commands_of_the_readme_run(tmp_path, cli, monkeypatch):
     assert said.out == f"{made} is written; {made}/README.md says how to run it\n"
     readme = (made / "README.md").read_text()
     (block,) = re.findall(r"^```\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    for number, command in enumerate(block.splitlines()):
-        python, *words = shlex.split(command)
-        assert (python, words[0]) == ("python", "run.py")
-        top = tmp_path / str(number)
-        done = fork_server.run(
-            [sys.executable, *words, f"hydra.run.dir={top}", f"hydra.sweep.dir={top}"],
-            cwd=ROOT, text=True,
-        )  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
-        found = [result_of(file.parent) for file in top.rglob("result.json")]
-        assert len(found) == (2 if "-m" in words else 1)
-        assert {(each["dataset"], each["model"]) for each in found} == {("table", "net")}
-        assert all(each["mae"] < 1 for each in found)
+    python, *words = shlex.split(block.splitlines()[number])
+    assert (python, words[0]) == ("python", "run.py")
+    done = fork_server.run(
+        [sys.executable, *words, f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}"],
+        cwd=ROOT, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    found = [result_of(file.parent) for file in tmp_path.rglob("result.json")]
+    assert len(found) == (2 if "-m" in words else 1)
+    assert {(each["dataset"], each["model"]) for each in found} == {("table", "net")}
+    assert all(each["mae"] < 1 for each in found)
 
 
 def test_the_folder_is_the_template_with_the_name(tmp_path, monkeypatch):

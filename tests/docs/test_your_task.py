@@ -32,6 +32,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("number", range(len(blocks(""))))
 def test_the_commands_train_the_page_s_model(number, folder):
     command = blocks("")[number].replace("\\\n", " ").replace("FOLDER", str(folder))
