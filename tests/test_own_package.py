@@ -9,7 +9,10 @@ import sys
 
 import pytest
 
+from conf.packages import fingerprint
 from tests import fork_server
+from tests.conf.hostile import plain
+from tests.deploy.processes import eventually
 from tests.deploy.servers import Field
 from tests.own_package import FILES, written
 from tests.runs import ROOT, model_bytes, result_of
@@ -140,3 +143,36 @@ def test_it_runs_on_nodes_that_allow_it(own, tmp_path):
         assert (code, said) == (0, "")
     _, _, local = own("engine.workers=1", name="local")
     assert model_bytes(there) == model_bytes(local)
+
+
+@pytest.mark.system
+def test_nodes_without_the_package_or_with_another_version_say_so(tmp_path, monkeypatch):
+    """The app comes without the package, as `flwr run` sends it: each machine has its own copy."""
+    monkeypatch.setenv("EDGEWIRE_PACKAGES", str(tmp_path / "own"))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    fingerprint.cache_clear()
+    written(tmp_path / "own")
+    written(tmp_path / "other")
+    with (tmp_path / "other" / "mine.py").open("a") as file:
+        file.write("# another version\n")
+    config = {**plain("nodes=2", "rounds=2"), "packages": [f"mine@{fingerprint('mine')}"]}
+    with Field(tmp_path) as field:
+        field.environment["EDGEWIRE_ALLOW"] = "mine"
+        alone = field.environment["PYTHONPATH"]
+        field.environment["PYTHONPATH"] = f"{alone}{os.pathsep}{tmp_path / 'own'}"
+        field.serve(["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path / "server")])
+        field.connect()
+        for number, path in enumerate((alone, f"{alone}{os.pathsep}{tmp_path / 'other'}")):
+            field.environment["PYTHONPATH"] = path
+            place = f"num-partitions=2 partition-id={number}"
+            field.node(f"node{number}", "--node-config", place)
+        field.online(2)
+        field.submit(ROOT, config=json.dumps(config))
+        logs = [f"node{number}.log" for number in (0, 1)]
+        eventually(lambda: all("ERROR" in field.said(log) for log in logs))
+        said = [field.said(log) for log in logs]
+    for text, line in zip(said, ("there is no mine here", "another version of mine"), strict=True):
+        told = [each for each in text.splitlines() if "ERROR" in each]
+        assert "packages=[mine]: " in told[0]
+        assert line in told[0]
+        assert "Traceback" not in text
