@@ -157,7 +157,7 @@ def test_nodes_without_the_package_or_with_another_version_say_so(tmp_path, monk
         file.write("# another version\n")
     config = {**plain("nodes=2", "rounds=2"), "packages": [f"mine@{fingerprint('mine')}"]}
     with Field(tmp_path) as field:
-        field.environment["EDGEWIRE_ALLOW"] = "mine"
+        field.environment |= {"EDGEWIRE_ALLOW": "mine", "EDGEWIRE_PACKAGES": ""}
         alone = field.environment["PYTHONPATH"]
         field.environment["PYTHONPATH"] = f"{alone}{os.pathsep}{tmp_path / 'own'}"
         field.serve(["--insecure", "--host", "127.0.0.1", "--state", str(tmp_path / "server")])
