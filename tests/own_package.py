@@ -11,6 +11,7 @@ from torch import nn
 from compression.base import ResidualSparsifier, get_or_zeros
 from compression.registry import register
 from task.datasets import Data, Split
+from task.local import LocalAlgorithm
 from task.objectives import Metric, Objective
 
 
@@ -34,11 +35,14 @@ class Absolute(Objective):
         return self.sums(model, inputs, targets)["loss"] / len(inputs)
 
 
+class Clipped(LocalAlgorithm):
+    def correct(self, run):
+        run.gradient.clamp_(-1, 1)
+
+
 @register("sparsifier")
 @dataclass(frozen=True)
 class Blocks(ResidualSparsifier):
-    """Sends one block of `chunk` entries after the other."""
-
     name: ClassVar[str] = "blocks"
     id: ClassVar[int] = 200
     chunk: int = 16
@@ -49,12 +53,13 @@ class Blocks(ResidualSparsifier):
         last = min(place[0] + self.chunk, len(given))
         return np.arange(place[0], last, dtype=np.uint32)
 '''
-METHOD = "sparsifier: blocks\nchunk: 20\n"
+METHOD = "{sparsifier: blocks, chunk: 20}\n"
 EXPERIMENT = """# @package _global_
 packages: [mine]
 dataset: {_target_: table}
 model: {_target_: net}
 objective: {_target_: Absolute}
+local: {_target_: Clipped}
 nodes: 2
 rounds: 4
 lr: 0.02

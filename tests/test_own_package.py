@@ -70,7 +70,7 @@ WRONG = {
     "model._target_=dataclass": "model._target_=mine.dataclass is of dataclasses: name it by that",
     "dataset.sampels=3": "sampels is not an option of mine.table; did you mean dataset.samples?",
     "model.hidden=x": "model.hidden must be int, not 'x'",
-    "packages=[]": "_target_=Absolute: give PACKAGE.NAME, or packages=[PACKAGE] beside it",
+    "packages=[]": "_target_=Clipped: give PACKAGE.NAME, or packages=[PACKAGE] beside it",
     "packages=[mine@0123456789abcdef]": "another version of mine",
 }
 
