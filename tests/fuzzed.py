@@ -160,7 +160,7 @@ def _draw_updates(patch: Any) -> None:
     def drawn(node: Any, number: int, size: int) -> Any:
         return np.random.default_rng((node.index, number)).normal(0, 0.01, size).astype("float32")
 
-    def train(self: Trainer, node: Any, start: Any, orders: Any, natives: Any = None) -> Any:
+    def train(self: Trainer, node: Any, start: Any, orders: Any, *more: Any) -> Any:
         trained = start + drawn(node, orders.number, len(start))
         trained[self.trained :] = start[self.trained :]
         return trained, {LOSS: 1 + orders.number % 2, EXAMPLES: 8, STEPS: 1}
