@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import RecordDict
 from flwr.app.typing import MetricRecordValues
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client.batches import Samples
@@ -20,7 +22,7 @@ from compression.flower import CompressionMod
 from compression.flower.headers import EXAMPLES, LOSS, STEPS, TrainConfig
 from compression.flower.native_tensors import NONE, VECTOR, Arrays, Initial
 from compression.flower.node.state import store_arrays, stored_arrays
-from compression.flower.records import NO_ARRAYS
+from compression.flower.records import NO_ARRAYS, values_of
 from compression.layout import Layout
 from conf import Config
 from conf.build import (
@@ -35,8 +37,9 @@ from conf.build import (
     vectors_of,
 )
 from conf.codecs import codec_of
-from task.flat_model import FlatModel
-from task.local import LocalRun
+from task.errors import TaskError
+from task.flat_model import FlatModel, to_array
+from task.local import LocalAlgorithm, LocalRun
 from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
 from task.steps import Batch, batches, evaluate
@@ -127,10 +130,11 @@ class Trainer:
         run = self._local_run(orders, natives, state)
         with self._layers_draws(node, orders.number):
             loss = self.local.train(run, self.batches(inputs, targets, generator))
+        _expect_trained(self.local, run, loss)
         flat.collect_state()
-        if state is not None and run.state:
-            store_arrays(state, LOCAL, {n: t.cpu().numpy() for n, t in run.state.items()})
-        self._vectors = {f"{VECTOR}{n}": t.cpu().numpy() for n, t in run.vectors.items()}
+        if state is not None and (run.state or LOCAL in values_of(state)):
+            store_arrays(state, LOCAL, {n: self._own_array(t) for n, t in run.state.items()})
+        self._vectors = {f"{VECTOR}{n}": to_array(t) for n, t in run.vectors.items()}
         metrics: Metrics = {LOSS: loss, EXAMPLES: count(inputs), STEPS: run.steps}
         return flat.state.detach().cpu().numpy(), metrics
 
@@ -151,6 +155,14 @@ class Trainer:
             {name: torch.as_tensor(a, device=self.device) for name, a in stored.items()},
             {name: torch.tensor(a, device=self.device) for name, a in vectors.items()},
         )
+
+    def _own_array(self, tensor: Tensor) -> NDArray[Any]:
+        """Return a tensor as an array that later trainings of this process do not change."""
+        shared = (
+            each.untyped_storage().data_ptr() for each in (self.flat.state, self.flat.gradient)
+        )
+        copied = tensor.untyped_storage().data_ptr() in [*shared]
+        return to_array(tensor.clone() if copied else tensor)
 
     def natives(self) -> Arrays:
         """Return the native tensors after a training: the model's, and the local algorithm's."""
@@ -212,6 +224,23 @@ class Trainer:
         size, single = config.batch_size, self.single
         every = (batches(inputs, targets, size, generator, single=single) for _ in epochs)
         return islice(chain.from_iterable(every), limit)
+
+
+def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
+    """Raise `TaskError` in one line for a local algorithm that did not do what it has to do."""
+    name = type(local).__name__
+    if not isinstance(loss, float | int):
+        raise TaskError(f"{name}.train must return the mean loss, a number, not {repr(loss)[:60]}")
+    if run.steps < 1:
+        raise TaskError(f"{name} took no step: call run.step(), or count run.steps")
+    if odd := [key for key, value in run.state.items() if not isinstance(value, Tensor)]:
+        raise TaskError(
+            f"{name}: run.state[{odd[0]!r}] must be a tensor, not {run.state[odd[0]]!r:.40}"
+        )
+    sizes = {key: tuple(vector.shape) for key, vector in run.vectors.items()}
+    wanted = dict.fromkeys(local.vectors, (run.flat.num_parameters,))
+    if sizes != wanted:
+        raise TaskError(f"{name} reports the vectors {sizes}, and the run has {wanted}")
 
 
 def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:

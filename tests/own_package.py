@@ -1,6 +1,6 @@
 """A package of the user's own with everything that a package may bring, and its YAML files."""
 
-PACKAGE = '''
+PACKAGE = """
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -52,7 +52,7 @@ class Blocks(ResidualSparsifier):
         place[0] = (place[0] + self.chunk) * (place[0] + self.chunk < len(given))
         last = min(place[0] + self.chunk, len(given))
         return np.arange(place[0], last, dtype=np.uint32)
-'''
+"""
 METHOD = "{sparsifier: blocks, chunk: 20}\n"
 EXPERIMENT = """# @package _global_
 packages: [mine]

@@ -2,12 +2,18 @@
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 
+from client.node import Node
+from client.training import Trainer
+from compression.flower.headers import TrainConfig
 from compression.flower.native_tensors import natives_of
 from strategy.run.run import Run
+from task.errors import TaskError
+from task.local import LocalAlgorithm
 from task.local.scaffold import Scaffold
 from tests.local_runs import expect_resumed, local_run
-from tests.runs import history_of, model_bytes, result_of
+from tests.runs import configured, history_of, model_bytes, result_of
 
 WORDS = ["dataset=digits", "model=mlp", "nodes=3", "rounds=3", "local_steps=4", "eval_every=3"]
 ALGORITHMS = {
@@ -69,6 +75,55 @@ def test_the_servers_control_variate_is_the_mean_of_the_nodes(
         expected = np.mean(found, axis=0)  # the nodes have equal numbers of samples
         error = np.abs(servers[number] - expected).max() / np.abs(expected).max()
         assert error < {"float32": 1e-3, "float16": 2e-3, "int8": 0.03}[quantizer]
+
+
+WRONG = {
+    "a loss that is no number": ("return [x for x in batches]", "must return the mean loss"),
+    "no step": ("return 0.5", "took no step"),
+    "a vector less": ("run.vectors.clear(); run.steps = 1; return 0.5", "reports the vectors {}"),
+    "a state that is no tensor": (
+        "run.state['count'] = 3; run.steps = 1; return 0.5",
+        "must be a tensor, not 3",
+    ),
+    "another size": (
+        "run.vectors['pull'] = run.vectors['pull'][:5]; run.steps = 1; return 0.5",
+        r"reports the vectors {'pull': \(5,\)}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_algorithm_is_one_line(name):
+    code, said = WRONG[name]
+    made = {}
+    exec(f"def train(self, run, batches):\n    {code}", made)
+    algorithm = type("Mine", (LocalAlgorithm,), {"vectors": ("pull",), "train": made["train"]})
+    trainer = Trainer(configured("dataset=digits", "model=mlp", "nodes=3"))
+    trainer.local = algorithm()
+    start = trainer.flat.state.detach().numpy().copy()
+    natives = {"local:pull": np.zeros(trainer.flat.num_parameters, np.float32)}
+    with pytest.raises(TaskError, match=said) as caught:
+        trainer.train(Node(0, 3), start, TrainConfig(0.1, 1), natives)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_state_is_what_the_algorithm_has_left(monkeypatch):
+    class Mine(LocalAlgorithm):
+        def end(self, run):
+            if "before" in run.state:
+                seen.append(run.state.pop("before"))
+            else:
+                run.state["before"] = run.flat.parameters  # shares the trainer's memory
+
+    trainer, state, seen = Trainer(configured("dataset=digits", "model=mlp")), RecordDict(), []
+    trainer.local = Mine()
+    start = trainer.flat.state.detach().numpy().copy()
+    first, _ = trainer.train(Node(0, 10), start, TrainConfig(0.1, 1), state=state)
+    first = first.copy()
+    for number in (2, 3):
+        trainer.train(Node(0, 10), start, TrainConfig(0.1, number), state=state)
+    assert np.array_equal(seen[0].numpy(), first)
+    assert len(seen) == 1  # the second message deleted it, and the third stored it anew
 
 
 def test_vectors_are_counted_and_compressed_if_asked(tmp_path):
