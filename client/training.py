@@ -161,7 +161,7 @@ class Trainer:
         shared = (
             each.untyped_storage().data_ptr() for each in (self.flat.state, self.flat.gradient)
         )
-        copied = tensor.untyped_storage().data_ptr() in [*shared]
+        copied = tensor.untyped_storage().data_ptr() in shared
         return to_array(tensor.clone() if copied else tensor)
 
     def natives(self) -> Arrays:
