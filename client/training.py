@@ -237,8 +237,8 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
         raise TaskError(
             f"{name}: run.state[{odd[0]!r}] must be a tensor, not {run.state[odd[0]]!r:.40}"
         )
-    sizes = {key: tuple(vector.shape) for key, vector in run.vectors.items()}
-    wanted = dict.fromkeys(local.vectors, (run.flat.num_parameters,))
+    sizes = {key: (*vector.shape, vector.dtype) for key, vector in run.vectors.items()}
+    wanted = dict.fromkeys(local.vectors, (run.flat.num_parameters, torch.float32))
     if sizes != wanted:
         raise TaskError(f"{name} reports the vectors {sizes}, and the run has {wanted}")
 

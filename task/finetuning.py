@@ -78,16 +78,20 @@ class LoRA(Adapter):
 def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
     """Train only the parameters whose names match one of the patterns; freeze all others.
 
-    A pattern may hold the wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a
+    A parameter that layers share is trained if one of its names matches. A pattern may hold the
+    wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a
     pattern that matches no parameter.
     """
-    names = [name for name, _ in module.named_parameters()]
+    # A parameter that layers share has several names, and each of them may be matched.
+    every = list(module.named_parameters(remove_duplicate=False))
+    names = [name for name, _ in every]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
             raise TaskError(f"trainable={pattern} matches no parameter; there are {listed}")
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(any(fnmatchcase(name, pattern) for pattern in patterns))
+    chosen = {id(p) for name, p in every if any(fnmatchcase(name, each) for each in patterns)}
+    for _, parameter in every:
+        parameter.requires_grad_(id(parameter) in chosen)
 
 
 def load_file(module: nn.Module, file: str, sha256: str | None) -> None:

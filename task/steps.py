@@ -114,6 +114,8 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
         found = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "is no tensor"
         raise TaskError(f"{name}.loss {found}: give its mean")
     if not loss.requires_grad:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise TaskError("all parameters are frozen: there is nothing to train")
         raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
     measured = evaluate(model, objective, inputs, few.targets)
     for each in objective.names:

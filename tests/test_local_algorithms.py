@@ -21,6 +21,7 @@ ALGORITHMS = {
     "scaffold": ["local=scaffold"],
     "scaffold, int8": ["local=scaffold", "local.quantizer=int8"],
     "kept": ["local=kept_optimizer", "optimizer=adam", "lr=0.001"],
+    "scaffold, float16": ["local=scaffold", "local.autocast=float16"],
     "float16": ["local.autocast=float16", "local.accumulate=2"],
 }
 STRATEGIES = {
@@ -36,6 +37,7 @@ def test_the_number_of_workers_changes_no_bit(name, strategy, tmp_path):
     words = [*STRATEGIES[strategy], *WORDS, *ALGORITHMS[name]]
     for workers in (1, 2):
         local_run(tmp_path / str(workers), *words, workers=workers)
+    assert result_of(tmp_path / "1")["failures"] == 0
     assert model_bytes(tmp_path / "1") == model_bytes(tmp_path / "2")
     assert history_of(tmp_path / "1") == history_of(tmp_path / "2")
 
@@ -87,7 +89,7 @@ WRONG = {
     ),
     "another size": (
         "run.vectors['pull'] = run.vectors['pull'][:5]; run.steps = 1; return 0.5",
-        r"reports the vectors {'pull': \(5,\)}",
+        r"reports the vectors {'pull': \(5, torch.float32\)}",
     ),
 }
 

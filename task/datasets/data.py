@@ -17,6 +17,7 @@ from task.registry import Registry
 from task.tensors import Tensors, count, leaves, mapped, taken
 from task.transforms import ImageTransform, unchanged
 
+MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
 DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
 
 
@@ -135,6 +136,9 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             _expect_images(f"{name}: {part}.inputs", split.inputs)
         if data.classes:
             _expect_labels(f"{name}: {part}.targets", split, data.classes)
+        if data.transform is unchanged:  # a transform may replace what is missing
+            _expect_finite(f"{name}: {part}.inputs", split.inputs)
+            _expect_finite(f"{name}: {part}.targets", split.targets)
     if isinstance(data.transform, ImageTransform):
         _expect_one_shape(name, data, size)
         _expect_normalisation(name, data.transform, data.image_shape[0])
@@ -166,6 +170,19 @@ def expect_rows(where: str, split: Split) -> None:
                     f"{where}.{part} have {rows} rows, and its inputs have {len(split)}: "
                     f"give one row for each sample"
                 )
+
+
+def _expect_finite(where: str, tensors: Tensors) -> None:
+    """Refuse NaN and infinity in floats, unless they are so many that reading them takes long."""
+    for tensor in leaves(tensors):
+        if not tensor.is_floating_point() or tensor.numel() > MOST_READ:
+            continue
+        if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
+            row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
+            raise TaskError(
+                f"{where} have NaN or infinity in row {row}: remove such rows, or give Data a "
+                f"transform that replaces them"
+            )
 
 
 def _expect_images(where: str, images: Tensors) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LARGEST_BLOCK = (1 << 31) - 1  # bytes; pyarrow's limit
 Reader = Callable[[Path], "pyarrow.Table"]
 
+LOOKED_AT = 10_000  # rows of a column in which an error message looks for a text
+
 
 def csv(
     root: str | None = None,
@@ -304,7 +306,8 @@ def _column(file: Path, content: Any, name: str, key: str) -> Any:
     if number != 1:
         has = ", ".join(map(str, content.column_names[:20]))
         said = f"has no column {name}" if not number else f"has {number} columns {name}"
-        raise TaskError(f"{shown(file)} {said}: dataset.{key}= names columns of {has}")
+        one = "" if len(content.column_names) > 1 else "; dataset.delimiter= separates columns"
+        raise TaskError(f"{shown(file)} {said}: dataset.{key}= names columns of {has}{one}")
     column = content.column(name)
     if pyarrow.types.is_binary(column.type):
         raise TaskError(f"{shown(file)}: the column {name} is not UTF-8: convert the file")
@@ -325,9 +328,10 @@ def _numbers(file: Path, content: Any, name: str, key: str) -> NDArray[np.float6
     kind, kinds = column.type, pyarrow.types
     numeric = (kinds.is_integer, kinds.is_floating, kinds.is_boolean, kinds.is_decimal)
     if not any(is_kind(kind) for is_kind in numeric):
+        row, found = _first_odd(column)
         raise TaskError(
-            f"{shown(file)}: the column {name} has values such as {str(column[0])[:20]!r} ({kind}),"
-            f" and numbers are taken: name only columns of numbers as dataset.{key}=[...]"
+            f"{shown(file)}: the column {name} has {found[:20]!r} in row {row} ({kind}), and "
+            f"numbers are taken: name only columns of numbers as dataset.{key}=[...]"
         )
     values = np.asarray(column.to_numpy().astype(np.float64))
     if not np.isfinite(values).all():
@@ -337,6 +341,16 @@ def _numbers(file: Path, content: Any, name: str, key: str) -> NDArray[np.float6
             f"are taken"
         )
     return values
+
+
+def _first_odd(column: Any) -> tuple[int, str]:
+    """Return the row, from 1 on, and the text of the first value of a column that is no number."""
+    for row, value in enumerate(column.slice(0, LOOKED_AT).to_pylist(), 1):
+        try:
+            float(str(value))
+        except ValueError:
+            return row, str(value)
+    return 1, str(column[0])
 
 
 def _values(file: Path, content: Any, name: str, key: str) -> NDArray[Any]:

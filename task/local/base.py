@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from task.errors import TaskError
 from task.flat_model import FlatModel
 from task.objectives import Objective
 from task.steps import Batch
@@ -139,22 +140,15 @@ class LocalAlgorithm:
         total, count = torch.zeros((), device=device), 0
         self.begin(run)
         for group in self._groups(batches):
-            run.flat.zero_grad()
-            for batch in group:
-                loss = self.loss(run, batch)
-                total += loss.detach()
-                count += 1
-                if self.accumulate > 1:
-                    loss = loss / len(group)
-                if scaler is not None:
-                    loss = scaler.scale(loss)
-                loss.backward()  # type: ignore[no-untyped-call]
-            if scaler is not None:
-                scaler.unscale_(run.optimizer)
+            losses = self._backward(run, group, scaler)
+            while scaler is not None and not self._unscale(run, scaler):
+                losses = self._backward(run, group, scaler)
+            total += losses
+            count += len(group)
             self.correct(run)
             if scaler is None:
                 run.step()
-            else:  # without a step if the gradient is infinite
+            else:
                 scaler.step(run.optimizer)
                 scaler.update()
                 run.steps += 1
@@ -164,11 +158,42 @@ class LocalAlgorithm:
             run.state[SCALE] = torch.tensor([found[name] for name in SCALED], dtype=torch.float64)
         return total.item() / count
 
-    def _scaler(self, run: LocalRun) -> torch.amp.GradScaler:
-        """Return a scaler of losses with the scale after this node's last message.
+    def _backward(
+        self, run: LocalRun, group: tuple[Batch, ...], scaler: torch.amp.GradScaler | None
+    ) -> Tensor:
+        """Compute the mean gradient of mini-batches; return the sum of their losses."""
+        run.flat.zero_grad()
+        total: Tensor | None = None
+        for batch in group:
+            loss = self.loss(run, batch)
+            found = loss.detach()
+            total = found if total is None else total + found
+            if self.accumulate > 1:
+                loss = loss / len(group)
+            if scaler is not None:
+                loss = scaler.scale(loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+        assert total is not None
+        return total
 
-        A new scaler skips the first steps, until it finds a scale without overflows.
+    def _unscale(self, run: LocalRun, scaler: torch.amp.GradScaler) -> bool:
+        """Divide the gradient by the scale; if it is infinite, halve the scale and return False.
+
+        Torch would skip such a step. A node with few mini-batches would then skip all of them.
         """
+        scaler.unscale_(run.optimizer)
+        if run.gradient.isfinite().all():
+            return True
+        scaler.step(run.optimizer)  # takes no step
+        scaler.update()
+        if scaler.get_scale() < 1:
+            raise TaskError(
+                "the gradient is infinite in float16: give local.autocast=bfloat16, or a lower lr="
+            )
+        return False
+
+    def _scaler(self, run: LocalRun) -> torch.amp.GradScaler:
+        """Return a scaler of losses with the scale after this node's last message."""
         scaler = torch.amp.GradScaler(run.flat.state.device.type)
         if (stored := run.state.pop(SCALE, None)) is not None:
             values = dict(zip(SCALED, stored.tolist(), strict=True))

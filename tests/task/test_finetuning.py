@@ -30,6 +30,15 @@ def test_only_parameters_that_match_a_pattern_are_trained(patterns, trained):
     assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
 
 
+@pytest.mark.parametrize("pattern", ["0.*", "1.*"])
+def test_a_shared_parameter_is_trained_by_any_of_its_names(pattern):
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    freeze_others(module, [pattern])
+    assert module[0].weight.requires_grad
+    assert [module[0].bias.requires_grad, module[1].bias.requires_grad].count(True) == 1
+
+
 def test_a_pattern_without_a_parameter_is_refused():
     with pytest.raises(TaskError, match=r"trainable=head\.\* matches no parameter; there are 0\.w"):
         freeze_others(net(), ["2.*", "head.*"])

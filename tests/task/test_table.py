@@ -167,7 +167,7 @@ BINARY = "x,target\n1,caf\xe9\n2,th\xe9\n".encode("latin-1")
 ENDLESS = "x,z,target\n1,1,2\ninf,1,3\n"
 WRONG = {
     "an absent column": ({"target": "y"}, None, "no column y: dataset.target= names columns of"),
-    "text as a feature": ({}, None, "values such as 'attic'"),
+    "text as a feature": ({}, None, "has 'attic' in row 1"),
     "the target as a feature": ({"inputs": ["target"]}, None, "not the target"),
     "a column twice": ({"inputs": ["temp", "temp"]}, None, "each once"),
     "no column": ({"inputs": []}, None, "at least one column"),
@@ -194,7 +194,7 @@ WRONG = {
     "a short row": ({}, "x,target\n1,2\n1\n", "cannot be read as a table"),
     "a column twice in the file": ({}, "x,x,target\n1,2,3\n", "2 columns x"),
     "another encoding": ({}, BINARY, "column target is not UTF-8"),
-    "a date": ({}, "x,target\n2024-01-01,1\n2024-01-02,2\n", "values such as '2024-01-01"),
+    "a date": ({}, "x,target\n2024-01-01,1\n2024-01-02,2\n", "has '2024-01-01"),
 }
 
 
