@@ -18,6 +18,10 @@ def blocks(language):
     return [text for name, text in found if name == language]
 
 
+# The table has a test of its own.
+COMMANDS = [text for text in blocks("") if "dataset=csv" not in text]
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Write the page's files into a folder."""
@@ -33,9 +37,9 @@ def folder(tmp_path):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("number", range(len(blocks(""))))
+@pytest.mark.parametrize("number", range(len(COMMANDS)))
 def test_the_commands_train_the_page_s_model(number, folder):
-    command = blocks("")[number].replace("\\\n", " ").replace("FOLDER", str(folder))
+    command = COMMANDS[number].replace("\\\n", " ").replace("FOLDER", str(folder))
     words = shlex.split(command)
     variables = dict(word.split("=") for word in words[: words.index("python")])
     words = words[len(variables) + 1 :]
