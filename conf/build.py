@@ -250,8 +250,9 @@ def vectors_of(local: LocalAlgorithm, layout: Layout) -> LocalVectors:
 
     Raises `ConfigError` for an unknown quantizer.
     """
-    if isinstance(local.vectors, str):
-        raise ConfigError(f"{type(local).__name__}.vectors must be a tuple of names, not a text")
+    names = local.vectors
+    if isinstance(names, str) or len({*names}) < len(names) or not all(names):
+        raise ConfigError(f"{type(local).__name__}.vectors must be a tuple of different names")
     try:
         codec = make_codec(quantizer=local.quantizer, feedback=False)
     except ValueError as error:
