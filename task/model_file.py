@@ -18,6 +18,8 @@ def sha256_of(file: str) -> str:
             raise TaskError(f"model.file={file}: there is no such file here")
         status = path.stat()
         return _sha256(path, status.st_mtime_ns, status.st_size)
+    except TaskError:
+        raise
     except (OSError, ValueError) as error:
         raise TaskError(f"model.file={file} cannot be read: {error}") from error
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from task.datasets import Data, Split
 from task.errors import TaskError
 from task.objectives import Objective
+from task.objectives.regression import Regression
 from task.tensors import Tensors, count, leaves, rows, taken
 
 Batch = tuple[Tensors, Tensors]  # inputs, targets
@@ -108,6 +109,9 @@ def _telling(split: Split) -> Tensor:
 
 def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split) -> None:
     inputs, name = data.prepared(few.inputs), type(objective).__name__
+    if data.class_names and isinstance(objective, Regression):
+        raise TaskError(f"the targets are the classes {', '.join(data.class_names[:3])}, ...: give "
+                        "objective=classification, or a target of numbers")
     with evaluating(model):
         loss = objective.loss(model, inputs, few.targets)
     if not isinstance(loss, Tensor) or loss.shape:

@@ -69,6 +69,12 @@ class Objective(ABC):
                     f"give it another name"
                 )
 
+    def __init_subclass__(cls) -> None:
+        """Reset `least` in a class with another loss than its base class, unless it is given."""
+        super().__init_subclass__()
+        if "loss" in vars(cls) and "least" not in vars(cls):
+            cls.least = -math.inf
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the values of an evaluation: the loss, then the metrics."""
