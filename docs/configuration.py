@@ -56,6 +56,7 @@ STEPS = """
 null: only the quantizers that need error feedback use it.
 `exact`: patterns of tensor names, such as `["head.*"]`; these tensors are sent as float32.
 """
+PRESETS = ("algorithm", "task")  # groups whose files set options of other groups
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class
 KINDS = {bool: "true or false", int: "integer", float: "number", str: "text", type(None): "null"}
 ABSURD: dict[type, Any] = {int: -(10**9), float: -1e9, str: "?"}  # always refused
@@ -93,8 +94,8 @@ def page() -> str:
     lines += ["", "### screen: limits of updates and weights", "", *_schema("screen.", Screening)]
     for group, about in _groups().items():
         lines += ["", f"## {group}", "", *wrap(sentence(about[0].upper() + about[1:]))]
-        if group == "algorithm":
-            lines += ["", *_presets(str(chosen[group]))]
+        if group in PRESETS:
+            lines += ["", *_presets(group, chosen[group])]
             continue
         if group in SCHEMAS:
             lines += ["", *_schema(f"{group}.", SCHEMAS[group])]
@@ -207,27 +208,25 @@ def _accepted(schema: type, field: Field[Any]) -> str:
     return _kind(kind)
 
 
-def _presets(default: str) -> list[str]:
-    lines = wrap(
-        f"The default is `algorithm={default}`. "
-        "A preset is a short form for the options that it sets."
-    )
+def _presets(group: str, default: str | None) -> list[str]:
+    about = f"The default is `{group}={default}`. " if default else ""
+    lines = wrap(f"{about}A preset is a short form for the options that it sets.")
     lines.append("")
-    for path in sorted((HERE / "algorithm").glob("*.yaml")):
+    for path in sorted((HERE / group).glob("*.yaml")):
         lines += wrap(f"`{path.stem}`: {sentence(_head(path))}", "* ", "  ")
-        words = " ".join(f"{key}={word(value)}" for key, value in preset(path.stem).items())
+        words = " ".join(f"{key}={word(value)}" for key, value in preset(path.stem, group).items())
         lines += wrap(f"Sets `{words}`.", "  ", "  ")
     return lines
 
 
-def preset(name: str) -> dict[str, Any]:
+def preset(name: str, group: str = "algorithm") -> dict[str, Any]:
     """Return what a preset and its base presets set: choices of groups, then options."""
-    content = _load(HERE / "algorithm" / f"{name}.yaml")
+    content = _load(HERE / group / f"{name}.yaml")
     groups: dict[str, Any] = {}
     values: dict[str, Any] = {}
     for entry in content.pop("defaults", []):
         if isinstance(entry, str) and entry != "_self_":
-            for key, value in preset(entry).items():
+            for key, value in preset(entry, group).items():
                 (groups if (HERE / key).is_dir() else values)[key] = value
         elif isinstance(entry, dict):
             groups |= {key.removeprefix("override /"): value for key, value in entry.items()}

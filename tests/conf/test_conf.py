@@ -75,10 +75,10 @@ def test_every_choice_composes_and_has_a_description(group, choice):
 
 
 def test_every_model_and_data_set_has_a_choice():
-    assert {c for g, c in CHOICES if g == "model"} == set(MODELS.names())
-    datasets = {c for g, c in CHOICES if g == "dataset"}
-    functions = {c for c in datasets if "_target_" in (CONF / "dataset" / f"{c}.yaml").read_text()}
-    assert datasets - functions == set(DATASETS.names())
+    for group, registered in (("model", MODELS), ("dataset", DATASETS)):
+        files = {choice: CONF / group / f"{choice}.yaml" for g, choice in CHOICES if g == group}
+        functions = {choice for choice, file in files.items() if "_target_" in file.read_text()}
+        assert files.keys() - functions == set(registered.names())
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,10 @@ def test_the_default_is_compressed_both_ways():
 
 def test_presets_have_the_listed_downlinks():
     plain, exact = (False, "float32", "entropy"), (True, "float32", "entropy")
-    special = {"sgd": (True, "float32", "raw"), "fedavg_f2i_both": (True, "int8", "zstd")}
+    both = dict.fromkeys(
+        ("fedavg_f2i_both", "fedavg_f2i_steps", "fedavg_f2i_long"), (True, "int8", "zstd")
+    )
+    special = {"sgd": (True, "float32", "raw"), **both}
     whole = (
         *("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp"),
         *("synthetic_gradients", "split_backprop"),

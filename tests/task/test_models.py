@@ -43,6 +43,8 @@ def count(module):
 def test_a_choice_sets_a_name_and_the_training_options_that_suit_its_model():
     for path in CONF.glob("*.yaml"):
         found = OmegaConf.load(path)
+        if "_target_" in found:  # its other options are those of a function
+            continue
         assert found.name == path.stem
         assert set(found) <= {"name", "lr", "momentum", "batch_size"}
 

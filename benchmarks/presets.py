@@ -1,0 +1,189 @@
+"""Trains each preset of `task=` with float32, int8 and top-k updates, at searched learning rates.
+
+    python -m benchmarks.presets [TASK ...]     # JSON on stdout; an hour or two for all tasks
+
+For each task and method, the learning rate is searched on a fifth of the training set
+(`dataset.validate`), in factors of 2 around the model's own: the best rate has a worse one on both
+sides. A rate's value is the mean over the seeds in `SEARCH`. The runs that are reported train on
+the whole training set, with the seeds in `SEEDS`, and are evaluated on the test set after their
+last round. All other options are equal for all methods of a task.
+
+Finished runs are stored in a file (`--runs`), so an interrupted benchmark continues. Remove the
+file after a change of a preset. `python -m report.measured presets presets` stores the output for
+the page docs/results/presets.md.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from math import inf
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from compression import PayloadError
+from conf.build import objective_of
+from conf.load import compose_config, run_config, to_config
+from conf.targets import HERE
+from report.metric import LOSS, MainMetric
+from report.runs import read_result
+from simulation.job import Job
+from simulation.local import run_local
+from task.process import configure_process
+
+ROOT = HERE.parent
+RUNS = ROOT / "outputs" / "presets.json"
+METHODS = {
+    "float32": ("compression=none", "downlink=full"),
+    "f2i": ("compression=f2i",),
+    "topk": ("compression=topk",),
+}
+SEARCH, SEEDS = (0,), (0, 1, 2)
+VALIDATE = "dataset.validate=0.2"
+BY_LOSS = ("anomaly",)  # its training set has no anomalies, so the search uses the loss
+STEP = 2.0  # the factor between two learning rates
+MOST = {True: 0.005, False: 0.01}  # the loss of a share, or of another metric, that is allowed
+Run = dict[str, Any]
+
+
+class Runs:
+    """The finished runs by their command, in a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[str, Run] = json.loads(path.read_text()) if path.exists() else {}
+
+    def run(self, *words: str) -> Run:
+        """Return the result of a run, from the file if it has been made before."""
+        key = " ".join(words)
+        if key not in self.done:
+            self.done[key] = made(*words)
+            print(f"{key}: {self.done[key]['value']}", file=sys.stderr, flush=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.done, indent=1) + "\n")
+        return self.done[key]
+
+    def seeds(self, seeds: tuple[int, ...], *words: str) -> list[Run]:
+        """Return the results of runs that differ in their seed."""
+        return [self.run(*words, f"seed={seed}") for seed in seeds]
+
+
+def made(*words: str) -> Run:
+    """Make a run on the local engine in this process; return its last evaluation and its bytes.
+
+    The value of a run that has diverged is None.
+    """
+    composed = compose_config(list(words))
+    config = to_config(composed)
+    metric = MainMetric(*objective_of(config).main)
+    with tempfile.TemporaryDirectory() as folder:
+        values = {**run_config(composed, folder), "resume": False}
+        job = Job(ROOT, values, config.nodes, Path(folder), seed=config.seed)
+        try:
+            run_local(job, workers=1)
+        except PayloadError:  # no update could be used
+            return {"metric": metric._asdict(), "value": None}
+        result = read_result(Path(folder))
+    return {
+        "metric": metric._asdict(),
+        "value": None if result["diverged"] else result[metric.name],
+        "loss": result["loss"],
+        "failures": result["failures"],
+        "uplink_ratio": round(result["uplink_ratio"], 2),
+        "downlink_ratio": round(result["downlink_ratio"], 2),
+        "parameters": result["parameters"],
+        "seconds": round(result["seconds"], 1),
+    }
+
+
+def by_loss(run: Run) -> Run:
+    """Return a run whose metric is its loss."""
+    value = None if run["value"] is None else run["loss"]
+    return {**run, "metric": LOSS._asdict(), "value": value}
+
+
+def losses(runs: list[Run], others: list[Run]) -> list[float]:
+    """Return for each seed by how much a run is worse than another run.
+
+    For a share this is the difference. For another metric it is the difference divided by the other
+    run's value. A run that has diverged loses infinitely much.
+    """
+    found = []
+    for run, other in zip(runs, others, strict=True):
+        metric = MainMetric(**run["metric"])
+        if run["value"] is None or other["value"] is None:
+            found.append(inf if run["value"] is None else -inf)
+            continue
+        worse = (other["value"] - run["value"]) * (1 if metric.higher else -1)
+        found.append(worse if metric.share else worse / abs(other["value"]))
+    return found
+
+
+def searched(runs: Runs, task: str, method: str) -> float:
+    """Return the best learning rate on the validation set, in steps of `STEP` from the model's."""
+    start = float(to_config(compose_config([f"task={task}"])).lr)
+
+    def at(step: int) -> list[Run]:
+        words = (f"task={task}", *METHODS[method], f"lr={start * STEP**step:g}", VALIDATE)
+        found = runs.seeds(SEARCH, *words)
+        return [by_loss(run) for run in found] if task in BY_LOSS else found
+
+    best = 0
+    for way in (1, -1):
+        while mean(losses(at(best + way), at(best))) < 0:
+            best += way
+    return start * STEP**best
+
+
+def measured(runs: Runs, task: str) -> dict[str, Run]:
+    """Return each method's learning rate, values and losses; the first method is the baseline."""
+    rows: dict[str, Run] = {}
+    baseline: list[Run] = []
+    for method, words in METHODS.items():
+        lr = searched(runs, task, method)
+        found = runs.seeds(SEEDS, f"task={task}", *words, f"lr={lr:g}")
+        baseline = baseline or found
+        metric = MainMetric(**found[0]["metric"])
+        lost = losses(found, baseline)
+        rows[method] = {
+            "lr": f"{lr:g}",
+            "metric": metric.name,
+            "seeds": [run["value"] for run in found],
+            "mean": metric.text(mean(run["value"] for run in found)),
+            "lost": shown(mean(lost), metric),
+            "worst": shown(max(lost), metric),
+            "met": mean(lost) <= MOST[metric.share],
+            "met_by_each_seed": max(lost) <= MOST[metric.share],
+            "failures": sum(run["failures"] for run in found),
+            "uplink_ratio": mean(run["uplink_ratio"] for run in found),
+            "downlink_ratio": mean(run["downlink_ratio"] for run in found),
+            "parameters": found[0]["parameters"],
+            "seconds": mean(run["seconds"] for run in found),
+        }
+    return rows
+
+
+def shown(lost: float, metric: MainMetric) -> str:
+    """Return a loss as text: in points for a share, in percent for another metric."""
+    return f"{100 * lost:.2f} {'points' if metric.share else '%'}"
+
+
+def main() -> None:
+    """Measure the tasks that the command line names, or all, and print them as JSON."""
+    tasks = sorted(path.stem for path in (HERE / "task").glob("*.yaml"))
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(tasks)}")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="the file of finished runs")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.tasks if name not in tasks]:
+        parser.error(f"no task named {unknown[0]}: choose of {', '.join(tasks)}")
+    configure_process()
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    runs = Runs(arguments.runs)
+    print(json.dumps({task: measured(runs, task) for task in arguments.tasks or tasks}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

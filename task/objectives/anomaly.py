@@ -1,0 +1,56 @@
+"""Anomaly detection: a model that reconstructs normal samples, and anomalies badly."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from task.errors import TaskError
+from task.objectives.base import Metric
+from task.objectives.classification import one
+from task.objectives.reconstruction import Reconstruction
+from task.objectives.regression import alike
+from task.tensors import Tensors
+
+BINS, PER_OCTAVE, LEAST = 160, 8, -10.0  # errors from 2^-10 to 2^10
+
+
+class Anomaly(Reconstruction):
+    """Squared error between output and input; targets: int64 (B,), 0 for normal, 1 for anomalies.
+
+    Training uses the inputs alone, so its samples should be normal. `auroc`: the probability that
+    an anomaly has a larger error than a normal sample (the area under the ROC curve). It comes from
+    histograms of the errors with eight bins for each factor of 2; two errors in a bin count as
+    equal. The loss of an evaluation is the mean over the normal samples.
+    """
+
+    metrics = (Metric("auroc", True, True),)
+
+    def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
+        """Return the normal samples' squared error, and histograms of both kinds' errors."""
+        if not isinstance(inputs, Tensor):
+            raise TaskError("objective=anomaly takes data with one tensor of inputs")
+        values, truth = alike(model(inputs), inputs)
+        errors = (values - truth).double().flatten(1).square().mean(1)
+        odd = one(targets) != 0
+        places = (
+            (errors.log2().sub(LEAST).mul(PER_OCTAVE).nan_to_num(BINS)).clamp(0, BINS - 1).long()
+        )
+        normal = torch.bincount(places[~odd], minlength=BINS)
+        anomalies = torch.bincount(places[odd], minlength=BINS)
+        return {
+            "loss": errors[~odd].sum(),
+            **{f"normal {bin}": normal[bin] for bin in range(BINS)},
+            **{f"anomaly {bin}": anomalies[bin] for bin in range(BINS)},
+        }
+
+    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+        """Return the mean error of normal samples, and the area; 0.5 without one of the kinds."""
+        normal = [sums[f"normal {bin}"] for bin in range(BINS)]
+        anomalies = [sums[f"anomaly {bin}"] for bin in range(BINS)]
+        below, area = 0.0, 0.0
+        for here, odd in zip(normal, anomalies, strict=True):
+            area += odd * (below + here / 2)
+            below += here
+        pairs = sum(normal) * sum(anomalies)
+        return {"loss": sums["loss"] / max(below, 1), "auroc": area / pairs if pairs else 0.5}
