@@ -110,8 +110,10 @@ def _telling(split: Split) -> Tensor:
 def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split) -> None:
     inputs, name = data.prepared(few.inputs), type(objective).__name__
     if data.class_names and isinstance(objective, Regression):
-        raise TaskError(f"the targets are the classes {', '.join(data.class_names[:3])}, ...: give "
-                        "objective=classification, or a target of numbers")
+        raise TaskError(
+            f"the targets are the classes {', '.join(data.class_names[:3])}, ...: give "
+            "objective=classification, or a target of numbers"
+        )
     with evaluating(model):
         loss = objective.loss(model, inputs, few.targets)
     if not isinstance(loss, Tensor) or loss.shape:

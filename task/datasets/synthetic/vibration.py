@@ -12,7 +12,7 @@ FAULTS = ("imbalance", "bearing", "loose", "rub")
 
 
 def vibration(
-    samples: int = 6000, machines: int = 20, bins: int = 64, noise: float = 0.35, seed: int = 0
+    samples: int = 12000, machines: int = 20, bins: int = 64, noise: float = 0.35, seed: int = 0
 ) -> Data:
     """Return log spectra, float32 (N, bins); the target of a sample is 1 for a fault, else 0.
 
@@ -34,7 +34,7 @@ def vibration(
     kind = np.where(fault == 1, random.randint(len(FAULTS), size=samples), -1)
     speed = random.uniform(4, 7, machines)[machine] * random.normal(1, 0.06, samples)  # in bins
     load = random.uniform(0.5, 1.5, samples)
-    severity = random.uniform(0.5, 1.5, samples)
+    severity = random.uniform(0.8, 2.0, samples)
     own = random.lognormal(0, 0.3, (machines, 5))[machine] / np.arange(1, 6)
     own[:, 0] *= 1 + 3 * severity * (kind == 0)
     centres = np.arange(bins)[None, :]
