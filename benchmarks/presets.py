@@ -11,7 +11,7 @@ options are equal for all methods of a task.
 
 Finished runs are stored in a file (`--runs`), so an interrupted benchmark continues. Remove the
 file after a change of a preset. `python -m report.measured presets presets` stores the output for
-the page docs/results/presets.md.
+a page of results; there is no such page yet.
 """
 
 import argparse
