@@ -79,8 +79,8 @@ def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
     """Train only the parameters whose names match one of the patterns; freeze all others.
 
     A parameter that layers share is trained if one of its names matches. A pattern may hold the
-    wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a
-    pattern that matches no parameter.
+    wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a pattern that matches no
+    parameter.
     """
     # A parameter that layers share has several names, and each of them may be matched.
     every = list(module.named_parameters(remove_duplicate=False))

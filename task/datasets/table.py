@@ -16,7 +16,7 @@ from task.datasets.files import class_ids, class_names, files_of, group_ids, wit
 from task.errors import MissingOption, TaskError
 from task.transforms import Standardize
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a device without tables does not need pyarrow, whose import takes a second
     import pyarrow
 
 LARGEST_BLOCK = (1 << 31) - 1  # bytes; pyarrow's limit

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-SPREAD = (
-    0.5  # of the embeddings at first; the usual 0.02 takes several times as many steps to learn
-)
+SPREAD = 0.5  # of the first embeddings; the usual 0.02 takes several times as many steps to learn
 
 
 class LSTM(nn.Module):
