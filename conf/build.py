@@ -24,7 +24,7 @@ from conf.check import build, check_target, parameters_of
 from conf.schema import Config, ConfigError, DatasetConfig
 from conf.submitted_runs import NodeGrants
 from task.datasets import Data, Split, load_data, load_folder
-from task.datasets.data import expect_usable, holdout
+from task.datasets.data import expect_finite_targets, expect_usable, holdout
 from task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
 from task.errors import MissingOption, NoData, TaskError
 from task.finetuning import freeze_others, in_dtype, load_file
@@ -40,6 +40,8 @@ from task.transforms import ImageTransform
 def data_of(config: Config, folder: str | None = None) -> Data:
     """Return the data set of the configuration, or a device's own data: its `folder` or file."""
     data = _own_data(config, folder)
+    if objective_of(config).finite_targets:
+        expect_finite_targets(config.dataset.name, data)
     return by_themselves(data) if config.dataset.per_image else data
 
 

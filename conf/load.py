@@ -119,7 +119,8 @@ _MORE = {  # hints for an unknown key, by whether the group may name a `_target_
 def _of_another_type(key: str, value: Any, error: Exception) -> str:
     """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
     if key == "dataset.classes" and not isinstance(value, str | list | dict):
-        return "dataset.classes is a list of names: give your function's parameter another name"
+        found = type(value).__name__
+        return f"dataset.classes is a list of names, not a {found}: rename your own option"
     if value and isinstance(value, dict):
         return f"there is no key {key}.{next(iter(value))}: {key} is one value"
     if "ListConfig" not in str(error):

@@ -13,7 +13,7 @@ from compression.flower.headers import TrainConfig
 from conf import ConfigError
 from conf.build import data_of, model_of, objective_of, server_data_of
 from task.datasets import Data, Split
-from task.datasets.data import expect_usable
+from task.datasets.data import expect_finite_targets, expect_usable
 from task.errors import TaskError
 from task.steps import evaluate
 from tests.local_runs import local_run
@@ -374,11 +374,13 @@ def test_an_option_that_a_function_lacks_is_not_ignored(word, own_files):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("part", ["inputs", "targets"])
-def test_a_value_that_is_not_finite_is_named_before_the_run(value, part):
+@pytest.mark.parametrize(
+    ("part", "check"), [("inputs", expect_usable), ("targets", expect_finite_targets)]
+)
+def test_a_value_that_is_not_finite_is_named_before_the_run(value, part, check):
     tensors = {"inputs": torch.zeros(9, 3), "targets": torch.zeros(9)}
     tensors[part][4] = value
     good = Split(torch.zeros(9, 3), torch.zeros(9))
     with pytest.raises(TaskError, match=f"test.{part} have NaN or infinity in row 5"):
-        expect_usable("mine", Data(good, Split(**tensors)))
+        check("mine", Data(good, Split(**tensors)))
     expect_usable("mine", Data(good, Split(**tensors), transform=lambda x: x.nan_to_num()))

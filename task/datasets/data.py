@@ -138,7 +138,6 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             _expect_labels(f"{name}: {part}.targets", split, data.classes)
         if data.transform is unchanged:  # a transform may replace what is missing
             _expect_finite(f"{name}: {part}.inputs", split.inputs)
-            _expect_finite(f"{name}: {part}.targets", split.targets)
     if isinstance(data.transform, ImageTransform):
         _expect_one_shape(name, data, size)
         _expect_normalisation(name, data.transform, data.image_shape[0])
@@ -147,6 +146,12 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
             f"give one for each class, or none"
         )
+
+
+def expect_finite_targets(name: str, data: Data) -> None:
+    """Raise `TaskError` for NaN or infinity in the targets; `name`: the data set's in messages."""
+    for part, split in (("train", data.train), ("test", data.test)):
+        _expect_finite(f"{name}: {part}.targets", split.targets)
 
 
 def expect_rows(where: str, split: Split) -> None:
@@ -180,8 +185,12 @@ def _expect_finite(where: str, tensors: Tensors) -> None:
         if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
             row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
             raise TaskError(
-                f"{where} have NaN or infinity in row {row}: remove such rows, or give Data a "
-                f"transform that replaces them"
+                f"{where} have NaN or infinity in row {row}: remove such rows, or give "
+                + (
+                    "an objective that ignores them"
+                    if where.endswith("targets")
+                    else "Data a transform that replaces them"
+                )
             )
 
 

@@ -47,12 +47,14 @@ class Objective(ABC):
     `metrics`: the metrics beside the loss. The first one is the run's main metric; without metrics
     it is the loss. `least`: the least value that the loss can have; a server refuses smaller ones.
     `needs_inputs`: whether `loss` reads the inputs itself, and not only by a call of the model. A
-    model that is cut over several nodes then sends them to the last node.
+    model that is cut over several nodes then sends them to the last node. `finite_targets`: whether
+    NaN and infinity in the targets are refused before the run.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
     least: ClassVar[float] = -math.inf
     needs_inputs: ClassVar[bool] = False
+    finite_targets: ClassVar[bool] = False
 
     def check(self) -> None:
         """Raise `TaskError` for metrics that a run cannot record."""
@@ -70,10 +72,11 @@ class Objective(ABC):
                 )
 
     def __init_subclass__(cls) -> None:
-        """Reset `least` in a class with another loss than its base class, unless it is given."""
+        """Reset what the base class said of its loss in a class that has another, unless given."""
         super().__init_subclass__()
-        if "loss" in vars(cls) and "least" not in vars(cls):
-            cls.least = -math.inf
+        if "loss" in vars(cls):
+            for name in {"least", "finite_targets"} - vars(cls).keys():
+                setattr(cls, name, getattr(Objective, name))
 
     @property
     def names(self) -> tuple[str, ...]:

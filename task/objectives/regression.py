@@ -19,6 +19,7 @@ class Regression(Objective):
     """
 
     least = 0.0
+    finite_targets = True
     metrics = (Metric("mae"), Metric("rmse"))
 
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:

@@ -47,7 +47,7 @@ BAD = [
     (["gradients=-1"], "gradients is a group of keys, not one value"),
     (["screen=[1]"], "screen is a group of keys, not one value"),
     (["screen=${lr}"], "screen cannot be of type float"),
-    (["dataset.classes=${lr}"], "dataset.classes cannot be of type float"),
+    (["dataset.classes=${lr}"], "dataset.classes is a list of names, not a float"),
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
     (["compression.denisty=1"], "no key compression.denisty; did you mean compression.density?"),
