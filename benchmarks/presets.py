@@ -1,6 +1,9 @@
 """Trains each preset of `task=` with float32, int8 and top-k updates, at searched learning rates.
 
-    python -m benchmarks.presets [TASK ...]     # JSON on stdout; an hour or two for all tasks
+    python -m benchmarks.presets [TASK ...]     # JSON on stdout; two hours for all tasks
+
+`--methods` chooses among `METHODS`. The adapters of `task=lora` adapt the weights of a run of
+`task=characters_transformer` (seed 0), which is made first.
 
 For each task and method, the learning rate is searched on a fifth of the training set
 (`dataset.validate`), in factors of 2 around the model's own: the best rate has a worse one on both
@@ -19,6 +22,7 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from statistics import mean
@@ -40,7 +44,10 @@ METHODS = {
     "float32": ("compression=none", "downlink=full"),
     "f2i": ("compression=f2i",),
     "topk": ("compression=topk",),
+    "int4": ("compression=int4",),
 }
+USUAL = ("float32", "f2i", "topk")
+BASES = {"lora": "characters_transformer"}  # the preset that trains the base of another one
 SEARCH, SEEDS = (0,), (0, 1, 2)
 VALIDATE = "dataset.validate=0.2"
 STEP = 2.0  # the factor between two learning rates
@@ -59,33 +66,42 @@ class Runs:
         """Return the result of a run, from the file if it has been made before."""
         key = " ".join(words)
         if key not in self.done:
-            self.done[key] = made(*words)
+            with tempfile.TemporaryDirectory() as folder:
+                self.done[key] = made(Path(folder), *words)
             print(f"{key}: {self.done[key]['value']}", file=sys.stderr, flush=True)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.done, indent=1) + "\n")
         return self.done[key]
+
+    def base(self, task: str) -> tuple[str, ...]:
+        """Return the options for the weights that a task adapts, from a run made when missing."""
+        if task not in BASES:
+            return ()
+        folder = self.path.parent.absolute() / BASES[task]
+        if not (file := folder / "model.safetensors").exists():
+            made(folder, f"task={BASES[task]}")
+        return (f"model.file={file}",)
 
     def seeds(self, seeds: tuple[int, ...], *words: str) -> list[Run]:
         """Return the results of runs that differ in their seed."""
         return [self.run(*words, f"seed={seed}") for seed in seeds]
 
 
-def made(*words: str) -> Run:
-    """Make a run on the local engine in this process; return its last evaluation and its bytes.
+def made(folder: Path, *words: str) -> Run:
+    """Make a run in this process, stored in `folder`; return its last evaluation and its bytes.
 
     The value of a run that has diverged is None.
     """
     composed = compose_config(list(words))
     config = to_config(composed)
     metric = MainMetric(*objective_of(config).main)
-    with tempfile.TemporaryDirectory() as folder:
-        values = {**run_config(composed, folder), "resume": False}
-        job = Job(ROOT, values, config.nodes, Path(folder), seed=config.seed)
-        try:
-            run_local(job, workers=1)
-        except PayloadError:  # no update could be used
-            return {"metric": metric._asdict(), "value": None}
-        result = read_result(Path(folder))
+    values = {**run_config(composed, str(folder)), "resume": False}
+    job = Job(ROOT, values, config.nodes, folder, seed=config.seed)
+    try:
+        run_local(job, workers=1)
+    except PayloadError:  # no update could be used
+        return {"metric": metric._asdict(), "value": None}
+    result = read_result(folder)
     return {
         "metric": metric._asdict(),
         "value": None if result["diverged"] else result[metric.name],
@@ -126,7 +142,13 @@ def searched(runs: Runs, task: str, method: str) -> float:
     start = float(to_config(compose_config([f"task={task}"])).lr)
 
     def at(step: int) -> list[Run]:
-        words = (f"task={task}", *METHODS[method], f"lr={start * STEP**step:g}", VALIDATE)
+        words = (
+            f"task={task}",
+            *runs.base(task),
+            *METHODS[method],
+            f"lr={start * STEP**step:g}",
+            VALIDATE,
+        )
         return [by_loss(run) for run in runs.seeds(SEARCH, *words)]
 
     best = 0
@@ -136,13 +158,14 @@ def searched(runs: Runs, task: str, method: str) -> float:
     return start * STEP**best
 
 
-def measured(runs: Runs, task: str) -> dict[str, Run]:
+def measured(runs: Runs, task: str, methods: Sequence[str]) -> dict[str, Run]:
     """Return each method's learning rate, values and losses; the first method is the baseline."""
     rows: dict[str, Run] = {}
     baseline: list[Run] = []
-    for method, words in METHODS.items():
+    for method in methods:
         lr = searched(runs, task, method)
-        found = runs.seeds(SEEDS, f"task={task}", *words, f"lr={lr:g}")
+        words = (f"task={task}", *runs.base(task), *METHODS[method], f"lr={lr:g}")
+        found = runs.seeds(SEEDS, *words)
         baseline = baseline or found
         metric = MainMetric(**found[0]["metric"])
         lost = losses(found, baseline)
@@ -174,6 +197,7 @@ def main() -> None:
     tasks = sorted(path.stem for path in (HERE / "task").glob("*.yaml"))
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(tasks)}")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=USUAL)
     parser.add_argument("--runs", type=Path, default=RUNS, help="the file of finished runs")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.tasks if name not in tasks]:
@@ -181,7 +205,12 @@ def main() -> None:
     configure_process()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     runs = Runs(arguments.runs)
-    print(json.dumps({task: measured(runs, task) for task in arguments.tasks or tasks}, indent=1))
+    print(
+        json.dumps(
+            {task: measured(runs, task, arguments.methods) for task in arguments.tasks or tasks},
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

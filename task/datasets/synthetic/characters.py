@@ -1,37 +1,66 @@
 """English sentences that a small grammar makes, as characters: text for a language model."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 
 from task.datasets.data import Data, Split
 from task.datasets.synthetic import expect_at_least
+from task.errors import TaskError
 
 ALPHABET = " abcdefghijklmnopqrstuvwxyz0123456789.,\n"
-NOUNS = [
-    "sensor", "meter", "pump", "valve", "battery", "motor", "camera", "window", "door", "garden",
-    "kitchen", "driver", "teacher", "river", "station", "letter",
-]  # fmt: skip
-VERBS = [
-    "reads", "sends", "needs", "moves", "holds", "opens", "helps", "watches", "passes", "carries",
-]  # fmt: skip
-ADJECTIVES = ["small", "old", "new", "quiet", "heavy", "cold", "empty", "distant"]
-PLACES = [
-    "near the river", "in the north", "behind the house", "at night", "on the hill",
-    "every morning",
-]  # fmt: skip
+
+
+class Words(NamedTuple):
+    """The words of a topic; the lists of all topics are equally long."""
+
+    nouns: list[str]
+    verbs: list[str]
+    adjectives: list[str]
+    places: list[str]
+
+
+# fmt: off
+TOPICS = {
+    "town": Words(
+        ["sensor", "meter", "pump", "valve", "battery", "motor", "camera", "window", "door",
+         "garden", "kitchen", "driver", "teacher", "river", "station", "letter"],
+        ["reads", "sends", "needs", "moves", "holds", "opens", "helps", "watches", "passes",
+         "carries"],
+        ["small", "old", "new", "quiet", "heavy", "cold", "empty", "distant"],
+        ["near the river", "in the north", "behind the house", "at night", "on the hill",
+         "every morning"],
+    ),
+    "sea": Words(
+        ["boat", "anchor", "captain", "wave", "sail", "harbour", "gull", "rope", "ferry", "lamp",
+         "island", "sailor", "current", "tide", "net", "compass"],
+        ["finds", "follows", "pulls", "turns", "hears", "lifts", "loses", "reaches", "misses",
+         "worries"],
+        ["white", "slow", "wet", "broken", "deep", "loud", "rusty", "green"],
+        ["far from land", "in the fog", "below the deck", "at dawn", "on the pier",
+         "after the storm"],
+    ),
+}
+# fmt: on
 PLURALS = {"reads": "read", "watches": "watch", "passes": "pass", "carries": "carry"}
+PLURALS |= {"reaches": "reach", "misses": "miss", "worries": "worry"}
 
 
-def characters(samples: int = 6000, length: int = 32, writers: int = 20, seed: int = 0) -> Data:
+def characters(
+    samples: int = 6000, length: int = 32, writers: int = 20, topic: str = "town", seed: int = 0
+) -> Data:
     """Return windows of text, int64 (N, length), and each character's next one, of one grammar.
 
     A character is its position in `ALPHABET`, 0 to 39. Every writer has equally many windows, at
-    least `samples` in all. In a sentence the verb agrees with its
-    subject in number, also across a relative clause. Each writer prefers own nouns and places. The
-    groups are the writers. The last fifth of each writer's text is the test split.
+    least `samples` in all. In a sentence the verb agrees with its subject in number, also across a
+    relative clause. `topic` names the words, `TOPICS`. Each writer prefers own nouns and places.
+    The groups are the writers. The last fifth of each writer's text is the test split.
     """
     expect_at_least(1, length=length, writers=writers)
     expect_at_least(2 * writers, samples=samples)
+    if topic not in TOPICS:
+        raise TaskError(f"topic={topic}: choose of {', '.join(TOPICS)}")
     random = np.random.RandomState(seed)
     each = -(-samples // writers)
     codes = np.zeros(256, np.int64)
@@ -39,7 +68,7 @@ def characters(samples: int = 6000, length: int = 32, writers: int = 20, seed: i
     size = each * length + 1
     rows = []
     for _ in range(writers):
-        text = _text(size, random)
+        text = _text(size, TOPICS[topic], random)
         read = codes[np.frombuffer(text.encode(), np.uint8)]
         rows.append(np.lib.stride_tricks.sliding_window_view(read, length + 1)[::length])
     tokens = torch.from_numpy(np.stack(rows))  # (writers, each, length + 1)
@@ -52,17 +81,17 @@ def characters(samples: int = 6000, length: int = 32, writers: int = 20, seed: i
     return Data(train, test)
 
 
-def _text(size: int, random: np.random.RandomState) -> str:
+def _text(size: int, words: Words, random: np.random.RandomState) -> str:
     """Return `size` characters by one writer."""
-    likes = random.dirichlet(np.full(len(NOUNS), 0.5)), random.dirichlet(np.full(len(PLACES), 0.5))
+    likes = [random.dirichlet(np.full(len(each), 0.5)) for each in (words.nouns, words.places)]
     pieces: list[str] = []
     total = 0
     while total < size:
         count = max(8, size // 40)
-        nouns = iter(random.choice(NOUNS, 3 * count, p=likes[0]).tolist())
-        places = iter(random.choice(PLACES, count, p=likes[1]).tolist())
-        verbs = iter(random.choice(VERBS, 2 * count).tolist())
-        adjectives = iter(random.choice(ADJECTIVES, 3 * count).tolist())
+        nouns = iter(random.choice(words.nouns, 3 * count, p=likes[0]).tolist())
+        places = iter(random.choice(words.places, count, p=likes[1]).tolist())
+        verbs = iter(random.choice(words.verbs, 2 * count).tolist())
+        adjectives = iter(random.choice(words.adjectives, 3 * count).tolist())
         draws = random.random_sample((count, 8)).tolist()
         for draw in draws:
             many, number = draw[0] < 0.4, str(2 + int(draw[1] * 8))
