@@ -20,7 +20,16 @@ from omegaconf import DictConfig, OmegaConf
 from conf.codecs import codec_of, downlink_of, gradients_of
 from conf.option_group import OptionGroup
 from conf.schema import FOREVER, OWN, Config, ConfigError
-from conf.targets import GROUPS, callable_of, inner_target_of, nested, target_of
+from conf.targets import (
+    GROUPS,
+    HERE,
+    callable_of,
+    inner_target_of,
+    named,
+    nested,
+    presets_of,
+    target_of,
+)
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)
@@ -172,7 +181,25 @@ def check_target(group: str, node: Any) -> Target:
         raise ConfigError(f"{group}._partial_ must be true or false, not {node['_partial_']!r}")
     find = target_of if group in GROUPS else callable_of
     options = {key: value for key, value in node.items() if key != "_partial_"}
-    return checked_target(group, options, find(group, str(node["_target_"])))
+    target = find(group, str(node["_target_"]))
+    if group in GROUPS and node["_target_"] not in named(HERE / group):
+        options = _without_presets(group, options, target)
+    return checked_target(group, options, target)
+
+
+def _without_presets(group: str, options: Mapping[Any, Any], target: Any) -> dict[Any, Any]:
+    """Drop options that one's own class lacks, if they have a value from the group's YAML files.
+
+    `local._target_=mine.Twice` changes the class of `local=plain` and leaves the options of that
+    file, which nobody gave to `Twice`.
+    """
+    parameters, takes_any, _ = parameters_of(target)
+    presets = () if takes_any else presets_of(HERE / group)
+    return {
+        key: value
+        for key, value in options.items()
+        if key in parameters or (key, repr(value)) not in presets
+    }
 
 
 def build(group: str, node: Any) -> Any:

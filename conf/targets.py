@@ -16,6 +16,8 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, UnionType
 from typing import Any, Union, get_args, get_origin
 
+from omegaconf import OmegaConf
+
 import task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
 from conf.schema import ConfigError
 
@@ -69,6 +71,16 @@ def named(folder: Path) -> frozenset[str]:
     pattern = re.compile(r"^\s*_target_:\s*([\w.]+)", re.MULTILINE)
     texts = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.yaml"))]
     return frozenset(name for text in texts for name in pattern.findall(text))
+
+
+@functools.cache
+def presets_of(folder: Path) -> frozenset[tuple[str, str]]:
+    """Return the keys of a folder's YAML files with the `repr` of their values."""
+    found = set()
+    for file in folder.glob("*.yaml"):
+        node = OmegaConf.to_container(OmegaConf.load(file))
+        found |= {(str(key), repr(value)) for key, value in node.items()}  # type: ignore[union-attr]
+    return frozenset(found)
 
 
 def target_of(group: str, name: str) -> type:

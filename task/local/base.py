@@ -93,6 +93,9 @@ class LocalAlgorithm:
 
     vectors: ClassVar[tuple[str, ...]] = ()
     uses_proximal_mu: ClassVar[bool] = False
+    accumulate: int = 1  # also for a subclass whose `__init__` does not call this class's
+    autocast: str | None = None
+    quantizer: str = "float32"
 
     def __init__(
         self, accumulate: int = 1, autocast: str | None = None, quantizer: str = "float32"

@@ -19,6 +19,7 @@ from conf.submitted_runs import NodeGrants, confine
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
 from strategy.base import Codecs
 from strategy.synchronous import Participation, SparseAveraging
+from task.local import LocalAlgorithm
 from tests.conf.hostile import (
     ASYNCHRONOUS,
     AVERAGING,
@@ -342,3 +343,20 @@ def test_a_list_or_a_mapping_is_refused_for_a_single_value(group, node, key):
             continue
         with pytest.raises(ConfigError, match=rf"{group}\.{key} must be"):
             check_target(group, {**plain, key: value})
+
+
+class OwnLocal(LocalAlgorithm):
+    """A local algorithm that does not pass options on to its base class."""
+
+    def __init__(self, twice: int = 1) -> None:
+        self.twice = twice
+
+
+@pytest.mark.parametrize("name", ["plain", "kept_optimizer", "fedprox", "scaffold"])
+def test_ones_own_class_need_not_take_the_options_of_the_yaml_file_that_it_replaces(name):
+    own = {"_target_": f"{__name__}.OwnLocal", "twice": 2}
+    config = configured(f"local={name}")
+    made = build("local", {**config.local, **own})
+    assert (made.twice, made.accumulate, made.quantizer) == (2, 1, "float32")
+    with pytest.raises(ConfigError, match=r"local\.accumulate is not an option"):
+        build("local", {**config.local, **own, "accumulate": 3})
