@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from conf.build import (
 )
 from conf.codecs import codec_of
 from task.errors import TaskError
-from task.flat_model import FlatModel, to_array
+from task.flat_model import NUMPYS, FlatModel, to_array
 from task.local import LocalAlgorithm, LocalRun
 from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
@@ -47,6 +48,8 @@ from task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
 Metrics = dict[str, MetricRecordValues]
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+STORED = (*NUMPYS, *INTEGERS)  # types of the tensors in a local algorithm's state
 LOCAL = "edgewire-local"  # the record in a node's state with the local algorithm's tensors
 
 
@@ -233,14 +236,23 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
         raise TaskError(f"{name}.train must return the mean loss, a number, not {repr(loss)[:60]}")
     if run.steps < 1:
         raise TaskError(f"{name} took no step: call run.step(), or count run.steps")
-    if odd := [key for key, value in run.state.items() if not isinstance(value, Tensor)]:
-        raise TaskError(
-            f"{name}: run.state[{odd[0]!r}] must be a tensor, not {run.state[odd[0]]!r:.40}"
-        )
+    for key, value in run.state.items():
+        if not isinstance(value, Tensor):
+            raise TaskError(f"{name}: run.state[{key!r}] must be a tensor, not {value!r:.40}")
+        if value.layout != torch.strided or value.dtype not in STORED:
+            kind = value.dtype if value.layout == torch.strided else value.layout
+            raise TaskError(
+                f"{name}: run.state[{key!r}] is {kind}: store float16, float32, float64, integers "
+                f"or bools, as a dense tensor"
+            )
     sizes = {key: (*vector.shape, vector.dtype) for key, vector in run.vectors.items()}
     wanted = dict.fromkeys(local.vectors, (run.flat.num_parameters, torch.float32))
     if sizes != wanted:
         raise TaskError(f"{name} reports the vectors {sizes}, and the run has {wanted}")
+    if isfinite(loss):  # a loss that is not finite is reported as a divergence
+        for key, vector in run.vectors.items():
+            if not vector.isfinite().all():
+                raise TaskError(f"{name} reports NaN or infinity in run.vectors[{key!r}]")
 
 
 def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:

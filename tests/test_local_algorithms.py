@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import RecordDict
 
 from client.node import Node
@@ -87,6 +88,18 @@ WRONG = {
         "run.state['count'] = 3; run.steps = 1; return 0.5",
         "must be a tensor, not 3",
     ),
+    "a state of another type": (
+        "run.state['half'] = torch.zeros(3).bfloat16(); run.steps = 1; return 0.5",
+        "is torch.bfloat16: store float16",
+    ),
+    "a sparse state": (
+        "run.state['few'] = torch.eye(3).to_sparse(); run.steps = 1; return 0.5",
+        "is torch.sparse_coo: store",
+    ),
+    "a vector that is not finite": (
+        "run.vectors['pull'][3] = float('nan'); run.steps = 1; return 0.5",
+        r"reports NaN or infinity in run.vectors\['pull'\]",
+    ),
     "another size": (
         "run.vectors['pull'] = run.vectors['pull'][:5]; run.steps = 1; return 0.5",
         r"reports the vectors {'pull': \(5, torch.float32\)}",
@@ -98,7 +111,7 @@ WRONG = {
 def test_a_wrong_algorithm_is_one_line(name):
     code, said = WRONG[name]
     made = {}
-    exec(f"def train(self, run, batches):\n    {code}", made)
+    exec(f"def train(self, run, batches):\n    {code}", {"torch": torch}, made)
     algorithm = type("Mine", (LocalAlgorithm,), {"vectors": ("pull",), "train": made["train"]})
     trainer = Trainer(configured("dataset=digits", "model=mlp", "nodes=3"))
     trainer.local = algorithm()

@@ -20,6 +20,7 @@ from .records import Vector
 
 log = getLogger("edgewire")
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
+_TRACEBACK = "Traceback (most recent call last)"
 LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error; the rest is cut off
 
 
@@ -97,15 +98,18 @@ def flower_bytes(arrays: ArrayRecord) -> int:
 
 
 def reason_of(reply: Message) -> str:
-    """Return the last line of an error's text, shortened; in a traceback it names the exception.
+    """Return an error's text as one line, shortened; of a traceback the last line.
 
     The format `<class 'a.B'>:<'text'>` of Flower's nodes becomes "B: text".
     """
     reason, name = reply.error.reason or "", ""
     if raised := _RAISED.fullmatch(reason):
         name, reason = f"{raised[1]}: ", raised[2]
-    lines = reason[-LONGEST_REASON:].strip().splitlines()
-    return in_one_line(f"{name}{lines[-1]}" if lines else name.rstrip(": ") or "no reason given")
+    if _TRACEBACK in reason[:LONGEST_REASON]:  # its last line names the exception
+        said = "".join(reason[-LONGEST_REASON:].strip().splitlines()[-1:])
+    else:
+        said = " ".join(reason[:LONGEST_REASON].split())
+    return in_one_line(f"{name}{said}" if said else name.rstrip(": ") or "no reason given")
 
 
 def in_one_line(reason: str) -> str:

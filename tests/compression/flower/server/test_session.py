@@ -136,7 +136,9 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown(talk):
     assert talk.versions.base_of(7) == 5
     (message,) = asked(talk, 7)
     before = talk.traffic.as_dict()
-    error = Message(Error(1, "Traceback:\nRuntimeError: no power"), reply_to=message)
+    error = Message(
+        Error(1, "Traceback (most recent call last):\nRuntimeError: no power"), reply_to=message
+    )
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
         talk.read(error, 7, NUMBER)
     assert talk.versions.base_of(7) is None
@@ -151,7 +153,12 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown(talk):
             "Undisclosed: TaskError; its log",
         ),
         ("<class 'ZeroDivisionError'>:<''>", "ZeroDivisionError"),
-        ("<class 'm.f.<locals>.Odd'>:<'first\n'x'>:<last'>", "Odd: 'x'>:<last"),
+        ("<class 'm.f.<locals>.Odd'>:<'first\n'x'>:<last'>", "Odd: first 'x'>:<last"),
+        (
+            "<class 'ray.RayTaskError'>:<'Traceback (most recent call last):\n  x\nOdd: y'>",
+            "RayTaskError: Odd: y",
+        ),
+        ("Error in loading:\n\tsize of a\n", "Error in loading: size of a"),
         ("<class ''>:<'x'>", "<class ''>:<'x'>"),
         ("<class 'x", "<class 'x"),
         ("", "no reason given"),
