@@ -143,6 +143,8 @@ def _arrays(files: list[Path]) -> Arrays:
                 found[file.stem] = np.load(file, mmap_mode="c", allow_pickle=False)
         except Exception as error:  # hostile files raise a dozen types
             reason = " ".join(str(error).split())[:200] or type(error).__name__
+            if "allow_pickle" in reason:  # numpy's advice would run code of the file
+                reason = "it has an array of Python objects: save arrays of numbers or text"
             raise TaskError(f"{shown(file)} cannot be read ({reason})") from error
     return found
 
@@ -150,6 +152,8 @@ def _arrays(files: list[Path]) -> Arrays:
 def _mapped_archive(file: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file; those that are not compressed are mapped."""
     found = {}
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no .npz archive: write it by numpy.savez")
     with np.load(file, allow_pickle=False) as archive, file.open("rb") as raw:
         for entry in archive.zip.infolist():
             name = entry.filename.removesuffix(".npy")

@@ -369,5 +369,11 @@ def _values(file: Path, content: Any, name: str, key: str) -> NDArray[Any]:
     if kinds.is_string(kind) or kinds.is_large_string(kind):
         return np.asarray(column.to_numpy().astype(np.str_))
     if key == "group":
-        return np.asarray(column.cast(pyarrow.string()).to_numpy().astype(np.str_))
+        try:
+            return np.asarray(column.cast(pyarrow.string()).to_numpy().astype(np.str_))
+        except pyarrow.ArrowNotImplementedError as error:  # a struct or a list
+            raise TaskError(
+                f"{shown(file)}: the column {name} for dataset.group= is {kind}: name a column of "
+                f"single values"
+            ) from error
     return _numbers(file, content, name, key)
