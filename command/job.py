@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[1]
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
 console = Console(highlight=False)
+log = logging.getLogger("edgewire")
 
 
 def job(composed: DictConfig) -> None:
@@ -78,6 +79,11 @@ def run(composed: DictConfig, folder: Path) -> None:
     look_in(own_folders())
     config = typed(composed)
     set_up_logging(config.verbose)
+    if "pushes" in config.strategy and any(map(is_rounds, HydraConfig.get().overrides.task)):
+        log.warning(
+            "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
+            config.strategy["pushes"],
+        )
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
     if resumes():
         values[RESUME] = True
@@ -117,6 +123,11 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def is_rounds(override: str) -> bool:
+    """Return whether an override on the command line gives `rounds`."""
+    return override.lstrip("+").startswith("rounds=")
 
 
 def own_folders() -> list[Path]:

@@ -9,6 +9,8 @@ from client.node import Node
 from client.training import Trainer
 from compression.flower.headers import TrainConfig
 from compression.flower.native_tensors import natives_of
+from conf import ConfigError
+from conf.build import optimizer_of
 from strategy.run.run import Run
 from task.errors import TaskError
 from task.local import LocalAlgorithm
@@ -78,6 +80,17 @@ def test_the_servers_control_variate_is_the_mean_of_the_nodes(
         expected = np.mean(found, axis=0)  # the nodes have equal numbers of samples
         error = np.abs(servers[number] - expected).max() / np.abs(expected).max()
         assert error < {"float32": 1e-3, "float16": 2e-3, "int8": 0.03}[quantizer]
+
+
+def test_an_optimizer_whose_steps_need_a_closure_is_refused_unless_the_algorithm_gives_one():
+    config = configured("dataset=digits", "model=mlp")
+    config.optimizer = {"_target_": "torch.optim.LBFGS", "_partial_": True}
+    with pytest.raises(ConfigError, match="steps of LBFGS need a closure"):
+        optimizer_of(config, [torch.nn.Parameter(torch.zeros(3))])
+    own = type("Own", (LocalAlgorithm,), {"train": lambda self, run, batches: 0.0})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("conf.build.local_of", lambda config: own())
+        assert optimizer_of(config, [torch.nn.Parameter(torch.zeros(3))])
 
 
 WRONG = {

@@ -26,14 +26,18 @@ class Split:
     """Samples: `inputs` for a model, and `targets` to train it with.
 
     Both are a tensor, or several in a tuple or by name, with one row for each sample. `targets` is
-    () for data without targets. `groups`: int64 (N,), the user, writer or sensor of each sample,
-    for a partition by groups; None if there are none. A tensor may be mapped from a file that is
-    larger than memory, because training reads only the rows of its mini-batch.
+    () for data without targets; None becomes (). `groups`: int64 (N,), the user, writer or sensor
+    of each sample, for a partition by groups; None if there are none. A tensor may be mapped from a
+    file that is larger than memory, because training reads only the rows of its mini-batch.
     """
 
     inputs: Tensors
     targets: Tensors = ()
     groups: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.targets is None:
+            object.__setattr__(self, "targets", ())
 
     def __len__(self) -> int:
         return count(self.inputs)

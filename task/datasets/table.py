@@ -314,8 +314,9 @@ def _column(file: Path, content: Any, name: str, key: str) -> Any:
     if column.null_count:
         row = column.is_null().to_numpy().argmax() + 1
         raise TaskError(
-            f"{shown(file)}: the column {name} has {column.null_count} empty cells, the first in "
-            f"row {row}: fill them, or name only other columns as dataset.{key}="
+            f"{shown(file)}: the column {name} has no value in {column.null_count} of "
+            f"{len(column)} rows, first in row {row}: fill them, or name only other columns as "
+            f"dataset.{key}="
         )
     return column
 

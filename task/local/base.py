@@ -112,12 +112,13 @@ class LocalAlgorithm:
     def check_strategy(self, options: Mapping[str, Any]) -> None:
         """Raise `ValueError` for a strategy, given by its options, that does not go with this."""
         if options.get("proximal_mu") and not self.uses_proximal_mu:
-            raise ValueError("strategy.proximal_mu needs local=fedprox")
+            raise ValueError("strategy.proximal_mu needs local=fedprox, or drop it")
         if options.get("update", "delta") != "gradient":
             return
         if type(self) is not LocalAlgorithm or self.accumulate > 1 or self.autocast == "float16":
             raise ValueError(
-                "local= is for steps at the nodes, and with strategy.update=gradient they take none"
+                "local= is for steps at the nodes, and with strategy.update=gradient they take "
+                "none: drop it, or give strategy.update=delta"
             )
 
     def begin(self, run: LocalRun) -> None:

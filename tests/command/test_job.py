@@ -48,3 +48,12 @@ def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatc
     monkeypatch.setattr("simulation.local.make_pool", fail)
     code, printed, _ = command(*QUICK, again)
     assert (code, printed.err) == (1, "error: no power\n")
+
+
+def test_rounds_have_no_effect_on_a_strategy_without_rounds_and_it_is_said(command):
+    code, printed, folder = command("strategy=asynchronous", "strategy.pushes=3", "rounds=5")
+    assert (code, result_of(folder)["rounds"]) == (0, 3)
+    assert "rounds= has no effect" in printed.out
+    code, printed, folder = command("strategy=asynchronous", "strategy.pushes=3")
+    assert (code, result_of(folder)["rounds"]) == (0, 3)
+    assert "no effect" not in printed.out

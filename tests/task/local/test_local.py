@@ -170,7 +170,10 @@ def test_scaled_gradients_do_not_vanish_in_float16():
         (lambda: FedProx(mu=0.1).check_strategy({"proximal_mu": 0.1}), "not both"),
         (lambda: LocalAlgorithm().check_strategy({"proximal_mu": 0.1}), "needs local=fedprox"),
         (lambda: Scaffold().check_strategy({}), "strategies that have fraction_train="),
-        (lambda: Scaffold().check_strategy({"update": "gradient"}), "they take none"),
+        (
+            lambda: Scaffold().check_strategy({"update": "gradient"}),
+            "none: drop it, or give strategy",
+        ),
     ],
 )
 def test_wrong_options_are_one_line(make, said):
