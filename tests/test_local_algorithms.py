@@ -165,3 +165,32 @@ def test_vectors_are_counted_and_compressed_if_asked(tmp_path):
         assert vectors == pytest.approx(plain[f"{way}_bytes_float32"], rel=0.02)
         sent = [each[f"{way}_bytes"] - plain[f"{way}_bytes"] for each in (exact, coded)]
         assert 3 * sent[1] < sent[0] < vectors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *STRATEGIES.values(),
+        ["algorithm=fedbuff", "strategy.pushes=40", "strategy.in_flight=1"],
+        ["algorithm=fedasync", "strategy.pushes=12", "strategy.proximal_mu=0"],
+    ],
+    ids=[*STRATEGIES, "buffered", "asynchronous"],
+)
+def test_every_strategy_averages_the_nodes_vectors(words, tmp_path, monkeypatch):
+    received = []
+
+    def begin(self, run):
+        received.append(float(run.vectors["control"].mean()))
+
+    def end(self, run):
+        run.vectors["control"] = run.vectors["control"] * 0.5 + 1
+
+    monkeypatch.setattr(Scaffold, "begin", begin)
+    monkeypatch.setattr(Scaffold, "correct", lambda self, run: None)
+    monkeypatch.setattr(Scaffold, "end", end)
+    monkeypatch.setattr(Scaffold, "check_strategy", lambda self, options: None)
+    local_run(tmp_path, *words, *[word for word in WORDS if "rounds" not in word], "local=scaffold")
+    if words[0] != "algorithm=fedasync":  # there a stale report may replace a newer one
+        assert received == sorted(received)  # each report is nearer to 2 than what its node got
+    assert (received[0], max(received) < 2) == (0, True)
+    assert received[-1] >= 1

@@ -76,7 +76,8 @@ class LocalAlgorithm:
 
     `vectors`: names of vectors, float32 (n,) for n trained parameters, that travel beside the model
     in both directions. They are 0 at the start of a run. The server replaces each by the weighted
-    mean of the vectors that nodes report, or with a robust strategy by their median.
+    mean of the vectors that nodes report, or with a robust strategy by their median. An
+    asynchronous strategy without a buffer replaces them by each report.
     `uses_proximal_mu`: whether the algorithm uses the `proximal_mu` of the server's message.
 
     Args:
