@@ -52,6 +52,7 @@ SEARCH, SEEDS = (0,), (0, 1, 2)
 VALIDATE = "dataset.validate=0.2"
 STEP = 2.0  # the factor between two learning rates
 MOST = {True: 0.005, False: 0.01}  # the loss of a share, or of another metric, that is allowed
+AVERAGED = ("loss", "uplink_ratio", "downlink_ratio", "seconds")
 Run = dict[str, Any]
 
 
@@ -120,6 +121,11 @@ def by_loss(run: Run) -> Run:
     return {**run, "metric": LOSS._asdict(), "value": value}
 
 
+def judged(runs: list[Run]) -> list[Run]:
+    """Return runs by what is compared: the main metric if it is a share, else the loss."""
+    return runs if runs[0]["metric"]["share"] else [by_loss(run) for run in runs]
+
+
 def losses(runs: list[Run], others: list[Run]) -> list[float]:
     """Return for each seed by how much a run is worse than another run.
 
@@ -168,23 +174,28 @@ def measured(runs: Runs, task: str, methods: Sequence[str]) -> dict[str, Run]:
         found = runs.seeds(SEEDS, *words)
         baseline = baseline or found
         metric = MainMetric(**found[0]["metric"])
-        lost = losses(found, baseline)
+        lost = losses(judged(found), judged(baseline))
+        diverged = any(run["value"] is None for run in found)
         rows[method] = {
             "lr": f"{lr:g}",
             "metric": metric.name,
             "seeds": [run["value"] for run in found],
-            "mean": metric.text(mean(run["value"] for run in found)),
+            "mean": "diverged" if diverged else metric.text(mean(run["value"] for run in found)),
             "lost": shown(mean(lost), metric),
             "worst": shown(max(lost), metric),
             "met": mean(lost) <= MOST[metric.share],
             "met_by_each_seed": max(lost) <= MOST[metric.share],
-            "failures": sum(run["failures"] for run in found),
-            "uplink_ratio": mean(run["uplink_ratio"] for run in found),
-            "downlink_ratio": mean(run["downlink_ratio"] for run in found),
-            "parameters": found[0]["parameters"],
-            "seconds": mean(run["seconds"] for run in found),
+            "failures": sum(run.get("failures", 0) for run in found),
+            "parameters": found[0].get("parameters"),
+            **{key: averaged(found, key) for key in AVERAGED},
         }
     return rows
+
+
+def averaged(runs: list[Run], key: str) -> float | None:
+    """Return a value's mean over the runs that have it; a run that could not go on has none."""
+    values = [run[key] for run in runs if key in run]
+    return mean(values) if values else None
 
 
 def shown(lost: float, metric: MainMetric) -> str:
