@@ -80,7 +80,8 @@ class Runs:
             return ()
         folder = self.path.parent.absolute() / BASES[task]
         if not (file := folder / "model.safetensors").exists():
-            made(folder, f"task={BASES[task]}")
+            if made(folder, f"task={BASES[task]}")["value"] is None:
+                raise SystemExit(f"the base of task={task} has diverged: lower its learning rate")
         return (f"model.file={file}",)
 
     def seeds(self, seeds: tuple[int, ...], *words: str) -> list[Run]:
