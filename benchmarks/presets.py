@@ -9,8 +9,8 @@ For each task and method, the learning rate is searched on a fifth of the traini
 (`dataset.validate`), in factors of 2 around the model's own: the best rate has a worse one on both
 sides. Rates are compared by the loss, which is less noisy than an accuracy, and which anomaly
 detection can compute without anomalies. The runs that are reported train on the whole training
-set, with the seeds in `SEEDS`, and are evaluated on the test set after their last round. All other
-options are equal for all methods of a task.
+set, with the seeds in `SEEDS`, and are evaluated on the test set after their last round. If one of
+them diverges, the rate is halved. All other options are equal for all methods of a task.
 
 Finished runs are stored in a file (`--runs`), so an interrupted benchmark continues. Remove the
 file after a change of a preset. `python -m report.measured presets presets` stores the output for
@@ -79,9 +79,9 @@ class Runs:
         if task not in BASES:
             return ()
         folder = self.path.parent.absolute() / BASES[task]
-        if not (file := folder / "model.safetensors").exists():
-            if made(folder, f"task={BASES[task]}")["value"] is None:
-                raise SystemExit(f"the base of task={task} has diverged: lower its learning rate")
+        file = folder / "model.safetensors"
+        if not file.exists() and made(folder, f"task={BASES[task]}")["value"] is None:
+            raise SystemExit(f"the base of task={task} has diverged: lower its learning rate")
         return (f"model.file={file}",)
 
     def seeds(self, seeds: tuple[int, ...], *words: str) -> list[Run]:
@@ -171,17 +171,18 @@ def measured(runs: Runs, task: str, methods: Sequence[str]) -> dict[str, Run]:
     baseline: list[Run] = []
     for method in methods:
         lr = searched(runs, task, method)
-        words = (f"task={task}", *runs.base(task), *METHODS[method], f"lr={lr:g}")
-        found = runs.seeds(SEEDS, *words)
+        words = (f"task={task}", *runs.base(task), *METHODS[method])
+        while any(run["value"] is None for run in found_at(runs, lr, *words)):
+            lr /= STEP
+        found = found_at(runs, lr, *words)
         baseline = baseline or found
         metric = MainMetric(**found[0]["metric"])
         lost = losses(judged(found), judged(baseline))
-        diverged = any(run["value"] is None for run in found)
         rows[method] = {
             "lr": f"{lr:g}",
             "metric": metric.name,
             "seeds": [run["value"] for run in found],
-            "mean": "diverged" if diverged else metric.text(mean(run["value"] for run in found)),
+            "mean": metric.text(mean(run["value"] for run in found)),
             "lost": shown(mean(lost), metric),
             "worst": shown(max(lost), metric),
             "met": mean(lost) <= MOST[metric.share],
@@ -197,6 +198,16 @@ def averaged(runs: list[Run], key: str) -> float | None:
     """Return a value's mean over the runs that have it; a run that could not go on has none."""
     values = [run[key] for run in runs if key in run]
     return mean(values) if values else None
+
+
+def found_at(runs: Runs, lr: float, *words: str) -> list[Run]:
+    """Return the results of `SEEDS` at a learning rate, up to the first one that has diverged."""
+    found: list[Run] = []
+    for seed in SEEDS:
+        found.append(runs.run(*words, f"lr={lr:g}", f"seed={seed}"))
+        if found[-1]["value"] is None:
+            break
+    return found
 
 
 def shown(lost: float, metric: MainMetric) -> str:

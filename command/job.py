@@ -46,6 +46,7 @@ from strategy.run.checkpoint_file import FILE as CHECKPOINT
 ROOT = Path(__file__).parents[1]
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
+RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", CHECKPOINT)
 console = Console(highlight=False)
 log = logging.getLogger("edgewire")
 
@@ -156,13 +157,15 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
 
 @contextmanager
 def result_aside(folder: Path) -> Iterator[None]:
-    """Remove the folder's earlier result in this context.
+    """Remove the folder's earlier result in this context, and all files of an earlier run.
 
-    At its end, restore the result if the job resumes a run and has written no new result.
+    A run that is resumed keeps its files. At the end, its result is restored if the job has written
+    no new result.
     """
     file = folder / "result.json"
     before = file.read_bytes() if resumes() and file.exists() else None
-    file.unlink(missing_ok=True)
+    for name in ("result.json",) if resumes() else RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -279,6 +282,8 @@ def prepare(config: Config) -> None:
 
     scheme_of(config)  # this check needs no data; the checks below need data
     data = server_data_of(config) if is_submitted(config) else data_of(config)
+    if not is_submitted(config) and not len(data.train):
+        raise ConfigError(f"dataset: {config.dataset.name} has no training samples")
     model = model_of(config, data)
     optimizer_of(config, list(model.parameters()))
     device_of(config)

@@ -15,6 +15,7 @@ from conf.load import HERE as CONF
 
 NEW = "new"  # the word of the command line
 TEMPLATE = Path(__file__).with_name("template")
+READ_OTHERWISE = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
 NAME, FOLDER = "my_task", "FOLDER"  # in the template: the task's name, and its folder
 
 
@@ -46,10 +47,14 @@ def new_task(words: Sequence[str]) -> str:
 
 
 def _expect_free(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or iskeyword(name):
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         raise ConfigError(
             f"{name!r} is no name for a task: give a letter, then letters, digits and _"
         )
+    if iskeyword(name) or name.lower() in READ_OTHERWISE:
+        raise ConfigError(f"{name} has a meaning in Python or YAML: choose another name")
+    if name.startswith("test_") or name.endswith("_test"):
+        raise ConfigError(f"{name} names a test, which Flower does not send: choose another name")
     found = None if name in sys.stdlib_module_names else find_spec(name)
     if name in sys.stdlib_module_names or (found is not None and found.has_location):
         raise ConfigError(f"{name} is a package that Python has already: choose another name")

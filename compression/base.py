@@ -69,6 +69,9 @@ class Spec(NamedTuple):
         return self.size * self.dtype.itemsize
 
 
+PRIVATE = 192  # the first of the ids for methods of other packages
+
+
 class Selection(NamedTuple):
     """The entries that a sparsifier sends; if ``indices`` is None, it sends the whole vector."""
 
@@ -163,6 +166,25 @@ class Sparsifier(Method, ABC):
         assert self.residual_key is not None
         add_at(memory[self.residual_key], indices, values)
 
+    def expect_increasing(self, indices: Any, size: int) -> None:
+        """Raise `ValueError` for indices that a decoder would refuse; `size`: of the vector.
+
+        This is called for methods of other packages.
+        """
+        found = np.asarray(indices)
+        if found.dtype.kind not in "iu" or found.ndim != 1:
+            said = f"an array {found.shape} of {found.dtype}"
+        elif not isinstance(indices, np.ndarray):
+            said = f"a {type(indices).__name__}"
+        elif len(found) and (found[0] < 0 or found[-1] >= size or (found[1:] <= found[:-1]).any()):
+            said = "others"
+        else:
+            return
+        raise ValueError(
+            f"sparsifier {self.name}: strictly increasing indices from 0 to {size - 1} are taken, "
+            f"as an array (k,) of uint32, and it chose {said}"
+        )
+
 
 class ResidualSparsifier(Sparsifier):
     """A sparsifier that stores unsent values in a residual, and adds the next update to it.
@@ -201,6 +223,8 @@ class ResidualSparsifier(Sparsifier):
         """Choose and return the entries to send: call ``accumulate``, ``choose`` and ``take``."""
         given = self.accumulate(update, step)
         indices = self.choose(given, step)
+        if self.id >= PRIVATE:
+            self.expect_increasing(indices, len(given))
         return Selection(indices, self.take(given, indices))
 
 

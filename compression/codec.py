@@ -12,6 +12,7 @@ import numpy as np
 
 from .base import (
     DIVERGED,
+    PRIVATE,
     Array,
     Buffer,
     Coder,
@@ -127,6 +128,8 @@ class Codec:
         given = self._given(trained, memory)
         step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers)
         indices, values, same = self.sparsifier.select(given, step)
+        if self.sparsifier.id >= PRIVATE and indices is not None:
+            self.sparsifier.expect_increasing(indices, len(given))
         if values is not update and not is_finite(values):
             memory.clear()
             raise PayloadError("update and what this node keeps unsent add up beyond float32")

@@ -7,14 +7,13 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TypeVar, get_type_hints
 
-from .base import Coder, Method, PayloadError, Quantizer, Sparsifier
+from .base import PRIVATE, Coder, Method, PayloadError, Quantizer, Sparsifier
 
 STAGES: dict[str, type[Method]] = {
     "sparsifier": Sparsifier,
     "quantizer": Quantizer,
     "coder": Coder,
 }
-PRIVATE = 192  # the first of the ids for methods of other packages
 _registered: dict[str, dict[str, type[Method]]] = {stage: {} for stage in STAGES}
 
 M = TypeVar("M", bound=type[Method])
@@ -36,6 +35,8 @@ def register(stage: str) -> Callable[[M], M]:
     def add(cls: M) -> M:
         if not (is_dataclass(cls) and issubclass(cls, STAGES[stage])):
             raise TypeError(f"{cls.__name__} is no dataclass derived from {STAGES[stage].__name__}")
+        if type(cls.id) is not int:
+            raise TypeError(f"{stage} {cls.name}: its id is {cls.id!r}, and an integer is taken")
         cls()  # raises TypeError if an option has no default
         ours = cls.__module__.startswith(f"{__package__}.")
         if not ours:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from logging import getLogger
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from task.model_file import sha256_of
 from task.tensors import mapped
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+log = getLogger("edgewire")
 SHOWN = 5  # the most names that an error message lists
 
 
@@ -97,8 +100,9 @@ def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
 def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
     """Load a safetensors file into a model; tensors that the file lacks keep their values.
 
-    Raises `TaskError` for a file that cannot be read or has another checksum than `sha256`, and for
-    a tensor that the model lacks or has in another shape.
+    A warning names parameters that the file lacks. Raises `TaskError` for a file that cannot be
+    read or has another checksum than `sha256`, for a tensor that the model lacks or has in another
+    shape, for integers where the model has floats, and for a parameter with NaN or infinity.
     """
     from safetensors.torch import load_file as read
 
@@ -120,9 +124,32 @@ def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
                 f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
                 "model: give the file of this model"
             )
+        if held[name].is_floating_point() != tensor.is_floating_point():
+            raise TaskError(
+                f"model.file={file} has {name[:80]} as {tensor.dtype}, and the model has "
+                f"{held[name].dtype}: give weights of the model's type"
+            )
     if not tensors:
         raise TaskError(f"model.file={file} holds no tensors")
+    every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
+    for name, _ in every:
+        if name in tensors and not tensors[name].isfinite().all():
+            raise TaskError(
+                f"model.file={file} has NaN or infinity in {name[:80]}: give weights of a run that "
+                "has not diverged"
+            )
+    loaded = {id(parameter) for name, parameter in every if name in tensors}
+    if missing := [name for name, each in module.named_parameters() if id(each) not in loaded]:
+        _warn_once(
+            f"model.file={file} lacks {len(missing)} parameters, which keep their random values: "
+            + ", ".join(missing[:SHOWN])
+        )
     module.load_state_dict(tensors, strict=False)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
 
 
 def in_dtype(module: nn.Module, dtype: str) -> nn.Module:

@@ -196,7 +196,7 @@ def _expect_column(partitioner: Any, columns: Mapping[str, Any]) -> None:
         )
     if by == "label" and by not in columns:
         raise TaskError(
-            f"{name} shares out classes, and the targets are none: give partition=iid, "
+            f"{name} shares out classes, and the targets are no classes: give partition=iid, "
             f"partition=natural or partition=sampled"
         )
     if by not in (None, "group", "label"):

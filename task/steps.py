@@ -14,6 +14,7 @@ from task.objectives.regression import Regression
 from task.tensors import Tensors, count, leaves, rows, taken
 
 Batch = tuple[Tensors, Tensors]  # inputs, targets
+ROUNDING = 1e-6  # by which sums of floats may exceed a share
 MOST_READ = 1 << 27  # entries of a tensor that is searched for its largest integer
 
 
@@ -129,6 +130,13 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
             raise TaskError(f"{name} does not measure {each}, which it names")
         if not isinstance(measured[each], int | float) or isinstance(measured[each], bool):
             raise TaskError(f"{name} measures {each} as a {type(measured[each]).__name__}")
+    for metric in objective.metrics:
+        value = measured[metric.name]
+        if metric.share and (value < -ROUNDING or value > 1 + ROUNDING):
+            raise TaskError(
+                f"{name} measures {metric.name}={value:g}, and a share is from 0 to 1: declare it "
+                f"without share=True"
+            )
 
 
 def evaluate(
@@ -154,6 +162,9 @@ def evaluate(
             x, y = (rows(each, start, start + batch_size) for each in (inputs, targets))
             with torch.inference_mode():
                 for name, value in objective.sums(model, x, y).items():
+                    if not isinstance(value, Tensor):
+                        kind = type(objective).__name__
+                        raise TaskError(f"{kind}.sums gives {name} as no tensor")
                     exact = value.double() if value.is_floating_point() else value.long()
                     sums[name] = sums[name] + exact if name in sums else exact
             if between is not None:  # outside of inference mode: it may start a training process

@@ -162,13 +162,13 @@ def plan_of(
     gives or chooses the cuts. Raises `TaskError` if the plan is not possible with this model,
     number of nodes or mini-batch size.
     """
-    if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
-        raise TaskError("the first node holds all of the data: leave partition=iid")
     make = partial(model_of, config, data)
     model = make()
     end_loss = EndLoss(objective_of(config), data)
     end_loss.check(model, data.train.taken(torch.arange(min(2, len(data.train)))))
     layers = layers_of(model)
+    if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
+        raise TaskError("the first node holds all of the data: give partition=iid")
     hidden = modules.hidden if modules else 0
     uncut = cutting.cuts == AUTO and cutting.segments == 1
     _expect_enough(config, data, model, micro_batches, modules=bool(modules) and not uncut)

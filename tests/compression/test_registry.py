@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from compression import Layout, decode, make_codec, names, option_fields
-from compression.base import Coder, PayloadError
+from compression.base import Coder, PayloadError, ResidualSparsifier, Selection, Sparsifier
 from compression.coders.zstd import Zstd
 from compression.registry import STAGES, by_id, get, register, unregister
 
@@ -161,3 +161,48 @@ def test_a_method_of_another_package_makes_payloads(registered):
     with pytest.raises(PayloadError, match="coder 255, which this version does not have"):
         decode(payload)
     register("coder")(Own)
+
+
+@pytest.mark.parametrize("number", ["192", 192.0, None])
+def test_an_id_is_an_integer(number):
+    with pytest.raises(TypeError, match=r"own: its id is .*, and an integer is taken"):
+        register("coder")(other(id=number))
+
+
+CHOSEN = {
+    "none": None,
+    "a list": [0, 2],
+    "a mask": np.arange(9) < 3,
+    "floats": np.array([0.0, 2.0]),
+    "a matrix": np.array([[0, 2]], np.uint32),
+    "twice": np.array([2, 2], np.uint32),
+    "falling": np.array([4, 2], np.uint32),
+    "negative": np.array([-1, 2]),
+    "beyond": np.array([2, 9], np.uint32),
+}
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+@pytest.mark.parametrize("base", [Sparsifier, ResidualSparsifier])
+def test_wrong_indices_of_ones_own_sparsifier_are_one_line(base, case):
+    def select(self, update, step):
+        return Selection(CHOSEN[case], np.zeros(2, np.float32))
+
+    def choose(self, given, step):
+        return CHOSEN[case]
+
+    if base is Sparsifier and case == "none":
+        pytest.skip("all entries are sent")
+    ways = {"select": select, "memory_bytes": lambda self, layout: 0, "residual_key": None}
+    ways = ways if base is Sparsifier else {"choose": choose}
+    register("sparsifier")(
+        dataclass(frozen=True)(type("Bad", (base,), {"name": "bad", "id": 200, **ways}))
+    )
+    try:
+        codec = make_codec(sparsifier="bad")
+        update = np.arange(9, dtype=np.float32)
+        with pytest.raises(ValueError, match="sparsifier bad: strictly increasing ind") as caught:
+            codec.encode(update, Layout(("w",), ((9,),), ("float32",)), memory={})
+        assert "\n" not in str(caught.value)
+    finally:
+        unregister("sparsifier", "bad")

@@ -42,6 +42,15 @@ def test_cosine_ends_at_its_minimum():
     assert 0 < got[-1] < 0.01
 
 
+def test_one_cycle_rises_and_falls_over_all_rounds():
+    got = rates("schedule=one_cycle", rounds=40)
+    top = got.index(max(got))
+    assert (max(got), got[0]) == (pytest.approx(0.1), pytest.approx(0.1 / 25))
+    assert top == 3  # a tenth of the rounds
+    assert got == sorted(got[:top]) + sorted(got[top:], reverse=True)
+    assert 0 < got[-1] < 0.001
+
+
 def test_several_rounds_at_once():
     made = configured("rounds=6", "lr=0.1", "schedule=cosine")
     schedule = Schedule(made.schedule, made.lr)

@@ -58,6 +58,8 @@ def test_a_file_sets_the_tensors_that_it_holds(tmp_path):
     [
         ({"1.weight": torch.zeros(4, 3)}, r"1\.weight \(4, 3\), which is missing in the model"),
         ({"0.weight": torch.zeros(3, 4)}, r"\(3, 4\), which has the shape \(4, 3\)"),
+        ({"0.weight": torch.ones(4, 3, dtype=torch.int64)}, "as torch.int64, and the model has"),
+        ({"0.weight": torch.full((4, 3), torch.nan)}, "has NaN or infinity in 0.weight"),
         ({}, "holds no tensors"),
         (None, "is no safetensors file"),
     ],
@@ -72,6 +74,22 @@ def test_a_file_of_another_model_is_refused(tensors, said, tmp_path):
     assert all(
         torch.equal(a, b) for a, b in zip(module.parameters(), plain.parameters(), strict=True)
     )
+
+
+def test_parameters_that_a_file_lacks_are_named_once(tmp_path, caplog):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.second.weight = self.first.weight
+
+    file = str(tmp_path / "base.safetensors")
+    save_file({"second.weight": torch.ones(3, 3), "first.bias": torch.ones(3)}, file)
+    for _ in range(2):
+        load_file(Tied(), file, None)
+    assert [r.getMessage().partition("lacks ")[2] for r in caplog.records] == [
+        "1 parameters, which keep their random values: second.bias"
+    ]
 
 
 def test_a_file_with_other_contents_than_the_runs_is_refused(tmp_path):

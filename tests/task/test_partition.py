@@ -266,7 +266,7 @@ def test_flower_s_partitioners_of_groups_work():
     [
         (Natural(5), 5, "nodes=4 or fewer"),
         (flower.GroupedNaturalIdPartitioner("group", 3), 3, "makes 2 partitions"),
-        (flower.ShardPartitioner(2, "label", 2), 2, "the targets are none"),
+        (flower.ShardPartitioner(2, "label", 2), 2, "the targets are no classes"),
         (flower.NaturalIdPartitioner("user"), 4, "partition_by=user"),
     ],
 )

@@ -142,7 +142,11 @@ class FailurePolicy:
     def end(self) -> None:
         """Raise `PayloadError` if the server asked for training and never used an update."""
         if self._state.asked and not self._traffic.client_updates:
-            raise PayloadError("no node has answered: the model is as it was")
+            failed = self._traffic.failures
+            said = (
+                f"no update could be used ({self._cause()})" if failed else "no node has answered"
+            )
+            raise PayloadError(f"{said}: the model is as it was")
 
     def failed(self, source: int, every: Iterable[int], what: str, reason: str) -> None:
         """Count a failure of a node or a segment.
