@@ -24,6 +24,7 @@ from compression import PayloadError
 from conf import ConfigError
 from conf.load import HERE as CONF
 from conf.load import compose_config
+from conf.targets import GROUPS
 from simulation.errors import Ended, EngineError, UsageError
 from task.errors import TaskError
 
@@ -156,6 +157,8 @@ def unknown_key(key: str, reason: str) -> str:
         return f"{key} does not go with the other choices made: it belongs to {owners}"
     near = _nearest(key, {k for k in known if "._" not in k}, groups)
     hint = f"did you mean {near}?" if near else "python run.py --help lists all keys"
+    if not near and parts[0] in GROUPS:
+        hint = f"an option of a class of your own needs a plus sign: +{key}="
     return f"there is no key {key}; {hint}"
 
 

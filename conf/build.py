@@ -26,7 +26,7 @@ from conf.submitted_runs import NodeGrants
 from task.datasets import Data, Split, load_data, load_folder
 from task.datasets.data import expect_finite_targets, expect_usable, holdout
 from task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
-from task.errors import MissingOption, NoData, TaskError
+from task.errors import MissingOption, NoData, TaskError, described
 from task.finetuning import freeze_others, in_dtype, load_file
 from task.local import LocalAlgorithm
 from task.models import build_model
@@ -162,8 +162,7 @@ def _of_target(own: str, given: str, name: str, validate: float) -> Data:
     except FileNotFoundError as error:
         raise NoData(f"dataset: {error}") from error
     except Exception as error:  # no `ConfigError`, which a node tells the server: it may name files
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise TaskError(f"dataset: {reason}") from error
+        raise TaskError(f"dataset: {described(error)}") from error
     expect_usable(name, data)
     return _validated(data, validate)
 
@@ -277,6 +276,8 @@ def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
     Raises `ConfigError` for values that its class refuses, and for an optimiser whose steps need a
     closure, such as L-BFGS, if the local algorithm gives none.
     """
+    if not parameters:
+        raise ConfigError("the model has no parameters: there is nothing to train")
     with uncompiled():
         optimizer: Optimizer = build("optimizer", config.optimizer)(parameters, lr=config.lr)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

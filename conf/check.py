@@ -30,6 +30,7 @@ from conf.targets import (
     presets_of,
     target_of,
 )
+from task.errors import described
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)
@@ -218,7 +219,8 @@ def build(group: str, node: Any) -> Any:
         try:
             return target.made(*args, **options)
         except foreseen as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
+            plain = isinstance(error, ValueError | TypeError) and str(error)
+            reason = " ".join(str(error).split()) if plain else described(error)
             raise ConfigError(f"{group}: {reason}") from error
 
     return call if later else call()

@@ -28,6 +28,7 @@ from typing import Any
 
 from conf.schema import ConfigError
 from conf.submitted_runs import ALLOW, NodeGrants, abbreviate
+from task.errors import described
 
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
 OURS = ("client", "compression", "conf", "protocol", "strategy", "task")  # the app's own packages
@@ -84,7 +85,7 @@ def _import(name: str, *, told: bool) -> None:
     try:
         importlib.import_module(name)
     except (Exception, SystemExit) as error:  # importing a module can raise anything
-        line = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        line = described(error)
         if not told:
             log.error("packages=[%s]: %s", name, line)
             line = f"{type(error).__name__}; this machine's own log says more"

@@ -7,6 +7,12 @@ class TaskError(ValueError):
     one_line = True  # a log shows it without a traceback
 
 
+def described(error: BaseException) -> str:
+    """Return an error's type and its text in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class NoData(TaskError):
     """There are no data where a source looked for them; a server may do without."""
 

@@ -59,7 +59,9 @@ class LoRA(Adapter):
             "r": r,
             "lora_alpha": lora_alpha,
             "lora_dropout": lora_dropout,
-            "target_modules": target_modules,
+            "target_modules": target_modules
+            if isinstance(target_modules, str)
+            else list(map(str, target_modules)),  # a Sequential's layers have numbers as names
         }
 
     def add(self, module: nn.Module) -> nn.Module:
@@ -74,7 +76,13 @@ class LoRA(Adapter):
             made: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**self.options), module)
         except Exception as error:  # PEFT raises errors of several types
             reason = str(error).strip().partition("\n")[0]
-            raise TaskError(f"adapter: {reason}") from error
+            layers = [
+                name for name, each in module.named_modules() if name and not list(each.children())
+            ]
+            raise TaskError(
+                f"adapter: {reason} (adapter.target_modules=[...] names the layers that get an "
+                f"adapter; there are {', '.join(layers[:SHOWN])})"
+            ) from error
         return made
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from task.datasets import Data, Split
-from task.errors import TaskError
+from task.errors import TaskError, described
 from task.objectives import Objective
 from task.objectives.regression import Regression
 from task.tensors import Tensors, count, leaves, rows, taken
@@ -53,11 +53,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def one_line(error: Exception) -> str:
-    """Return an error's type and the first line of its text."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
 def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
     """Raise `TaskError` in one line if model, objective and data do not fit each other.
 
@@ -72,7 +67,7 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
         raise
     except Exception as error:  # a user's model, transform and objective may raise anything
         raise TaskError(
-            f"model=, objective= and dataset= do not fit each other ({one_line(error)})"
+            f"model=, objective= and dataset= do not fit each other ({described(error)})"
         ) from error
 
 
@@ -91,7 +86,7 @@ def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: i
             objective.loss(trained, data.prepared(first.inputs), first.targets)
     except Exception as error:  # a user's model may raise anything
         raise TaskError(
-            f"the model cannot train on mini-batches of one sample ({one_line(error)}): give "
+            f"the model cannot train on mini-batches of one sample ({described(error)}): give "
             f"batch_size= of 2 or more, or fewer nodes="
         ) from error
 

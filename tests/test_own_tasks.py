@@ -373,6 +373,19 @@ def test_an_option_that_a_function_lacks_is_not_ignored(word, own_files):
         data_of(configured(*words_of("a table"), "dataset.root=x"))
 
 
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (torch.tensor(3.0), "are one value"),
+        (torch.eye(9).to_sparse(), "are sparse or have requires_grad"),
+        (torch.eye(9, requires_grad=True), "are sparse or have requires_grad"),
+    ],
+)
+def test_inputs_that_cannot_be_batched_are_named_before_the_run(inputs, said):
+    with pytest.raises(TaskError, match=f"train.inputs {said}"):
+        expect_usable("mine", Data(Split(inputs, torch.zeros(9)), Split(torch.zeros(1, 9))))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
     ("part", "check"), [("inputs", expect_usable), ("targets", expect_finite_targets)]

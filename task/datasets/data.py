@@ -173,7 +173,14 @@ def expect_rows(where: str, split: Split) -> None:
                     f"{where}.{part} are a {type(tensor).__name__}, and a tensor is taken: "
                     f"give torch.as_tensor()"
                 )
-            rows = len(tensor) if tensor.dim() else 0
+            if not tensor.dim():
+                raise TaskError(f"{where}.{part} are one value: give a row for each sample")
+            if tensor.layout != torch.strided or tensor.requires_grad:
+                raise TaskError(
+                    f"{where}.{part} are sparse or have requires_grad=True: give a dense tensor "
+                    f"without a gradient, to_dense().detach()"
+                )
+            rows = len(tensor)
             if rows != len(split):
                 raise TaskError(
                     f"{where}.{part} have {rows} rows, and its inputs have {len(split)}: "

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from task.datasets import Data, Split
-from task.errors import TaskError
+from task.errors import TaskError, described
 from task.objectives import Objective
-from task.steps import MOST_READ, Batch, evaluating, one_line
+from task.steps import MOST_READ, Batch, evaluating
 from task.tensors import Tensors, leaves, mapped
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -110,7 +110,7 @@ class EndLoss:
                 raise
             except Exception as error:  # a user's objective may raise anything
                 name = type(self._objective).__name__
-                raise TaskError(f"{_Inputs(name).line} ({one_line(error)})") from error
+                raise TaskError(f"{_Inputs(name).line} ({described(error)})") from error
 
 
 class _Inputs:
