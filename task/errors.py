@@ -8,8 +8,8 @@ class TaskError(ValueError):
 
 
 def described(error: BaseException) -> str:
-    """Return an error's type and its text in one line."""
-    text = " ".join(str(error).split())
+    """Return an error's type and the first 400 characters of its text, in one line."""
+    text = " ".join(str(error).split())[:400]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
