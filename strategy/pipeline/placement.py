@@ -51,6 +51,12 @@ class Placement:
                 )
             before = len(nodes)
             grid.pull_before([], grid.next_look)
+        if len(nodes) > segments:
+            log.warning(
+                "%d of %d nodes hold no segment: they train nothing until they replace a node",
+                len(nodes) - segments,
+                len(nodes),
+            )
         return nodes[:segments]
 
     def node(self, segment: int) -> int | None:

@@ -66,6 +66,7 @@ class RunLog:
         self._best: float | None = None
         self._first: Row = {}  # the first row with an evaluation, before training
         self._worst = 0.0  # the largest loss
+        self._undefined = False  # whether the main metric was NaN or infinite at a finite loss
         self._history: TextIO | None = None  # open for the whole run, which may have 100,000 rounds
         self._start = time.perf_counter()
         self._kept: float | None = None  # the time when the model was last written; None: not yet
@@ -157,8 +158,17 @@ class RunLog:
     def measured(self, row: Row) -> None:
         """Record a row with an evaluation: its loss and metrics are those of the newest model."""
         self._measured = row
+        value = row[self._main.name]
+        if not self._undefined and not math.isfinite(value) and math.isfinite(row["loss"]):
+            self._undefined = True  # one warning is enough
+            log.warning(
+                "round %s: %s is %s: the objective's sums do not define it",
+                row.get("round"),
+                self._main.name,
+                value,
+            )
         self._first = self._first or row
-        self._best = self._better(row[self._main.name])
+        self._best = self._better(value)
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
     def _better(self, value: float) -> float:

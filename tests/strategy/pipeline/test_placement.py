@@ -45,6 +45,7 @@ def test_a_spare_node_takes_over(tmp_path, caplog, words, crash):
         "rounds=16",
     )
     assert "takes over" in caplog.text
+    assert "16 of 20 nodes hold no segment" in caplog.text
     assert result["round"] == 16
 
 

@@ -53,6 +53,21 @@ def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
     assert records.finish({}, {"w": torch.ones(2)})["round"] == 2
 
 
+def test_an_undefined_main_metric_is_said_once(caplog):
+    records = RunLog("", Classification())
+    for number, value in enumerate([float("nan"), float("nan"), 0.5]):
+        records.add({"round": number, "accuracy": value, "loss": 1.0})
+    assert [each.getMessage()[:24] for each in caplog.records] == ["round 0: accuracy is nan"]
+    assert records.finish({}, {})["best_accuracy"] == 0.5
+
+
+def test_a_loss_that_is_not_finite_is_a_divergence_and_no_undefined_metric(caplog):
+    records = RunLog("", Classification())
+    records.add({"round": 0, "accuracy": float("nan"), "loss": float("nan")})
+    assert records.finish({}, {})["diverged"]
+    assert not caplog.records
+
+
 def test_the_newest_model_is_saved_at_intervals(tmp_path, caplog, monkeypatch):
     records = RunLog(str(tmp_path), Classification())
     assert records.due  # the first model is due at once
