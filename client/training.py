@@ -236,6 +236,10 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
         raise TaskError(f"{name}.train must return the mean loss, a number, not {repr(loss)[:60]}")
     if run.steps < 1:
         raise TaskError(f"{name} took no step: call run.step(), or count run.steps")
+    try:
+        run.flat.expect_in_place()
+    except TaskError as error:
+        raise TaskError(f"{name}: {error}") from None
     for key, value in run.state.items():
         if not isinstance(value, Tensor):
             raise TaskError(f"{name}: run.state[{key!r}] must be a tensor, not {value!r:.40}")

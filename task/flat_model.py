@@ -275,6 +275,17 @@ class FlatModel:
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
         self._initial = [tensor.detach().clone() for tensor in self._beside]
         self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
+        self._memory = [
+            (name, parameter, view, view.data_ptr())
+            for (name, parameter), view in zip(found.trained, self._views, strict=False)
+            if parameter.dtype == torch.float32
+        ]
+        self._owners = [
+            (owner, key, parameter)
+            for owner in module.modules()
+            for key, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
         self._statistics = _places(module, found.statistics)
         self._places = _places(module, found.native)
         self.zero_grad()
@@ -382,6 +393,24 @@ class FlatModel:
                     if now is not None:
                         tensor.copy_(now)
                     owner._buffers[key] = tensor
+
+    def expect_in_place(self) -> None:
+        """Raise `TaskError` if a parameter or its memory has been replaced; undo that first.
+
+        `state` would not have the new values.
+        """
+        replaced = [name for name, p, _, memory in self._memory if p.data_ptr() != memory]
+        others = [key for owner, key, p in self._owners if owner._parameters.get(key) is not p]
+        if not replaced and not others:
+            return
+        for _, parameter, view, _ in self._memory:
+            parameter.data = view
+        for owner, key, parameter in self._owners:
+            owner._parameters[key] = parameter
+        raise TaskError(
+            f"{[*replaced, *others][0]} has been replaced: change parameters in place, as by "
+            "p.data.copy_(values) in place of p.data = values"
+        )
 
     def natives(self) -> Arrays:
         """Return native tensors by name as numpy arrays (`to_array`), which may share their memory.

@@ -113,6 +113,16 @@ WRONG = {
         "run.vectors['pull'][3] = float('nan'); run.steps = 1; return 0.5",
         r"reports NaN or infinity in run.vectors\['pull'\]",
     ),
+    "a parameter's memory": (
+        "for p in run.flat.module.parameters(): p.data = p.data - 1\n    run.steps = 1; return 0.5",
+        "weight has been replaced: change parameters in place",
+    ),
+    "another parameter": (
+        "for m in run.flat.module.modules():\n"
+        "        if hasattr(m, 'bias'): m.bias = torch.nn.Parameter(m.bias - 1)\n"
+        "    run.steps = 1; return 0.5",
+        "bias has been replaced: change parameters in place",
+    ),
     "another size": (
         "run.vectors['pull'] = run.vectors['pull'][:5]; run.steps = 1; return 0.5",
         r"reports the vectors {'pull': \(5, torch.float32\)}",
@@ -133,6 +143,12 @@ def test_a_wrong_algorithm_is_one_line(name):
     with pytest.raises(TaskError, match=said) as caught:
         trainer.train(Node(0, 3), start, TrainConfig(0.1, 1), natives)
     assert "\n" not in str(caught.value)
+    trainer.local = LocalAlgorithm()  # the error has left the trainer as it was
+    fresh = Trainer(configured("dataset=digits", "model=mlp", "nodes=3"))
+    trained, expected = (
+        each.train(Node(0, 3), start, TrainConfig(0.1, 2))[0].copy() for each in (trainer, fresh)
+    )
+    assert np.array_equal(trained, expected)
 
 
 def test_a_state_is_what_the_algorithm_has_left(monkeypatch):
