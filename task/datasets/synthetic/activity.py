@@ -23,7 +23,7 @@ STD = np.array([0.5, 0.5, 0.35, 0.35, 0.25, 0.4])[:, None]
 
 
 def activity(
-    samples: int = 8000, users: int = 40, length: int = 64, noise: float = 0.12, seed: int = 0
+    samples: int = 24000, users: int = 40, length: int = 64, noise: float = 0.12, seed: int = 0
 ) -> Data:
     """Return windows of acceleration and rotation, float32 (N, 6, length), of six activities.
 
