@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import backward
 
 from task.errors import TaskError
-from task.gradient_predictor import GradientModule
+from task.gradient_predictor import ModuleForm
 from task.layers import Part, expect_sendable, layers_of, meta_model, segment_of
 from task.tensors import Tensors, count, leaves, mapped
 
@@ -32,14 +32,12 @@ def costs_of(
     make: Callable[[], nn.Module],
     parts: Sequence[Part],
     example: Tensors,
-    classes: int,
-    hidden: int,
+    modules: ModuleForm | None,
 ) -> list[Cost]:
     """Return the `Cost` of each segment, counted by torch on the meta device, without memory.
 
-    `example`: as in `parts_of`, with 2 samples. `classes`: the number of classes whose labels the
-    synthetic-gradient modules get; 0: no labels. `hidden`: the number of the modules' hidden units;
-    0: no modules. Unlike seconds, the result is the same on every machine.
+    `example`: as in `parts_of`, with 2 samples. `modules`: the synthetic-gradient modules; None:
+    there are none. Unlike seconds, the result is the same on every machine.
     """
     counted = []
     model = meta_model(make)
@@ -50,7 +48,8 @@ def costs_of(
             if number:
                 x = segment.from_wire(torch.empty(2, *part.input)).detach().requires_grad_()
             ends = number + 1 == len(parts)
-            module = None if ends or not hidden else GradientModule(part.output, classes, hidden)
+            cuts = len(parts) - 1
+            module = None if ends or not modules else modules.build(part.output, number, cuts)
             labels = torch.zeros(2, dtype=torch.int64)
         forward, h = _flops(partial(segment, x))
         back, _ = _flops(partial(_back, h))
@@ -103,14 +102,14 @@ class LayerCosts(NamedTuple):
 
 
 def measure(
-    make: Callable[[], nn.Module], inputs: Tensors, classes: int, hidden: int
+    make: Callable[[], nn.Module], inputs: Tensors, modules: ModuleForm | None
 ) -> list[LayerCosts]:
     """Measure each layer's seconds and bytes on this machine, with a mini-batch.
 
     `inputs`: B samples as the model takes them. Bytes are those of parameters, gradients, an
     optimiser's moments, and the tensors that a forward pass saves for the backward pass. A node
-    needs these bytes in addition to Python and its libraries. `classes`, `hidden`: as in
-    `costs_of`. Raises `TaskError` if a layer's output cannot be sent to another node.
+    needs these bytes in addition to Python and its libraries. `modules`: as in `costs_of`. Raises
+    `TaskError` if a layer's output cannot be sent to another node.
     """
     model = make()
     layers, samples = layers_of(model), count(inputs)
@@ -127,9 +126,9 @@ def measure(
         module_taken, module_nbytes = 0.0, 0
         if number + 1 < len(layers):
             given = h.detach().requires_grad_()
-        if hidden and number + 1 < len(layers):
+        if modules and number + 1 < len(layers):
             wire = segment.to_wire(h)
-            module = GradientModule(tuple(wire.shape[1:]), classes, hidden)
+            module = modules.build(tuple(wire.shape[1:]))
             labels = torch.zeros(samples, dtype=torch.int64)
             module_taken = _seconds(partial(_there_and_back, module, wire, labels))
             with torch.no_grad():

@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd import backward
-from torch.nn.functional import mse_loss
 
 from compression import PayloadError
 from compression.base import DIVERGED
@@ -33,7 +32,7 @@ from conf import Config
 from conf.build import model_of, objective_of, optimizer_of
 from task.datasets import Data
 from task.flat_model import FlatModel, put_array, to_array
-from task.gradient_predictor import GradientModule
+from task.gradient_predictor import GradientModule, ModuleForm
 from task.layers import Segment, empty_segment, parts_of
 from task.objectives.end_loss import EndLoss
 from task.rng import IsolatedRng, stream_seed
@@ -151,9 +150,10 @@ class Stage:
             self._make_module()
 
     def _make_module(self) -> None:
-        options = self._config.strategy
-        with IsolatedRng(torch.device("cpu"), stream_seed(self._seed, _MODULE, self.place.segment)):
-            module = GradientModule(self.part.output, self.classes, int(options["hidden"]))
+        options, place = self._config.strategy, self.place
+        form = ModuleForm(options["module"], options["hidden"], options["trained_by"], self.classes)
+        with IsolatedRng(torch.device("cpu"), stream_seed(self._seed, _MODULE, place.segment)):
+            module = form.build(self.part.output, place.segment, len(place.cuts))
         self.module = TrainedModule(module, self._config)
 
     def arrays(self, whole: bool) -> dict[str, Vector]:
@@ -236,20 +236,18 @@ class Stage:
     def learn(self, h: Tensor, labels: Tensor | None, target: Tensor, lr: float) -> float | None:
         """Train the synthetic-gradient module M by one step; return its relative error.
 
-        The step reduces ||M(h, y) - target||^2. `h`: the segment's output; `target`: the gradient
-        of `h`; both float32 (B, ...). y: the labels. The relative error is
-        ||M(h, y) - target||^2 / ||target||^2; None if the target is zero. The next segment sends
-        zeros before its own module has learned anything.
+        `h`: the segment's output; `target`: the gradient of `h`; both float32 (B, ...). The loss
+        that the step reduces, and the relative error, are those of `GradientModule.learned`.
         """
         assert self.module is not None
         self.module.flat.drop_grad()
-        error = mse_loss(self.module.flat.module(h, labels), target, reduction="sum")
-        _expect_finite(error, "the module's error")
-        backward(error)
-        self.module.step(lr, len(h))
-        flat = target.flatten()
-        size = torch.dot(flat, flat).item()
-        return error.item() / size if size else None
+        module = cast(GradientModule, self.module.flat.module)
+        learned = module.learned(h, labels, target)
+        if learned.loss is not None:
+            _expect_finite(learned.loss, "the module's error")
+            backward(learned.loss)
+            self.module.step(lr, len(h))
+        return learned.error
 
     def _loss(self, h: Any, inputs: Tensors, targets: Any) -> Tensor:
         """Return the mean loss of a mini-batch; times the number of samples it is the sum."""

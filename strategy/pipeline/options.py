@@ -7,6 +7,7 @@ from typing import Any
 
 from conf import OptionGroup
 from strategy.base import expect_positive
+from task.gradient_predictor import LOSS, ModuleForm
 
 AUTO = "auto"
 SCHEDULES = ("sequential", "pipeline", "async")
@@ -36,15 +37,25 @@ class Cutting(OptionGroup):
 class GradientModules(OptionGroup):
     """The modules that predict gradients, one for each segment except the last.
 
-    `conditioned`: True if a module also gets the labels. `hidden`: the number of units in a
-    module's hidden layer. Raises `ValueError` for `hidden` below 1.
+    `module`, `hidden`, `trained_by`: as in `task.gradient_predictor.ModuleForm`. `conditioned`:
+    True if a module also gets the labels. Raises `ValueError` for other values.
     """
 
+    module: str = "predicted_gradient"
     conditioned: bool = True
-    hidden: int = 64
+    hidden: Any = 64
+    trained_by: str = "gradients"
 
     def __post_init__(self) -> None:
-        expect_positive(hidden=self.hidden)
+        form = self.form(0)
+        if form.trained_by == LOSS and not self.conditioned:
+            raise ValueError("trained_by=loss needs the labels: drop conditioned=false")
+
+    def form(self, classes: int) -> ModuleForm:
+        """Return the form of the modules. `classes`: the number of classes of a data set."""
+        return ModuleForm(
+            self.module, self.hidden, self.trained_by, classes if self.conditioned else 0
+        )
 
 
 @dataclass(frozen=True)

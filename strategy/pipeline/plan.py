@@ -33,7 +33,7 @@ from task.costs import Cost, balanced, costs_of, measure
 from task.datasets import Data
 from task.errors import TaskError
 from task.flat_model import to_array
-from task.gradient_predictor import GradientModule
+from task.gradient_predictor import LOSS, ModuleForm
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from task.objectives.end_loss import EndLoss
 from task.tensors import rows
@@ -169,35 +169,38 @@ def plan_of(
     layers = layers_of(model)
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: give partition=iid")
-    hidden = modules.hidden if modules else 0
     uncut = cutting.cuts == AUTO and cutting.segments == 1
     _expect_enough(config, data, model, micro_batches, modules=bool(modules) and not uncut)
-    classes = end_loss.classes if modules and modules.conditioned else 0
+    form = modules.form(end_loss.classes) if modules else None
+    if form is not None and form.trained_by == LOSS and not form.classes:
+        raise TaskError("strategy.trained_by=loss needs labels, and this task has no classes")
     if cuts is None:
-        cuts = _cuts(cutting, config, data, make, len(layers), classes, hidden)
+        cuts = _cuts(cutting, config, data, make, len(layers), form)
+    if form is not None:
+        form.expect(len(cuts))
     parts = parts_of(make, cuts, data.example)
     if len(parts) > config.nodes:
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
-    costs = costs_of(make, parts, data.example, classes, hidden)
+    costs = costs_of(make, parts, data.example, form)
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
     names = [[layer.name for layer in layers[part.first : part.last]] for part in parts]
-    entries = [_module_entries(part, classes, hidden) for part in parts[:-1]]
+    entries = [_module_entries(part, form, number, len(cuts)) for number, part in enumerate(parts)]
     codecs = {"output": codec_of(config), "gradients": gradients_of(config)}
     described = zip(end_loss.tensors, end_loss.ranges(), strict=True)
     targets = [TargetTensor(*tensor, between) for tensor, between in described]
-    sizes = [*entries, 0]
+    conditioned = form is not None and bool(form.classes)
     return Plan(
-        parts, costs, names, beside, config.batch_size, sizes, codecs, targets, bool(classes)
+        parts, costs, names, beside, config.batch_size, entries, codecs, targets, conditioned
     )
 
 
-def _module_entries(part: Part, classes: int, hidden: int) -> int:
-    """Return the number of parameters of a part's module for synthetic gradients; 0 without one."""
-    if not hidden:
+def _module_entries(part: Part, form: ModuleForm | None, number: int, modules: int) -> int:
+    """Return the number of parameters of module `number` of `modules`; 0 if a part has none."""
+    if form is None or number == modules:
         return 0
     with torch.device("meta"):
-        module = GradientModule(part.output, classes, hidden)
+        module = form.build(part.output, number, modules)
     return sum(parameter.numel() for parameter in module.parameters())
 
 
@@ -223,12 +226,11 @@ def _cuts(
     data: Data,
     make: Callable[[], nn.Module],
     layers: int,
-    classes: int,
-    hidden: int,
+    modules: ModuleForm | None,
 ) -> tuple[int, ...]:
     """Return the configured cuts, or measure the layers' times and return the best cuts.
 
-    `classes`, `hidden`: as in `measure`.
+    `modules`: as in `measure`.
     """
     if cutting.cuts != AUTO:
         given = cutting.cuts
@@ -241,8 +243,10 @@ def _cuts(
     limits = _limits(cutting.memory_mb, segments)
     if segments in (1, layers) and limits is None:
         return tuple(range(1, segments))  # only one choice of cuts is possible
+    if modules is not None:
+        modules.expect(None)
     inputs = data.prepared(rows(data.train.inputs, 0, config.batch_size))
-    return balanced(measure(make, inputs, classes, hidden), segments, limits)
+    return balanced(measure(make, inputs, modules), segments, limits)
 
 
 def _limits(memory_mb: Any, segments: int) -> list[float] | None:

@@ -8,6 +8,7 @@ from tests.runs import history_of, result_of
 
 QUICK = ("algorithm=synthetic_gradients", "rounds=8", "eval_every=4", "batch_size=64")
 SPLIT = ("algorithm=split_backprop", "rounds=8", "eval_every=4", "batch_size=64")
+LOSSES = (*QUICK, "strategy.module=gradient_of_loss")
 AHEAD = (*QUICK, "strategy.schedule=async", "strategy.queue=4", "strategy.segment_every=0")
 PIPED = (*SPLIT, "strategy.schedule=pipeline", "strategy.micro_batches=4")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from task.costs import LayerCosts, balanced, costs_of, measure
 from task.errors import TaskError
+from task.gradient_predictor import ModuleForm
 from task.layers import parts_of
 from task.models import build_model
 
@@ -64,18 +65,20 @@ def test_more_segments_than_layers_are_refused():
 
 def test_costs_are_shares_that_add_up_to_1():
     make = partial(build_model, "four_layers", channels=1, size=8, classes=10)
-    costs = costs_of(make, parts_of(make, (1, 2), IMAGES), IMAGES, 10, 32)
+    costs = costs_of(
+        make, parts_of(make, (1, 2), IMAGES), IMAGES, ModuleForm(hidden=32, classes=10)
+    )
     assert sum(cost.forward + cost.backward for cost in costs) == pytest.approx(1)
     assert all(cost.module > 0 for cost in costs[:-1])
     assert costs[-1].module == 0
-    alone = costs_of(make, parts_of(make, (), IMAGES), IMAGES, 10, 0)
+    alone = costs_of(make, parts_of(make, (), IMAGES), IMAGES, None)
     # A dense layer needs two products in the backward pass, the first layer no input gradient.
     assert 1.5 < alone[0].backward / alone[0].forward <= 2
 
 
 def test_costs_of_layers_are_measured():
     make = partial(build_model, "four_layers", channels=1, size=8, classes=10)
-    found = measure(make, torch.randn(16, 1, 8, 8), 10, 32)
+    found = measure(make, torch.randn(16, 1, 8, 8), ModuleForm(hidden=32, classes=10))
     assert all(each.seconds > 0 for each in found)
     assert [each.module_seconds > 0 for each in found] == [True, True, True, False]
     assert found[1].nbytes >= 4 * 4 * (128 * 256 + 256)

@@ -19,6 +19,7 @@ from client.segment.stage import Place, Stage
 from compression import PayloadError
 from conf.build import data_of, model_of, optimizer_of
 from task.flat_model import FlatModel
+from task.gradient_predictor import FORMS
 from tests.runs import configured
 from tests.same import expect_same
 
@@ -192,8 +193,10 @@ def test_a_process_without_the_forward_pass_can_do_the_backward_pass():
     expect_same(joined(cut), joined(whole))
 
 
-def test_a_stage_resumes_from_its_copy_unchanged():
-    config = configured("algorithm=synthetic_gradients", "batch_size=64")
+@pytest.mark.parametrize("module", sorted(FORMS))
+def test_a_stage_resumes_from_its_copy_unchanged(module):
+    words = ("batch_size=64", f"strategy.module={module}")
+    config = configured("algorithm=synthetic_gradients", *words)
     data = data_of(config)
     one = stages_of(config, (1,))[0]
     given = batches_of(config, 6)
@@ -225,9 +228,11 @@ def test_a_module_learns_its_target():
     assert errors[-1] < 0.1
 
 
+@pytest.mark.parametrize("module", sorted(FORMS))
 @pytest.mark.parametrize("spoiled", ["input", "weights", "module"])
-def test_values_that_are_not_finite_are_refused_and_the_segment_stays(spoiled):
-    config = configured("algorithm=synthetic_gradients", "batch_size=64")
+def test_values_that_are_not_finite_are_refused_and_the_segment_stays(spoiled, module):
+    words = ("batch_size=64", f"strategy.module={module}")
+    config = configured("algorithm=synthetic_gradients", *words)
     stage = stages_of(config, (1, 2))[1]
     torch.manual_seed(0)
     x, y = torch.randn(64, 128), torch.randint(10, (64,))

@@ -21,6 +21,17 @@ from tests.strategy.cut import QUICK
         (["model=resnet18"], "must be an nn.Sequential"),
         (["partition=dirichlet"], "the first node holds all"),
         (["batch_size=1"], "2 samples or more"),
+        (["strategy.module=own"], "module must be one of"),
+        (["strategy.hidden=[8]"], "hidden has 1 numbers for 3 modules"),
+        (["strategy.hidden=[8,8]", "strategy.segments=3"], "a list of hidden units needs the cuts"),
+        (["strategy.trained_by=loss"], "goes with module=gradient_of_loss"),
+        (
+            [
+                *("strategy.module=gradient_of_loss", "strategy.trained_by=loss"),
+                *("dataset=sensor_table", "model=table_mlp", "objective=regression"),
+            ],
+            "trained_by=loss needs labels",
+        ),
         (["strategy.segments=0"], "segments must be at least 1"),
         (["engine.memory_mb=1"], "is less than Python, torch and data take"),
         (["compression@gradients=topk", "gradients.density=2"], "density"),

@@ -11,7 +11,7 @@ import client.app
 from client.segment import app as segment_module
 from tests.runs import choices
 from tests.same import expect_same
-from tests.strategy.cut import AHEAD, PIPED, QUICK, SPLIT, run
+from tests.strategy.cut import AHEAD, LOSSES, PIPED, QUICK, SPLIT, run
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def watched(tmp_path_factory):
     [
         (*QUICK, "strategy.schedule=sequential"),
         QUICK,
+        LOSSES,
         (*QUICK, "strategy.schedule=async", "network=lte", "strategy.queue=3"),
         (*QUICK, "strategy.schedule=async", "network=classes", "strategy.batches_per_message=2"),
         PIPED,
@@ -111,6 +112,7 @@ def plain(state):
     "words",
     [
         (*QUICK, "rounds=4"),
+        (*LOSSES, "rounds=4"),
         (*SPLIT, "rounds=4"),
         (*PIPED, "rounds=2", "eval_every=2"),  # 32 messages a round
         (
@@ -125,7 +127,7 @@ def test_a_process_for_each_message_gives_the_same_result(tmp_path, words):
     expect_same(one[2], other[2])
 
 
-@pytest.mark.parametrize("words", [QUICK, SPLIT, (*QUICK, "strategy.conditioned=false")])
+@pytest.mark.parametrize("words", [QUICK, SPLIT, LOSSES, (*QUICK, "strategy.conditioned=false")])
 def test_every_byte_is_counted_by_node_and_by_kind(watched, words):
     result, seen, _ = watched(*words)
     assert result["uplink_bytes_by_segment"] == seen["up"]
