@@ -12,7 +12,7 @@ LIGHT = np.array([0.6, 0.75, 0.85])  # the mean brightness of discs, squares, tr
 
 
 def shapes(
-    samples: int = 4000, side: int = 20, objects: int = 2, noise: float = 0.06, seed: int = 0
+    samples: int = 12000, side: int = 20, objects: int = 2, noise: float = 0.06, seed: int = 0
 ) -> Data:
     """Return images, uint8 (N, 1, side, side), and masks, int64 (N, side, side), of four classes.
 
