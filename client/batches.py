@@ -13,6 +13,7 @@ from client.node import Node
 from conf import Config
 from conf.build import device_of, partition_of
 from task.datasets import Data
+from task.errors import TaskError
 from task.rng import stream_seed
 from task.steps import Batch
 from task.tensors import Tensors, leaves, mapped, taken
@@ -142,7 +143,7 @@ class Samples:
     def _part(self, node: Node, held_back: bool) -> Tensor:
         """Return the indices of the node's training or held-back samples, int64 (s,).
 
-        Raises `ValueError` if the node has no such samples.
+        Raises `TaskError` if the node has no such samples.
         """
         indices = self._indices(node)
         kept = len(indices) - int(len(indices) * self.config.dataset.holdout)
@@ -151,7 +152,7 @@ class Samples:
             cure = (
                 "a larger dataset.holdout" if held_back else "fewer nodes or less dataset.holdout"
             )
-            raise ValueError(f"node {node.index} has no samples for that: give {cure}")
+            raise TaskError(f"node {node.index} has no samples for that: give {cure}")
         return indices
 
     def _prepared_samples(self, indices: Tensor) -> Batch:

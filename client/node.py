@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from flwr.app import Context
 
+from task.errors import TaskError
+
 
 @dataclass(frozen=True)
 class Node:
@@ -24,12 +26,12 @@ class Node:
 def node_of(context: Context) -> Node:
     """Read `partition-id`, `num-partitions` and `data` from the node's configuration.
 
-    Raises `ValueError` if the configuration has neither `partition-id` nor `data`.
+    Raises `TaskError` if the configuration has neither `partition-id` nor `data`.
     """
     config = context.node_config
     folder = str(config["data"]) if "data" in config else None
     if folder is None and "partition-id" not in config:
-        raise ValueError(
+        raise TaskError(
             "this node has no data: start it with --node-config 'data=\"/its/folder\"' "
             "or with 'partition-id=0 num-partitions=10'"
         )
