@@ -122,7 +122,10 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
     measured = evaluate(model, objective, inputs, few.targets)
     for each in objective.names:
         if each not in measured:
-            raise TaskError(f"{name} does not measure {each}, which it names")
+            raise TaskError(
+                f"{name} does not measure {each}: put it into what measured() returns, or into "
+                "sums() for the mean over all samples"
+            )
         if not isinstance(measured[each], int | float) or isinstance(measured[each], bool):
             raise TaskError(f"{name} measures {each} as a {type(measured[each]).__name__}")
     for metric in objective.metrics:
