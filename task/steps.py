@@ -68,7 +68,23 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
     except Exception as error:  # a user's model, transform and objective may raise anything
         raise TaskError(
             f"model=, objective= and dataset= do not fit each other ({described(error)})"
+            f"{_cure(error, data)}"
         ) from error
+
+
+def _cure(error: Exception, data: Data) -> str:
+    """Return what to do about an error that torch's words do not explain."""
+    ids = [
+        each
+        for each in leaves(data.train.inputs)
+        if not (each.is_floating_point() or each.is_complex()) and 0 < each.numel() <= MOST_READ
+    ]
+    if isinstance(error, IndexError) and ids:
+        largest = max(int(each.max()) for each in ids)
+        return (
+            f": the inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"
+        )
+    return ""
 
 
 def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: int) -> None:

@@ -8,17 +8,30 @@ SPREAD = 0.5  # of the first embeddings; the usual 0.02 takes several times as m
 
 
 class LSTM(nn.Module):
-    """A language model with one LSTM layer: 28,968 parameters; (B, T) -> logits (B, T, tokens)."""
+    """A language model with LSTM layers: 28,968 parameters; (B, T) -> logits (B, T, tokens).
 
-    def __init__(self, tokens: int = 40, size: int = 32, hidden: int = 64) -> None:
+    `last`: whether it returns the logits of the token after the last one alone, (B, tokens), as for
+    a target that is one class.
+    """
+
+    def __init__(
+        self,
+        tokens: int = 40,
+        size: int = 32,
+        hidden: int = 64,
+        layers: int = 1,
+        last: bool = False,
+    ) -> None:
         super().__init__()
+        self.last = last
         self.embedding = nn.Embedding(tokens, size)
-        self.lstm = nn.LSTM(size, hidden, batch_first=True)
+        self.lstm = nn.LSTM(size, hidden, layers, batch_first=True)
         self.head = nn.Linear(hidden, tokens)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of each next token."""
-        logits: Tensor = self.head(self.lstm(self.embedding(tokens))[0])
+        """Return the logits of each next token, or of the last next token."""
+        hidden = self.lstm(self.embedding(tokens))[0]
+        logits: Tensor = self.head(hidden[:, -1] if self.last else hidden)
         return logits
 
 
@@ -26,12 +39,20 @@ class Transformer(nn.Module):
     """A causal transformer (GPT-2's blocks, with GELU and a norm before each part).
 
     (B, T) -> logits (B, T, tokens), for T up to `length`. 33,784 parameters with the defaults.
+    `last`: as in `LSTM`.
     """
 
     def __init__(
-        self, tokens: int = 40, size: int = 48, heads: int = 4, layers: int = 1, length: int = 32
+        self,
+        tokens: int = 40,
+        size: int = 48,
+        heads: int = 4,
+        layers: int = 1,
+        length: int = 32,
+        last: bool = False,
     ) -> None:
         super().__init__()
+        self.last = last
         self.embedding = nn.Embedding(tokens, size)
         self.position = nn.Parameter(torch.randn(length, size) * SPREAD)
         self.blocks = nn.Sequential(*(TransformerBlock(size, heads) for _ in range(layers)))
@@ -40,9 +61,10 @@ class Transformer(nn.Module):
         nn.init.normal_(self.embedding.weight, std=SPREAD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of each next token."""
+        """Return the logits of each next token, or of the last next token."""
         entered = self.embedding(tokens) + self.position[: tokens.shape[1]]
-        logits: Tensor = self.head(self.norm(self.blocks(entered)))
+        hidden = self.blocks(entered)
+        logits: Tensor = self.head(self.norm(hidden[:, -1] if self.last else hidden))
         return logits
 
 

@@ -1,18 +1,23 @@
 """Public data sets' usual layouts: UCI HAR, Speech Commands, LEAF, in tiny files made here."""
 
 import json
+import re
 import wave
 
 import numpy as np
 import pytest
 import torch
 
+from conf.build import data_of, model_of, objective_of
 from task.datasets.data import expect_usable
 from task.datasets.leaf import CHARACTERS, leaf
 from task.datasets.speech_commands import speech_commands
 from task.datasets.uci_har import SIGNALS, uci_har
 from task.errors import MissingOption, NoData, TaskError
+from task.steps import expect_fits
 from task.transforms import LogMel
+from tests.local_runs import local_run
+from tests.runs import ROOT, configured, result_of
 
 
 @pytest.fixture
@@ -228,3 +233,46 @@ def test_what_is_no_file_of_leaf_s_is_one_line(content, tmp_path):
     with pytest.raises(TaskError, match="LEAF") as caught:
         leaf(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def options_on_the_page():
+    """Return the options of each public data set in docs/your-task.md, by its name there."""
+    table = (ROOT / "docs" / "your-task.md").read_text().split("Presets and models for the public")
+    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \|$", table[1].split("\n\n")[1], re.MULTILINE)
+    return {name: options.split() for name, options in rows}
+
+
+@pytest.fixture
+def sets(har, words, tmp_path):
+    """Return the folder of each public data set."""
+    random, line = np.random.default_rng(0), "To be, or not to be--that is the question: " * 2
+    line = line[:80]
+    images = [[random.random(784).tolist()] * 2, [61, 3]]
+    for part in ("train", "test"):
+        write_leaf(tmp_path / "femnist", part, {"f0": images, "f1": images})
+        write_leaf(tmp_path / "plays", part, {"ROMEO": [[line], ["}"]], "LADY": [[line], ["a"]]})
+    (tmp_path / "own.txt").write_text("Bytes up to \u00ff. " * 200)
+    folders = {"UCI HAR": ".", "Speech Commands": ".", "FEMNIST": "femnist", "Shakespeare": "plays"}
+    return {name: tmp_path / each for name, each in {**folders, "your own text": "own.txt"}.items()}
+
+
+def test_the_pages_options_train_a_model(sets, tmp_path):
+    options = options_on_the_page()
+    assert options.keys() == sets.keys()
+    for name, words in options.items():
+        nodes = 1 if name == "UCI HAR" else 2  # one person has all windows here
+        local_run(
+            tmp_path / "run", *words, f"dataset.root='{sets[name]}'", "rounds=1", "eval_every=1",
+            f"nodes={nodes}", "batch_size=2", "schedule=constant",
+        )  # fmt: skip
+        assert result_of(tmp_path / "run")["failures"] == 0
+        assert result_of(tmp_path / "run")["client_updates"] == nodes
+
+
+def test_too_few_tokens_are_named(sets):
+    words = [*options_on_the_page()["your own text"], f"dataset.root='{sets['your own text']}'"]
+    words[words.index("model.tokens=256")] = "model.tokens=100"
+    config = configured(*words, "nodes=2")
+    data = data_of(config)
+    with pytest.raises(TaskError, match="integers up to 195, so a model of tokens needs 196"):
+        expect_fits(model_of(config, data), objective_of(config), data)
