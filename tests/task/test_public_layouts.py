@@ -237,8 +237,8 @@ def test_what_is_no_file_of_leaf_s_is_one_line(content, tmp_path):
 
 def options_on_the_page():
     """Return the options of each public data set in docs/your-task.md, by its name there."""
-    table = (ROOT / "docs" / "your-task.md").read_text().split("Presets and models for the public")
-    rows = re.findall(r"^\| ([^|]+) \| `([^`]+)` \|$", table[1].split("\n\n")[1], re.MULTILINE)
+    _, page = (ROOT / "docs" / "your-task.md").read_text().split("Presets and models for the")
+    rows = re.findall(r"^\* ([^:]+): `([^`]+)`$", page.split("\n\n")[1], re.MULTILINE)
     return {name: options.split() for name, options in rows}
 
 
