@@ -22,8 +22,9 @@ M = TypeVar("M", bound=type[Method])
 def register(stage: str) -> Callable[[M], M]:
     """Return a class decorator that registers a sparsifier, a quantizer or a coder.
 
-    ``stage``: which of the three. The decorator raises TypeError for a class that is not a
-    dataclass with defaults, or that does not derive from the stage's base class. It raises
+    ``stage``: which of the three; ValueError for another word. The decorator raises TypeError for
+    a class that is not a dataclass with defaults, that lacks a name or an id, or that does not
+    derive from the stage's base class. It raises
     ValueError for a name or id that another method has, and for an option that has another type in
     another method. The ids of this package's methods are 0 to 191. Those of other packages are 192
     to 255; sender and receiver must have the same packages. ValueError is raised for other ids.
@@ -32,11 +33,19 @@ def register(stage: str) -> Callable[[M], M]:
     again.
     """
 
+    if stage not in STAGES:
+        raise ValueError(f"register({stage!r}): give one of {', '.join(STAGES)}")
+
     def add(cls: M) -> M:
         if not (is_dataclass(cls) and issubclass(cls, STAGES[stage])):
             raise TypeError(f"{cls.__name__} is no dataclass derived from {STAGES[stage].__name__}")
-        if type(cls.id) is not int:
-            raise TypeError(f"{stage} {cls.name}: its id is {cls.id!r}, and an integer is taken")
+        for key, kind, example in (("name", str, '"mine"'), ("id", int, PRIVATE)):
+            if type(getattr(cls, key, None)) is not kind:
+                found = repr(getattr(cls, key)) if hasattr(cls, key) else "missing"
+                raise TypeError(
+                    f"{stage} {cls.__name__}: its {key} is {found}; give "
+                    f"{key}: ClassVar[{kind.__name__}] = {example}"
+                )
         cls()  # raises TypeError if an option has no default
         ours = cls.__module__.startswith(f"{__package__}.")
         if not ours:

@@ -180,12 +180,21 @@ def expect_rows(where: str, split: Split) -> None:
                     f"{where}.{part} are sparse or have requires_grad=True: give a dense tensor "
                     f"without a gradient, to_dense().detach()"
                 )
+            if part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
+                raise TaskError(
+                    f"{where}.groups are {_of(tensor)}: give the number of a group for each "
+                    f"sample, int64 (N,)"
+                )
             rows = len(tensor)
             if rows != len(split):
                 raise TaskError(
                     f"{where}.{part} have {rows} rows, and its inputs have {len(split)}: "
                     f"give one row for each sample"
                 )
+
+
+def _of(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _expect_finite(where: str, tensors: Tensors) -> None:

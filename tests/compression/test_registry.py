@@ -163,10 +163,24 @@ def test_a_method_of_another_package_makes_payloads(registered):
     register("coder")(Own)
 
 
-@pytest.mark.parametrize("number", ["192", 192.0, None])
+@pytest.mark.parametrize("number", ["192", 192.0, None, True])
 def test_an_id_is_an_integer(number):
-    with pytest.raises(TypeError, match=r"own: its id is .*, and an integer is taken"):
+    with pytest.raises(TypeError, match=r"Other: its id is .*; give id: ClassVar\[int\] = 192"):
         register("coder")(other(id=number))
+
+
+@pytest.mark.parametrize("key", ["name", "id"])
+def test_a_method_has_a_name_and_an_id(key):
+    values = {"name": "bare", "id": 200, "choose": lambda self, given, step: given}
+    del values[key]
+    bare = dataclass(frozen=True)(type("Bare", (ResidualSparsifier,), values))
+    with pytest.raises(TypeError, match=f"sparsifier Bare: its {key} is missing; give {key}: "):
+        register("sparsifier")(bare)
+
+
+def test_a_stage_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"'sparsifer'.*give one of sparsifier, quantizer, coder"):
+        register("sparsifer")
 
 
 CHOSEN = {

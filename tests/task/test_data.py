@@ -73,6 +73,14 @@ BAD = {
     "a mean that is none": (normal(mean=(0.2, float("nan"), 0.2)), "give finite numbers"),
     "fewer than no classes": (replace(DATA, classes=-1), "classes=-1"),
     "classes without names": (replace(DATA, class_names=("a", "b")), "2 class_names for classes=3"),
+    "groups of floats": (
+        replace(DATA, train=Split(GOOD.inputs, GOOD.targets, torch.zeros(6))),
+        "groups are float32 (6,): give the number of a group",
+    ),
+    "groups in a column": (
+        replace(DATA, train=Split(GOOD.inputs, GOOD.targets, torch.zeros(6, 1).long())),
+        "groups are int64 (6, 1): give the number of a group",
+    ),
     "a pair": ((GOOD, GOOD), "loaded as a tuple, and Data is taken"),
 }
 
