@@ -27,7 +27,7 @@ from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
-from conf.packages import look_in, sources_of
+from conf.packages import look_in, sources_of, unsent_files
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.metric import MainMetric
@@ -44,6 +44,7 @@ from strategy.flower_checks import expect_limits
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
 
 ROOT = Path(__file__).parents[1]
+LOCAL = "simulation.local.run_local"
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", CHECKPOINT)
@@ -100,6 +101,15 @@ def run(composed: DictConfig, folder: Path) -> None:
         verbose=config.verbose,
         sources=sources_of(config.packages),
     )
+    if config.engine["_target_"] != LOCAL:
+        for name, paths in unsent_files(config.packages).items():
+            log.warning(
+                "packages=[%s]: nodes get its .py files only, and it has %d other files, such as "
+                "%s: put what they hold into Python, or have it on the nodes",
+                name,
+                len(paths),
+                paths[0],
+            )
     with console.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))

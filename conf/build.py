@@ -160,7 +160,9 @@ def _of_target(own: str, given: str, name: str, validate: float) -> Data:
     except (TaskError, ConfigError):
         raise
     except FileNotFoundError as error:
-        raise NoData(f"dataset: {error}") from error
+        # A source that reads `root` finds no data there; any other source lacks a file of its own.
+        kind = NoData if "root" in parameters_of(target.make)[0] else TaskError
+        raise kind(f"dataset: {described(error)}") from error
     except Exception as error:  # no `ConfigError`, which a node tells the server: it may name files
         raise TaskError(f"dataset: {described(error)}") from error
     expect_usable(name, data)

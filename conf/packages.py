@@ -124,6 +124,28 @@ def sources_of(words: Iterable[str]) -> dict[str, Path]:
     return {path: file for files in found for path, file in files.items()}
 
 
+def unsent_files(words: Iterable[str]) -> dict[str, list[str]]:
+    """Return, by package, the paths of its files that no app gets, because they are no .py files.
+
+    Only packages that have such files are in the result. Pages (.md) and type markers (py.typed)
+    are not counted.
+    """
+    found = {}
+    for name in (word.partition("@")[0] for word in words):
+        spec = _spec_of(name)
+        if name in OURS or not spec.submodule_search_locations:
+            continue
+        top = Path(str(spec.origin)).parent
+        files = [path.relative_to(top) for path in sorted(top.rglob("*")) if path.is_file()]
+        found[name] = [
+            path.as_posix()
+            for path in files
+            if path.suffix not in (".py", ".pyc", ".md", ".typed")
+            and not any(part.startswith((".", "__pycache__")) for part in path.parts)
+        ]
+    return {name: paths for name, paths in found.items() if paths}
+
+
 def source_files(name: str) -> dict[str, Path]:
     """Return a package's .py files by their path from its parent folder, as in `mine/parts.py`.
 

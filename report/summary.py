@@ -29,7 +29,7 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
     rows = {
         "run": name_of(result, folder),
         "task": f"{result['model']} on {result['dataset']}, {result['nodes']} devices, "
-        f"{result['rounds']} {unit}, seed {result['seed']}",
+        f"{result['rounds']} {unit if result['rounds'] != 1 else unit[:-1]}, seed {result['seed']}",
         main.name: f"{now} (best {best})",
         "sent up": _beside_flower(result, "uplink"),
         "sent down": _beside_flower(result, "downlink"),

@@ -123,7 +123,11 @@ def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
         tensors = read(file)
     except Exception as error:  # safetensors raises errors of several types
         reason = str(error).strip().partition("\n")[0]
-        raise TaskError(f"model.file={file} is no safetensors file: {reason}") from error
+        raise TaskError(
+            f"model.file={file} is no safetensors file ({reason}): write it by "
+            "safetensors.torch.save_file(model.state_dict(), FILE), because a file of torch.save "
+            "can run code"
+        ) from error
     held = module.state_dict()
     for name, tensor in tensors.items():
         if name not in held or held[name].shape != tensor.shape:

@@ -84,6 +84,9 @@ def _cure(error: Exception, data: Data) -> str:
         return (
             f": the inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"
         )
+    exact = any(each.dtype == torch.float64 for each in leaves(data.train.inputs))
+    if isinstance(error, RuntimeError) and exact and "type" in str(error):
+        return ": the inputs are float64, and a model is float32: give inputs.float()"
     return ""
 
 

@@ -114,6 +114,14 @@ MINE = """
         return data(noise(240, 6), noise(240), transform=lambda x: x @ x)
 
 
+    def exact():
+        return data(noise(240, 6).double(), noise(240))
+
+
+    def lost():
+        return open("files/that/are/not/sent.csv")
+
+
     def wider_test():
         return Data(Split(noise(40, 6), noise(40)), Split(noise(40, 7), noise(40)))
 
@@ -248,6 +256,8 @@ WRONG = {
         ],
         "Target 5 is out of bounds",
     ),
+    "inputs of float64": (["dataset._target_=mine_tasks.exact"], "give inputs.float()"),
+    "a file of its own": (["dataset._target_=mine_tasks.lost"], "No such file or directory"),
     "a transform that fails": (["dataset._target_=mine_tasks.failing"], "do not fit each other"),
     "a metric that is not measured": (["schedule=plateau", "schedule.metric=iou"], "mae, rmse"),
     "one sample for BatchNorm": (["batch_size=1", "+model.norm=true"], "batch_size= of 2 or more"),

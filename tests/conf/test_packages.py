@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf import ConfigError, load_config, run_config
-from conf.packages import fingerprint, import_packages, look_in, qualified, source_files
+from conf.packages import (
+    fingerprint,
+    import_packages,
+    look_in,
+    qualified,
+    source_files,
+    unsent_files,
+)
 from conf.submitted_runs import NodeGrants
 from tests.conf.hostile import plain, submitted
 from tests.runs import composed
@@ -45,6 +52,15 @@ def own(tmp_path, monkeypatch):
     for name in {each.partition("/")[0].removesuffix(".py") for each in FILES}:
         for module in [each for each in sys.modules if each.partition(".")[0] == name]:
             del sys.modules[module]
+
+
+def test_files_that_no_app_gets_are_named(own):
+    (own / "whole" / "README.md").write_text("a page")
+    (own / "whole" / "data" / "deep").mkdir(parents=True)
+    (own / "whole" / "data" / "deep" / "table.csv").write_text("1,2")
+    assert unsent_files(["single"]) == {}
+    found = {"whole": ["data/deep/table.csv", "notes.txt"]}
+    assert unsent_files(["single", "whole@0123", "task"]) == found
 
 
 def refused(words, machine=None):
