@@ -152,7 +152,7 @@ class Samples:
             cure = (
                 "a larger dataset.holdout" if held_back else "fewer nodes or less dataset.holdout"
             )
-            raise TaskError(f"node {node.index} has no samples for that: give {cure}")
+            raise TaskError(f"this node has no samples for that: give {cure}")
         return indices
 
     def _prepared_samples(self, indices: Tensor) -> Batch:
