@@ -62,6 +62,10 @@ class MainMetric(NamedTuple):
         """Return the best of the values; None without values."""
         return (max if self.higher else min)(values, default=None)
 
+    def worst(self, values: list[float]) -> float | None:
+        """Return the worst of the values; None without values."""
+        return (min if self.higher else max)(values, default=None)
+
     def reaches(self, value: float, bound: float) -> bool:
         """Return whether a value is at least as good as a bound."""
         return value >= bound if self.higher else value <= bound

@@ -14,6 +14,7 @@ from report.columns import (
     REMARKS,
     Rendered,
     TableRow,
+    by_seed,
     main_metric,
     remark,
 )
@@ -160,7 +161,8 @@ class FilledTable:
     def _across(self, row: RowDefinition) -> list[str]:
         """Return a row's cells in a table whose columns show runs with different overrides.
 
-        In a search (of a learning rate) the cell with the best value is bold.
+        In a search (of a learning rate) the cell whose worst seed is best is bold, among the cells
+        with the most seeds. A mean would also select a rate at the edge of stability, with one bad seed.
         """
         (column,) = self.definition.columns
         found = [self.by_settings.get(settings, []) for settings in self.settings[row.id]]
@@ -170,11 +172,13 @@ class FilledTable:
         if not self.definition.search:
             return cells
         key = self.metric.name if column == MAIN else column
-        means = [TableRow(runs).mean(key) for runs in found]
-        best = self.metric.best([mean for mean in means if mean is not None])
+        values = [list(by_seed(runs, key).values()) for runs in found]
+        most = max(map(len, values))
+        worst = [self.metric.worst(each) if len(each) == most else None for each in values]
+        best = self.metric.best([value for value in worst if value is not None])
         return [
-            f"**{c}**" if c and m is not None and m == best else c
-            for c, m in zip(cells, means, strict=True)
+            f"**{c}**" if c and w is not None and w == best else c
+            for c, w in zip(cells, worst, strict=True)
         ]
 
     def _show(self, runs: Sequence[Run], column: str) -> Rendered:

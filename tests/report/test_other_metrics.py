@@ -97,6 +97,21 @@ def test_the_best_of_a_search_is_bold(root, metric, best):
     assert {head for head, cell in row.items() if cell.startswith("**")} == {best}
 
 
+@pytest.mark.parametrize(
+    ("metric", "one", "two", "best"),
+    [
+        (RMSE, (0.5, 0.6), (0.2, 0.7), "lr 1"),
+        (ACCURACY, (0.5, 0.6), (0.4, 0.9), "lr 1"),
+        (ACCURACY, (0.5, 0.6), (0.9,), "lr 1"),  # one seed may be lucky
+    ],
+)
+def test_a_search_counts_the_worst_of_most_seeds(root, metric, one, two, best):
+    define(root, SEARCH)
+    run_of(root, metric, {"lr=1 momentum=True": one, "lr=2 momentum=True": two})
+    row = rows_of(written(root))["A"]
+    assert {head for head, cell in row.items() if cell.startswith("**")} == {best}
+
+
 def test_an_archive_keeps_the_main_metric_and_its_curve(root):
     run_of(root, RMSE, {"lr=1": (0.5, 0.25)})
     file = archive_file(root, "e")
