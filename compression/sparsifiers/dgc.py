@@ -14,7 +14,6 @@ from ..validation import expect_at_least, expect_below_one, expect_between, expe
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
-MASKED_FROM = 0.99  # at lower sparsities, in the warm-up, masking would remove all momentum
 
 
 @register("sparsifier")
@@ -23,8 +22,9 @@ class DGC(ResidualSparsifier):
     """Sends the largest entries of each tensor's velocity v; their share is 1 - ``sparsity``.
 
     Lin, Han, Mao, Wang, Dally 2018, "Deep gradient compression", Algorithm 4: u = momentum u + g,
-    v = v + u. The largest entries of v are sent and set to 0 in v. From a sparsity of 0.99 on they
-    are also set to 0 in u (momentum factor masking).
+    v = v + u. The largest entries of v are sent and set to 0 in v. From a sparsity of
+    ``masked_from`` on they are also set to 0 in u (momentum factor masking); 1: never. At lower
+    sparsities, in the warm-up, masking would remove all momentum.
 
     ``clip_norm`` (0: off) limits the gradient's L2 norm to clip_norm / sqrt(N) (section 3.2). N is
     ``workers``; if ``workers`` is 0, N is the number of updates that the server averages, as its
@@ -46,6 +46,7 @@ class DGC(ResidualSparsifier):
     clip_norm: float = 0.0
     workers: int = 0
     layers: str = "all"
+    masked_from: float = 0.99
 
     def __post_init__(self) -> None:
         expect_below_one(self.name, "sparsity", self.sparsity)
@@ -54,6 +55,7 @@ class DGC(ResidualSparsifier):
         expect_at_least(self.name, "clip_norm", self.clip_norm, 0)
         expect_at_least(self.name, "workers", self.workers, 0)
         expect_one_of(self.name, "layers", self.layers, LAYERS)
+        expect_between(self.name, "masked_from", self.masked_from, 0, 1)
 
     @property
     def residual_key(self) -> str | None:
@@ -88,11 +90,11 @@ class DGC(ResidualSparsifier):
     def select(self, update: Vector, step: SparsifyContext) -> Selection:
         """Select the entries to send, set their momentum to 0, and count the step.
 
-        In the warm-up, at a sparsity below 0.99, the momentum stays.
+        In the warm-up, at a sparsity below ``masked_from``, the momentum stays.
         """
         indices, values, _ = super().select(update, step)
         assert indices is not None
-        if self.sparsity_at(_steps(step)) >= MASKED_FROM:
+        if self.sparsity_at(_steps(step)) >= self.masked_from:
             self._mask(indices, step)
         get_or_zeros(step.memory, "steps", 1, np.int64)[0] += 1
         return Selection(indices, values)

@@ -162,7 +162,7 @@ class FilledTable:
         """Return a row's cells in a table whose columns show runs with different overrides.
 
         In a search (of a learning rate) the cell whose worst seed is best is bold, among the cells
-        with the most seeds. A mean would also select a rate at the edge of stability, with one bad seed.
+        with the most seeds. A mean would also select a rate at the edge of stability.
         """
         (column,) = self.definition.columns
         found = [self.by_settings.get(settings, []) for settings in self.settings[row.id]]

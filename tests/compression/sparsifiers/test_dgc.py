@@ -1,19 +1,22 @@
 """DGC: its algorithm step by step, and the layers that it makes sparse."""
 
 import numpy as np
+import pytest
 
 from compression.per_tensor import count
 from compression.sparsifiers.dgc import WARMUP
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run
 
 
-def test_dgc_follows_its_algorithm():
+@pytest.mark.parametrize("masked_from", [0.99, 0.9, 1])
+def test_dgc_follows_its_algorithm(masked_from):
     options = {
         "sparsity": 0.995,
         "warmup_steps": 8,
         "momentum": 0.8,
         "clip_norm": 2.0,
         "workers": 4,
+        "masked_from": masked_from,
     }
     sparsifier = make("dgc", **options)
     u, v = np.zeros(N), np.zeros(N)
@@ -31,7 +34,7 @@ def test_dgc_follows_its_algorithm():
         np.testing.assert_array_equal(indices, np.sort(expected))
         np.testing.assert_allclose(values, v[indices], rtol=1e-5, atol=1e-6)
         v[indices] = 0
-        if sparsity >= 0.99:
+        if sparsity >= masked_from:
             sparse = np.setdiff1d(indices, np.arange(*LAYOUT.offsets[1:3]))
             u[sparse] = 0
         np.testing.assert_allclose(memory["velocity"], v, rtol=1e-5, atol=1e-6)
