@@ -10,6 +10,7 @@ from torch import nn
 from task.errors import TaskError
 from task.models import build_model
 from task.models.parts import MODELS
+from task.models.vgg import narrow_vgg16
 from task.registry import Registry
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -148,3 +149,20 @@ def test_each_name_is_used_once():
     registry.register("x")(1)
     with pytest.raises(RuntimeError, match="two things are named x"):
         registry.register("x")(2)
+
+
+def test_a_narrow_vgg16_is_vgg16_at_full_width():
+    whole = narrow_vgg16(3, 32, width=64)
+    assert count(whole) == PARAMETERS["vgg16"]
+    named = build_model("vgg16", channels=3, size=32, classes=10)
+    assert [p.shape for p in whole.parameters()] == [p.shape for p in named.parameters()]
+    narrow = narrow_vgg16()
+    assert count(narrow) == 232_130
+    assert narrow(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert not any("Norm" in type(m).__name__ for m in narrow_vgg16(batch_norm=False).modules())
+
+
+@pytest.mark.parametrize("wrong", [{"width": 0}, {"size": 64}, {"size": 0}, {"channels": 0}])
+def test_numbers_that_no_narrow_vgg16_has(wrong):
+    with pytest.raises(ValueError, match="must be at least 1, and size below 64"):
+        narrow_vgg16(**wrong)
