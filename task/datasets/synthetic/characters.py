@@ -48,7 +48,7 @@ PLURALS |= {"reaches": "reach", "misses": "miss", "worries": "worry"}
 
 
 def characters(
-    samples: int = 6000, length: int = 32, writers: int = 20, topic: str = "town", seed: int = 0
+    samples: int = 12000, length: int = 32, writers: int = 20, topic: str = "town", seed: int = 0
 ) -> Data:
     """Return windows of text, int64 (N, length), and each character's next one, of one grammar.
 
