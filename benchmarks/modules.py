@@ -44,7 +44,7 @@ def measure(model: str, cycles: int) -> dict[str, Any]:
         children["backpropagation, one node"] = stack.enter_context(
             application(1, settings("split_backprop", "nodes=1", *whole))
         )
-        result: dict[str, Any] = compare(children, cycles=cycles, rounds=1, warmup=1)
+        result: dict[str, Any] = compare(children, FORMS[0], cycles=cycles, rounds=1, warmup=1)
     for row in result.values():
         row["ms a step"] = round(row["seconds"] / BLOCK * 1e3, 2)
         row["steps a second, times predicted_gradient"] = round(1 / row.get("ratio", 1), 3)
