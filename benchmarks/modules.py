@@ -6,8 +6,7 @@
 For each model, a run whose modules are `predicted_gradient` and one whose modules are
 `gradient_of_loss` alternate (`benchmarks.timing`), each with all of its nodes in one process. All
 other options are equal. The images are scikit-learn's digits, enlarged, so nothing is downloaded.
-The third contestant is backpropagation of the uncut model, in a run
-with one node.
+The third contestant is backpropagation of the uncut model, in a run with one node.
 """
 
 import argparse

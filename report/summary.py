@@ -22,14 +22,15 @@ METHOD = (
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
     """Return a table of the main metric, the bytes on the network, and the time."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    unit = "pushes" if "staleness" in result else "rounds"
+    one, many = ("push", "pushes") if "staleness" in result else ("round", "rounds")
+    unit = one if result["rounds"] == 1 else many
     each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
     here, main = Path.cwd(), main_of(result)
     now, best = (main.text(result[name]) for name in (main.name, f"best_{main.name}"))
     rows = {
         "run": name_of(result, folder),
         "task": f"{result['model']} on {result['dataset']}, {result['nodes']} devices, "
-        f"{result['rounds']} {unit if result['rounds'] != 1 else unit[:-1]}, seed {result['seed']}",
+        f"{result['rounds']} {unit}, seed {result['seed']}",
         main.name: f"{now} (best {best})",
         "sent up": _beside_flower(result, "uplink"),
         "sent down": _beside_flower(result, "downlink"),

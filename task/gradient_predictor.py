@@ -10,6 +10,7 @@ networks", section 4.3) train such a network on the values of the loss too.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,13 +35,14 @@ class Learned(NamedTuple):
     error: float | None
 
 
-class GradientModule(nn.Module):
+class GradientModule(nn.Module, ABC):
     """The module M(h, y), which predicts the gradient of a segment's output h; y: the labels."""
 
+    @abstractmethod
     def forward(self, h: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the predicted gradient, float32 of `h`'s shape (B, ...); `labels` int64 (B,)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def learned(self, h: Tensor, labels: Tensor | None, target: Tensor) -> Learned:
         """Return what the module learns from `target`, the gradient of `h`, both (B, ...).
 
@@ -48,7 +50,6 @@ class GradientModule(nn.Module):
         scale divides out the best one. None if the target is zero: the next segment sends zeros
         before its own module has learned anything.
         """
-        raise NotImplementedError
 
 
 def _norm(features: int) -> nn.BatchNorm1d:
