@@ -46,7 +46,9 @@ class CESGD(Sparsifier):
     The first three operators do not control how many coordinates are sent. The last two send the
     share ``density`` on average at every step (c as in Wangni et al. 2018, "Gradient
     sparsification", Algorithm 3). The option ``speculative`` adds this share of rarely sent
-    coordinates to each new V. With density 1 all coordinates are always sent.
+    coordinates to each new V. ``decay``, which is not in the paper, multiplies M at each step
+    before V is counted (1: M is a sum, as in the paper). With density 1 all coordinates are always
+    sent.
     """
 
     name: ClassVar[str] = "cesgd"
@@ -57,6 +59,7 @@ class CESGD(Sparsifier):
     operator: str = "union"
     gain: float = 1.5
     speculative: float = 0.002
+    decay: float = 1.0
     scope: str = "tensor"
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class CESGD(Sparsifier):
         expect_one_of(self.name, "operator", self.operator, OPERATORS)
         expect_at_least(self.name, "gain", self.gain, 0)
         expect_between(self.name, "speculative", self.speculative, 0, 1)
+        expect_between(self.name, "decay", self.decay, 0, 1)
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def memory_bytes(self, layout: Layout) -> int:
@@ -85,6 +89,8 @@ class CESGD(Sparsifier):
             np.less(step.rng.generator.random(size, dtype=np.float32), chances, out=sent)
             if not first:
                 self._speculate(weights, step)
+        if self.decay != 1:
+            weights *= np.float32(self.decay)
         if better or self.operator == "map":
             weights += sent
         indices = np.flatnonzero(sent).astype(np.uint32)

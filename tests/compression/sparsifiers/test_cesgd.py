@@ -43,6 +43,17 @@ def test_the_map_is_the_sum_of_every_selection():
         assert np.isin(first, indices).all()
 
 
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_decay_multiplies_the_map_at_each_step(operator):
+    expected, losses = np.zeros(N), [5, 4, 6, 3, 2, 9]
+    sparsifier = make("cesgd", operator=operator, decay=0.5)
+    for step, (_, (indices, _, _), memory) in enumerate(run(sparsifier, 6, losses)):
+        expected *= 0.5
+        if operator == "map" or (step and losses[step] < losses[step - 1]):
+            expected[indices] += 1
+        np.testing.assert_array_equal(memory["map"], expected)
+
+
 def chances_of(weights, total):
     """Return the probabilities min(1, c w); c is such that they have the sum `total`."""
     low, high = 0.0, 1e9
