@@ -2,7 +2,9 @@
 
     python -m benchmarks.presets [TASK ...]     # JSON on stdout; two hours for all tasks
 
-`--methods` chooses among `METHODS`. The adapters of `task=lora` adapt the weights of a run of
+`--methods` chooses among `METHODS`. `--rates FILE` takes the learning rates from an earlier output
+in place of the search. `coded` is float32 with lossless coding. It trains the same model as
+float32, so it gets the rate of float32. The adapters of `task=lora` adapt the weights of a run of
 `task=characters_transformer` (seed 0), which is made first.
 
 For each task and method, the learning rate is searched on a fifth of the training set
@@ -43,11 +45,13 @@ ROOT = HERE.parent
 RUNS = ROOT / "outputs" / "presets.json"
 METHODS = {
     "float32": ("compression=none", "downlink=full"),
+    "coded": ("compression=none", "compression.coder=entropy", "downlink=full"),
     "f2i": ("compression=f2i",),
     "topk": ("compression=topk",),
     "int4": ("compression=int4",),
 }
 USUAL = ("float32", "f2i", "topk")
+SAME = {"coded": "float32"}  # the method whose learning rate another method gets
 BASES = {"lora": "characters_transformer"}  # the preset that trains the base of another one
 SEEDS = (0, 1, 2)
 LONG = ("characters_transformer", "keywords", "lora")  # tasks that are searched with one seed
@@ -56,6 +60,7 @@ STEP = 2.0  # the factor between two learning rates
 MOST = {True: 0.005, False: 0.01}  # the loss of a share, or of another metric, that is allowed
 AVERAGED = ("loss", "uplink_ratio", "downlink_ratio", "seconds")
 Run = dict[str, Any]
+Rates = dict[str, dict[str, Run]]  # an earlier output: task, method, values
 
 
 class Runs:
@@ -146,8 +151,14 @@ def losses(runs: list[Run], others: list[Run]) -> list[float]:
     return found
 
 
-def searched(runs: Runs, task: str, method: str) -> float:
-    """Return the best learning rate on the validation set, in steps of `STEP` from the model's."""
+def searched(runs: Runs, task: str, method: str, rates: Rates) -> float:
+    """Return the best learning rate on the validation set, in steps of `STEP` from the model's.
+
+    A rate in `rates` is not searched again.
+    """
+    method = SAME.get(method, method)
+    if rate := rates.get(task, {}).get(method, {}).get("lr"):
+        return float(rate)
     start = float(to_config(compose_config([f"task={task}"])).lr)
 
     def at(step: int) -> list[Run]:
@@ -167,12 +178,14 @@ def searched(runs: Runs, task: str, method: str) -> float:
     return start * STEP**best
 
 
-def measured(runs: Runs, task: str, methods: Sequence[str]) -> dict[str, Run]:
+def measured(
+    runs: Runs, task: str, methods: Sequence[str], rates: Rates | None = None
+) -> dict[str, Run]:
     """Return each method's learning rate, values and losses; the first method is the baseline."""
     rows: dict[str, Run] = {}
     baseline: list[Run] = []
     for method in methods:
-        lr = searched(runs, task, method)
+        lr = searched(runs, task, method, rates or {})
         words = (f"task={task}", *runs.base(task), *METHODS[method])
         while any(run["value"] is None for run in found_at(runs, lr, *words)):
             lr /= STEP
@@ -223,6 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(tasks)}")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=USUAL)
+    parser.add_argument("--rates", type=Path, help="docs/results/runs/benchmarks/presets.json, say")
     parser.add_argument("--runs", type=Path, default=RUNS, help="the file of finished runs")
     arguments = parser.parse_args()
     if unknown := [name for name in arguments.tasks if name not in tasks]:
@@ -230,12 +244,11 @@ def main() -> None:
     configure_process()
     logging.getLogger("flwr").setLevel(logging.ERROR)
     runs = Runs(arguments.runs)
-    print(
-        json.dumps(
-            {task: measured(runs, task, arguments.methods) for task in arguments.tasks or tasks},
-            indent=1,
-        )
-    )
+    rates: Rates = json.loads(arguments.rates.read_text())["result"] if arguments.rates else {}
+    found = {
+        task: measured(runs, task, arguments.methods, rates) for task in arguments.tasks or tasks
+    }
+    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
