@@ -1,5 +1,8 @@
 """Small networks for small images."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -41,6 +44,24 @@ def mlp(channels: int, size: int, classes: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(128, classes),
     )
+
+
+def wide_mlp(
+    channels: int = 1, size: int = 28, classes: int = 10, hidden: Sequence[int] = (1024, 512)
+) -> nn.Module:
+    """An MLP for images (channels, size, size), with the given numbers of hidden units.
+
+    1,333,770 parameters with the default options. Raises `ValueError` for numbers below 1.
+    """
+    if min(channels, size, classes, *hidden) < 1:
+        raise ValueError(
+            f"channels, size, classes and hidden must be at least 1, not {channels}, {size}, "
+            f"{classes} and {list(hidden)}"
+        )
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in pairwise((channels * size * size, *hidden)):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1] if hidden else channels * size**2, classes))
 
 
 @MODELS.register("lenet5")

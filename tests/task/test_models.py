@@ -10,6 +10,7 @@ from torch import nn
 from task.errors import TaskError
 from task.models import build_model
 from task.models.parts import MODELS
+from task.models.small import wide_mlp
 from task.models.vgg import narrow_vgg16
 from task.registry import Registry
 
@@ -166,3 +167,14 @@ def test_a_narrow_vgg16_is_vgg16_at_full_width():
 def test_numbers_that_no_narrow_vgg16_has(wrong):
     with pytest.raises(ValueError, match="must be at least 1, and size below 64"):
         narrow_vgg16(**wrong)
+
+
+def test_a_wide_mlp_is_the_mlp_with_its_hidden_units():
+    named = build_model("mlp", channels=3, size=8, classes=5)
+    ours = wide_mlp(3, 8, 5, hidden=[128])
+    assert [p.shape for p in ours.parameters()] == [p.shape for p in named.parameters()]
+    assert [type(m) for m in ours] == [type(m) for m in named]
+    assert count(wide_mlp()) == 1_333_770
+    assert wide_mlp(2, 4, 3, hidden=[])(torch.zeros(5, 2, 4, 4)).shape == (5, 3)
+    with pytest.raises(ValueError, match="must be at least 1, not 1, 28, 10 and \\[4, 0\\]"):
+        wide_mlp(hidden=[4, 0])
