@@ -14,6 +14,7 @@ from ..registry import register
 from ..selection import largest, uniform
 from ..validation import expect_at_least, expect_between, expect_one_of, expect_share
 
+KEEPS = ("loss", "random")
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")
 
 
@@ -47,8 +48,9 @@ class CESGD(Sparsifier):
     share ``density`` on average at every step (c as in Wangni et al. 2018, "Gradient
     sparsification", Algorithm 3). The option ``speculative`` adds this share of rarely sent
     coordinates to each new V. ``decay``, which is not in the paper, multiplies M at each step
-    before V is counted (1: M is a sum, as in the paper). With density 1 all coordinates are always
-    sent.
+    before V is counted (1: M is a sum, as in the paper). ``keep="random"`` is a control: a fair
+    coin takes the place of the question whether the loss has fallen. With density 1 all
+    coordinates are always sent.
     """
 
     name: ClassVar[str] = "cesgd"
@@ -60,6 +62,7 @@ class CESGD(Sparsifier):
     gain: float = 1.5
     speculative: float = 0.002
     decay: float = 1.0
+    keep: str = "loss"
     scope: str = "tensor"
 
     def __post_init__(self) -> None:
@@ -68,6 +71,7 @@ class CESGD(Sparsifier):
         expect_at_least(self.name, "gain", self.gain, 0)
         expect_between(self.name, "speculative", self.speculative, 0, 1)
         expect_between(self.name, "decay", self.decay, 0, 1)
+        expect_one_of(self.name, "keep", self.keep, KEEPS)
         expect_one_of(self.name, "scope", self.scope, SCOPES)
 
     def memory_bytes(self, layout: Layout) -> int:
@@ -78,6 +82,8 @@ class CESGD(Sparsifier):
         """Select the entries of V: the last V if the loss fell, otherwise a new V."""
         memory, size = step.memory, len(update)
         first, better = "map" not in memory, fallen(step)
+        if self.keep == "random":
+            better = not first and bool(step.rng.generator.random() < 0.5)
         weights = get_or_zeros(memory, "map", size, np.float32)
         sent = get_or_zeros(memory, "sent", size, np.bool_)
         if not better:

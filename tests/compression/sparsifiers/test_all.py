@@ -58,6 +58,7 @@ def test_a_loss_falls_only_between_two_known_losses(name):
         ("cesgd", {"gain": float("inf")}),
         ("cesgd", {"speculative": 2.0}),
         ("cesgd", {"decay": 1.1}),
+        ("cesgd", {"keep": "always"}),
         ("cesgd", {"scope": "layer"}),
         ("gradient_dropping", {"drop": 1.0}),
         ("esgd", {"drop": 1.0}),

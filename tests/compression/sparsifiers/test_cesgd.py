@@ -43,6 +43,13 @@ def test_the_map_is_the_sum_of_every_selection():
         assert np.isin(first, indices).all()
 
 
+def test_the_control_keeps_its_set_by_chance():
+    losses = np.linspace(1, 0, 400)  # the loss always falls
+    same = [s.same for _, s, _ in run(make("cesgd", keep="random"), 400, losses)]
+    assert not same[0]
+    assert 150 < sum(same) < 250  # five standard deviations
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_decay_multiplies_the_map_at_each_step(operator):
     expected, losses = np.zeros(N), [5, 4, 6, 3, 2, 9]
