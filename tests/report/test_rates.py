@@ -23,7 +23,7 @@ PAGES = {
     "cesgd": (("cesgd_table1_search",), 1, ()),
     "methods_federated": (("methods_federated_search",), 1, ("eval_every",)),
     "edgify_large_batch": (("edgify_search",), 1, ("schedule", "schedule.patience")),
-    "dgc": (("dgc_search",), 1, ("rounds", "compression.warmup_steps")),
+    "dgc": (("dgc_long_search",), 1, ()),
     "adacomp_rates": (("adacomp_search",), 10, ("downlink",)),
     "f2i": (("f2i_search",), 1, ()),
     "edgify_federated": (("edgify_federated_search",), 1, ()),
@@ -32,9 +32,9 @@ PAGES = {
 }
 CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys whose values a search chose
 PAPERS = {"table1", "figure3"}  # tables that use the paper's rates
+CODED = ", losslessly coded"  # the end of the label of a row that takes the same steps as another
 BESIDE = {
     "no staleness rule, at AdaComp's rate of 0.1",  # this row shows a rate that is not the best
-    "SGD, losslessly coded",  # this row takes the same steps as SGD
     *("momentum SGD, lr 0.1", "F2I (int8), lr 0.1"),  # these use twice the best rate
 }
 
@@ -73,5 +73,5 @@ def test_rows_use_the_best_rate_of_the_search(name):
         for row in table.rows:
             (overrides,) = replace(table, across=Across()).settings(row)
             method, rates = taken_apart(overrides, without)
-            if row.label not in BESIDE:
+            if row.label not in BESIDE and not row.label.endswith(CODED):
                 assert (rates or {"lr": default}) == best[method], row.label
