@@ -23,7 +23,7 @@ PAGES = {
     "cesgd": (("cesgd_table1_search",), 1, ()),
     "methods_federated": (("methods_federated_search",), 1, ("eval_every",)),
     "edgify_large_batch": (("edgify_search",), 1, ("schedule", "schedule.patience")),
-    "dgc": (("dgc_long_search",), 1, ()),
+    "dgc": (("dgc_long_search",), 1, ("rounds",)),
     "adacomp_rates": (("adacomp_search",), 10, ("downlink",)),
     "f2i": (("f2i_search",), 1, ()),
     "edgify_federated": (("edgify_federated_search",), 1, ()),
