@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from report.learning_curve import smoothed
-from report.pages.definitions import Across, read_definition
+from report.pages.definitions import Across, TableDefinition, read_definition
 from report.run_archive import archive_file
 from report.runs import read_archive
 
@@ -66,7 +66,8 @@ def test_rows_use_the_best_rate_of_the_search(name):
     searches, smooth, without = PAGES[name]
     best = best_rates(searches, smooth, without)
     page = read_definition(ROOT, ROOT / "report" / "pages" / f"{name}.yaml")
-    tables = [t for t in page.tables if t.experiment not in searches and t.id not in PAPERS]
+    runs = [t for t in page.tables if isinstance(t, TableDefinition)]
+    tables = [t for t in runs if t.experiment not in searches and t.id not in PAPERS]
     for table in tables:
         file = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         default = OmegaConf.load(file).get("lr")
