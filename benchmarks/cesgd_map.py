@@ -55,7 +55,8 @@ def correlation(weights: Vector, gradient: Vector, layout: Layout) -> float:
     """Return the correlation of (n,) weights with magnitudes: the tensors' mean, by their sizes."""
     found, sizes = [], []
     for start, stop in pairwise(layout.offsets.tolist()):
-        w, g = weights[start:stop], np.abs(gradient[start:stop])
+        # float64: a map that decays has entries whose squares are 0 in float32
+        w, g = weights[start:stop].astype(float), np.abs(gradient[start:stop]).astype(float)
         if stop - start > 1 and w.std() and g.std():
             found.append(float(np.corrcoef(w, g)[0, 1]))
             sizes.append(stop - start)
