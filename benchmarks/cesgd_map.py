@@ -1,7 +1,7 @@
 """Measures how much of the squared gradient CE-SGD's entries contain, and why the map adds little.
 
     python -m benchmarks.cesgd_map                                       # JSON on stdout
-    python -m benchmarks.cesgd_map --dataset fashion_mnist --root FOLDER   # a minute for each row
+    python -m benchmarks.cesgd_map --dataset fashion_mnist --root FOLDER  # four minutes
 
 Four workers train LeNet-5 in a plain loop: each computes the gradient of a mini-batch of 64 images
 and selects entries of it, and Adam applies the mean of what they send. Nothing crosses a network,

@@ -59,9 +59,9 @@ def wide_mlp(
             f"{classes} and {list(hidden)}"
         )
     layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in pairwise((channels * size * size, *hidden)):
+    for inputs, outputs in pairwise((channels * size * size, *hidden, classes)):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(hidden[-1] if hidden else channels * size**2, classes))
+    return nn.Sequential(*layers[:-1])  # no ReLU after the output
 
 
 @MODELS.register("lenet5")
