@@ -222,7 +222,7 @@ class SegmentStep:
         targets = unpack(payload, len(outputs), shape, f"{GRADIENTS_OF} {first}")
         errors: list[float] = []
         for k, target in enumerate(targets):
-            of = None if labels is None else torch.from_numpy(labels[k])
+            of = None if labels is None else self._tensor(labels[k])
             h, t = self._tensor(outputs[k]), self._tensor(target)
             error = self._stage.learn(h, of, t, self._work.lr[0])
             errors += [] if error is None else [error]

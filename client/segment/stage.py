@@ -76,11 +76,43 @@ class StepResult(NamedTuple):
     loss: float | None  # the mini-batch's mean loss; None except in the last segment
 
 
+class HostArrays:
+    """Gives the tensors of a module as numpy vectors that stay the same objects' memory.
+
+    A tensor on the CPU shares its memory with its vector. A tensor on another device gets one
+    vector in the host's memory, which each `fresh` call overwrites. So a process can tell whether
+    stored vectors are those of its own module, and a GPU copies only what is to be stored.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+
+    def vector(self, name: str, tensor: Tensor, fresh: bool) -> Vector:
+        """Return a tensor as a vector; `fresh`: whether a host copy has to be up to date."""
+        flat = tensor.detach().reshape(-1)
+        if in_host_memory(flat):
+            return flat.numpy()
+        copy = self._copies.get(name)
+        if copy is None or copy.shape != flat.shape or copy.dtype != flat.dtype:
+            pinned = flat.device.type == "cuda"  # a copy into pinned memory is several times faster
+            copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=pinned)
+            self._copies[name] = copy
+        if fresh:
+            copy.copy_(flat)
+        return copy.numpy()
+
+
+def in_host_memory(tensor: Tensor) -> bool:
+    """Return whether numpy can use a tensor's memory."""
+    return tensor.device.type == "cpu"
+
+
 class TrainedModule:
     """A module with its optimiser; `flat` holds the module's parameters as one vector."""
 
     def __init__(self, module: nn.Module, config: Config) -> None:
         self.flat = FlatModel(module, config.device)
+        self.host = HostArrays()
         self.optimizer = optimizer_of(config, [self.flat.parameters])
         self._step = inspect.unwrap(type(self.optimizer).step)
 
@@ -97,16 +129,17 @@ class TrainedModule:
             group["lr"] = lr
         self._step(self.optimizer)
 
-    def arrays(self, name: str, whole: bool) -> dict[str, Vector]:
-        """Return the module's state as vectors by name. On a CPU they share the module's memory.
+    def arrays(self, name: str, whole: bool, fresh: bool = True) -> dict[str, Vector]:
+        """Return the module's state as vectors by name; their memory is that of `HostArrays`.
 
-        `name`: the name of the parameters' vector; `whole`: include the optimiser's state.
+        `name`: the name of the parameters' vector; `whole`: include the optimiser's state; `fresh`:
+        whether host copies of a GPU's tensors have to be up to date.
         """
         found = {name: self.flat.state}
         if whole:
             state = self.optimizer.state.get(self.flat.parameters, {})
             found |= {f"{name} {key}": t for key, t in state.items() if isinstance(t, Tensor)}
-        return {key: t.detach().cpu().numpy().reshape(-1) for key, t in found.items()}
+        return {key: self.host.vector(key, t, fresh) for key, t in found.items()}
 
     def load(self, name: str, arrays: dict[str, Vector]) -> None:
         """Set the module's state to vectors that the method `arrays` returned."""
@@ -115,9 +148,11 @@ class TrainedModule:
         state = {}
         for key, array in arrays.items():
             if key.startswith(f"{name} "):
+                tensor = torch.from_numpy(array.copy())
                 whole = array.size == self.flat.num_parameters
-                tensor = torch.from_numpy(array.copy()).to(self.flat.state.device)
-                state[key.removeprefix(f"{name} ")] = tensor if whole else tensor.reshape(())
+                # Optimisers keep the number of their steps on the CPU, for any device.
+                placed = tensor.to(self.flat.state.device) if whole else tensor.reshape(())
+                state[key.removeprefix(f"{name} ")] = placed
         if state:
             self.optimizer.state[self.flat.parameters] = state
 
@@ -156,17 +191,18 @@ class Stage:
             module = form.build(self.part.output, place.segment, len(place.cuts))
         self.module = TrainedModule(module, self._config)
 
-    def arrays(self, whole: bool) -> dict[str, Vector]:
-        """Return the segment's state as vectors by name. On a CPU they share the state's memory.
+    def arrays(self, whole: bool, fresh: bool = True) -> dict[str, Vector]:
+        """Return the segment's state as vectors by name; their memory is that of `HostArrays`.
 
         `whole`: include all that is needed to continue training: optimisers, module, and the
-        gradient of an unfinished mini-batch.
+        gradient of an unfinished mini-batch. `fresh`: whether host copies of a GPU's tensors have
+        to be up to date.
         """
-        found = self.main.arrays(STATE, whole)
+        found = self.main.arrays(STATE, whole, fresh)
         if whole and self.module is not None:
-            found |= self.module.arrays(MODULE, whole)
+            found |= self.module.arrays(MODULE, whole, fresh)
         if whole and self._samples:  # between the micro-batches of a mini-batch
-            found[GRADIENT] = self.main.flat.gradient.cpu().numpy()
+            found[GRADIENT] = self.main.host.vector(GRADIENT, self.main.flat.gradient, fresh)
             found[SAMPLES] = np.array([self._samples], dtype=np.float32)
         return found
 

@@ -21,7 +21,7 @@ class SegmentState:
     """A node's segment, sent tensors whose gradients are awaited, and its codecs' residuals.
 
     The arrays are those in Flower's `Context`, not copies. In the process that made the arrays, a
-    `Stage` trains the segment in the same memory.
+    `Stage` trains the segment in the same memory, or on a GPU with these arrays as its copies.
     """
 
     def __init__(self, state: RecordDict) -> None:
@@ -46,8 +46,8 @@ class SegmentState:
         return dict(held) == {"segment": segment, "life": life}
 
     def has(self, stage: Stage) -> bool:
-        """Return whether `stage` trains the segment in the memory of this state's arrays."""
-        mine, its = stored_arrays(self._state, SEGMENT), stage.arrays(whole=True)
+        """Return whether this state's arrays have the memory of the arrays of `stage`."""
+        mine, its = stored_arrays(self._state, SEGMENT), stage.arrays(whole=True, fresh=False)
         return set(mine) == set(its) and all(
             np.shares_memory(mine[name], its[name]) for name in its if name != SAMPLES
         )

@@ -20,7 +20,8 @@ from compression import PayloadError
 from conf.build import data_of, model_of, optimizer_of
 from task.flat_model import FlatModel
 from task.gradient_predictor import FORMS
-from tests.runs import configured
+from tests.local_runs import local_run
+from tests.runs import configured, history_of, model_bytes
 from tests.same import expect_same
 
 SPLIT = ("algorithm=split_backprop", "batch_size=64")  # a power of two: means are exact
@@ -269,3 +270,17 @@ def test_a_first_layer_that_is_frozen_stays_as_it_is(algorithm):
         assert stage.backward("0.0", torch.ones_like(output), lambda: wire, first=True) is None
         stage.finish(config.lr)
     assert (stage.main.flat.parameters == 1).all()
+
+
+@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
+def test_a_device_with_its_own_memory_trains_the_same_stages(algorithm, tmp_path, monkeypatch):
+    words = [f"algorithm={algorithm}", "rounds=12", "eval_every=6"]
+    local_run(tmp_path / "host", *words)
+    made = []
+    init = Stage.__init__
+    monkeypatch.setattr(Stage, "__init__", lambda *given: (made.append(given[-1]), init(*given))[1])
+    monkeypatch.setattr("client.segment.stage.in_host_memory", lambda tensor: False)
+    local_run(tmp_path / "other", *words)
+    assert len(made) == len(set(made))  # a stage is made once, and not for each message
+    assert model_bytes(tmp_path / "other") == model_bytes(tmp_path / "host")
+    assert history_of(tmp_path / "other") == history_of(tmp_path / "host")
