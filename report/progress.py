@@ -54,7 +54,7 @@ def run_progress(
             thread = threading.Thread(target=_print, args=(line, console, done), daemon=True)
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
-            rows = _Tail(folder / HISTORY)
+            rows = _Tail(folder / HISTORY, metric.name)
             thread = threading.Thread(
                 target=_follow, args=(rows, progress, metric, done), daemon=True
             )
@@ -74,9 +74,8 @@ def _follow(rows: _Tail, progress: Progress, metric: MainMetric, done: threading
         over = done.wait(0.25)
         if not (row := rows.last()):
             continue
-        # The folder may hold a history of an earlier run, with another metric.
-        if (value := row.get(metric.name)) is not None:
-            progress.update(task, measured=metric.text(value))
+        if rows.measured is not None:
+            progress.update(task, measured=metric.text(rows.measured))
         progress.update(
             task,
             completed=row["round"],
@@ -113,22 +112,20 @@ class ProgressLine:
         self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
     ) -> None:
         self._metric = metric
-        self._rows, self._rounds, self._name = _Tail(folder / HISTORY), rounds, name
+        self._rows, self._rounds, self._name = _Tail(folder / HISTORY, metric.name), rounds, name
         self._row: Row = {}
-        self._value: float | None = None  # the last measured value
         self._first: tuple[float, int] | None = None  # seconds and round of the first row
 
     def line(self, passed: float) -> str:
         """Return the line to print `passed` seconds after this process began the run."""
         if row := self._rows.last():
-            self._row, measured = row, row.get(self._metric.name)
-            self._value = self._value if measured is None else measured
+            self._row = row
             self._first = self._first or (passed, row["round"])
         parts = [f"round {self._row.get('round', 0)} of {self._row.get('rounds', self._rounds)}"]
         if self._row:
             up, down = (human_bytes(self._row[f"{way}link_bytes"]) for way in ("up", "down"))
             parts += [
-                f"{self._metric.name} {self._metric.text(self._value)}",
+                f"{self._metric.name} {self._metric.text(self._rows.measured)}",
                 f"up {up}, down {down}",
             ]
         parts += [f"{human_seconds(round(passed))} so far", *self._left(passed)]
@@ -143,10 +140,16 @@ class ProgressLine:
 
 
 class _Tail:
-    """Reads the last line of a growing file of JSON lines."""
+    """Reads a growing file of JSON lines, the history of a run.
 
-    def __init__(self, path: Path) -> None:
+    `measured`: the last value of the metric `name` so far, or None. Most lines have none, because
+    only some rounds end with an evaluation.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
         self._path, self._offset = path, 0
+        self._name, self._key = name, json.dumps(name).encode()
+        self.measured: float | None = None
 
     def last(self) -> Row | None:
         """Return the last complete line written since the previous call, parsed; or None."""
@@ -159,8 +162,14 @@ class _Tail:
             text = file.read()
         whole = text[: text.rfind(b"\n") + 1]
         self._offset += len(whole)
+        lines = whole.splitlines()
         try:
-            row: Row = json.loads(whole.splitlines()[-1])
+            row: Row = json.loads(lines[-1])
+            for line in reversed(lines):
+                # The folder may hold a history of an earlier run, with another metric.
+                if self._key in line and (value := json.loads(line).get(self._name)) is not None:
+                    self.measured = value
+                    break
         except (IndexError, ValueError):  # no line, or a part of a line after a truncation
             return None
         return row

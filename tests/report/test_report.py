@@ -95,6 +95,10 @@ def test_a_line_shows_the_known_values(tmp_path):
             file.write(json.dumps(row) + "\n")
         assert line.line(seconds) == f"round {done} of 10, {said}"
     assert line.line(130) == f"round 4 of 10, {rest}, 2 min 10 s so far, about 3 min 00 s left"
+    with history.open("a") as file:  # an evaluation between two lines
+        for done, accuracy in [(5, 0.25), (6, 0.75), (7, None)]:
+            file.write(json.dumps({**ROW, "round": done, "accuracy": accuracy}) + "\n")
+    assert line.line(160).startswith("round 7 of 10, accuracy 75.00 %")
 
 
 def test_a_history_of_an_earlier_run_may_lack_the_metric(tmp_path):
