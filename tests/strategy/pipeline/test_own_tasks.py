@@ -1,6 +1,7 @@
 """Cut models train a user's own data, layers and objective as a model that is not cut."""
 
 import textwrap
+from itertools import product
 
 import numpy as np
 import pytest
@@ -264,20 +265,19 @@ def trained(config):
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("cuts", ["[]", "[1]", "auto"])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "cuts"), [*product(TASKS, ["[]", "[1]", "auto"]), ("segmentation", "[2]")]
+)
 def test_backpropagation_over_cuts_is_a_plain_loop_bit_for_bit(task, cuts, tmp_path):
     words = ["algorithm=split_backprop", f"strategy.cuts={cuts}", *words_of(*TASKS[task])]
-    words.append("nodes=2")
+    # torch's fused Adam rounds the last entries of a vector differently, and a cut has more ends.
+    words += ["nodes=2", "optimizer.fused=false"]
     local_run(tmp_path, *words)
     config = configured(*words)
     flat, losses = trained(config)
     found = load_file(tmp_path / "model.safetensors")
-    # `auto` measures times, so on a busy machine it may cut `segmentation` before its last layer.
-    # With strategy.cuts=[2] a few weights there differ from the plain loop's in the last bit.
-    same = {"rtol": 1e-4, "atol": 1e-6} if cuts == "auto" else {"rtol": 0, "atol": 0}
     for name, value in flat.state_dict().items():
-        np.testing.assert_allclose(found[name], value, err_msg=name, **same)
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
     result, rows = result_of(tmp_path), history_of(tmp_path)
     assert (result["failures"], result["diverged"]) == (0, False)
     assert rows[-1]["train_loss"] == pytest.approx(sum(losses[3:]) / 3, rel=1e-6)
