@@ -15,7 +15,7 @@ METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Stored payloads contain a method's id, its position here, so these never change.
 IDS = {
     "sparsifier": "dense topk threshold gradient_dropping randomk selective esgd cesgd dgc",
-    "quantizer": "float32 float16 int8 bfloat16 int4 qsgd ternary sign powersgd drive",
+    "quantizer": "float32 float16 int8 bfloat16 int4 qsgd ternary sign powersgd drive lloyd eden",
     "coder": "raw zip zstd entropy",
 }
 

@@ -10,7 +10,7 @@ from compression import decode, decode_update, describe, make_codec
 from compression.decoder import parts_of
 
 STORE = runpy.run_path(str(Path(__file__).parent / "make_payloads.py"))
-PRODUCTS = ("powersgd", "drive")
+PRODUCTS = ("powersgd", "drive", "eden")
 FILES = sorted(STORE["FOLDER"].glob("*.ewp"))
 
 

@@ -1,0 +1,182 @@
+"""Lloyd: sends the sign of each value, and one of a few magnitudes that fit the values best.
+
+Lloyd 1982, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28(2).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base import (
+    Array,
+    Bounds,
+    Kind,
+    Memory,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Spec,
+    TensorSlices,
+    Vector,
+    expect_params,
+)
+from ..registry import register
+from .packing import check_padding
+from .scaling import BLOCK
+
+_F4, _U1 = np.dtype("<f4"), np.dtype("u1")
+_CHOICES = (1, 2, 4, 8)
+_BINS = 1 << 15  # the upper 16 bits of a magnitude; the highest of them, the sign, is 0
+_ROUNDS = 200  # of Lloyd's method at most; it mostly ends after twenty
+_SIGN = np.uint32(1 << 31)
+
+
+@register("quantizer")
+@dataclass(frozen=True)
+class Lloyd(Quantizer):
+    """Sends the sign of each value, and which of ``magnitudes`` sizes is nearest to its own.
+
+    The sizes belong to the whole payload, not to a tensor. They are those of Lloyd's method I: each
+    is the mean of the magnitudes that it stands for, and each magnitude has the nearest size. The
+    method runs on a histogram of the magnitudes, whose bins are the values of a bfloat16. The sizes
+    are then the exact means of the values. With one size, which is the mean magnitude, and a
+    top-k sparsifier this is the ternary compression of Sattler et al. 2019, "Robust and
+    communication-efficient federated learning from non-i.i.d. data", Algorithm 1.
+
+    A value takes 1 bit with 1 size, 2 bits with 2, 3 bits with 4 and 4 bits with 8 sizes. The
+    method converges only with error feedback.
+
+    Streams: float32 sizes, not decreasing; the signs, eight per byte (1 is negative); for each bit
+    of a size's number, from the lowest, this bit of all values, eight per byte.
+    """
+
+    name: ClassVar[str] = "lloyd"
+    id: ClassVar[int] = 10
+    feedback: ClassVar[bool] = True
+
+    magnitudes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.magnitudes not in _CHOICES:
+            raise ValueError(
+                f"option magnitudes of {self.name} must be 1, 2, 4 or 8, not {self.magnitudes}"
+            )
+
+    def params(self) -> tuple[int, ...]:
+        """Return the number that the decoder needs: how many sizes there are."""
+        return (self.magnitudes,)
+
+    def encode(
+        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
+    ) -> Sequence[Array]:
+        """Return the sizes, the signs, and the bits of each value's number of a size.
+
+        The values are processed in blocks that fit into the cache.
+        """
+        bounds = _bounds(values, self.magnitudes)
+        signs = np.empty(-(-len(values) // 8), dtype=_U1)
+        planes = [np.empty_like(signs) for _ in range(_planes(self.magnitudes))]
+        counts = np.zeros(self.magnitudes)
+        sums = np.zeros(self.magnitudes)
+        for here in _blocks(len(values)):
+            packed = slice(here.start // 8, -(-here.stop // 8))
+            signs[packed] = np.packbits(np.signbit(values[here]), bitorder="little")
+            sizes = np.abs(values[here])
+            numbers = np.zeros(len(sizes), dtype=np.uint8)
+            for bound in bounds:
+                numbers += sizes > bound
+            counts += np.bincount(numbers, minlength=self.magnitudes)
+            sums += np.bincount(numbers, sizes, minlength=self.magnitudes)
+            for bit, plane in enumerate(planes):
+                plane[packed] = np.packbits(numbers >> bit & 1, bitorder="little")
+        means = sums / np.maximum(counts, 1)
+        # A size that stands for no value repeats the one before it.
+        sizes = np.maximum.accumulate(means).astype(_F4)
+        return cast(Sequence[Array], (sizes, signs, *planes))
+
+    @classmethod
+    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+        """Return the `Spec` of each stream: the sizes, and one byte for eight bits."""
+        expect_params(params, 1)
+        if params[0] not in _CHOICES:
+            raise PayloadError(f"payload holds {params[0]} magnitudes, not 1, 2, 4 or 8")
+        bits = Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
+        return Spec(Kind.FLOATS, _F4, params[0]), *[bits] * (1 + _planes(params[0]))
+
+    @classmethod
+    def decode(
+        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
+    ) -> Vector:
+        """Return the size of each value with its sign.
+
+        Raises PayloadError for sizes that are negative, decreasing or not finite, and for padding
+        other than 0.
+        """
+        sizes = streams[0].astype(np.float32, copy=False)
+        if not np.isfinite(sizes).all() or np.signbit(sizes).any() or (np.diff(sizes) < 0).any():
+            raise PayloadError("payload holds sizes that are negative, decreasing or not finite")
+        signs, *planes = cast(Sequence[NDArray[np.uint8]], streams[1:])
+        count = int(parts.segments[-1])
+        for packed in (signs, *planes):
+            check_padding(packed, count, 1)
+        values = np.empty(count, dtype=np.float32)
+        for here in _blocks(count):
+            bytes_ = slice(here.start // 8, -(-here.stop // 8))
+            size = here.stop - here.start
+            numbers = np.zeros(size, dtype=np.uint8)
+            for bit, plane in enumerate(planes):
+                numbers |= np.unpackbits(plane[bytes_], count=size, bitorder="little") << bit
+            np.take(sizes, numbers, out=values[here], mode="clip")
+            negative = np.unpackbits(signs[bytes_], count=size, bitorder="little")
+            values[here].view(np.uint32)[:] ^= negative * _SIGN
+        return values
+
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
+        """Return the exact error of each value, because the method is deterministic."""
+        streams = self.encode(values, parts, {}, Rng(0, 0))
+        decoded = self.decode(self.params(), streams, parts)
+        return np.abs(decoded.astype(np.float64) - values)
+
+
+def _planes(magnitudes: int) -> int:
+    """Return the bits of a size's number."""
+    return (magnitudes - 1).bit_length()
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Yield slices of BLOCK values, whose bits fill whole bytes except at the end."""
+    for start in range(0, count, BLOCK):
+        yield slice(start, min(start + BLOCK, count))
+
+
+def _bounds(values: Vector, magnitudes: int) -> Vector:
+    """Return the (magnitudes - 1,) float32 bounds between the sizes, increasing."""
+    if magnitudes == 1 or not len(values):
+        return np.empty(0, dtype=np.float32)
+    counts, sums = np.zeros((2, _BINS))
+    for here in _blocks(len(values)):
+        sizes = np.abs(values[here])
+        bins = sizes.view(np.uint32) >> 16
+        counts += np.bincount(bins, minlength=_BINS)
+        sums += np.bincount(bins, sizes, minlength=_BINS)
+    used = np.flatnonzero(counts)
+    means = sums[used] / counts[used]
+    before = np.concatenate([[0.0], np.cumsum(counts[used])])
+    total = np.concatenate([[0.0], np.cumsum(sums[used])])
+    # It begins with sizes that stand for equally many values.
+    shares = np.arange(1, magnitudes) / magnitudes
+    inner = np.searchsorted(before[1:], shares * before[-1], side="left") + 1
+    cuts = np.concatenate([[0], np.minimum(inner, len(used)), [len(used)]])
+    for _ in range(_ROUNDS):
+        held = np.diff(before[cuts])
+        centres = np.diff(total[cuts]) / np.maximum(held, 1)
+        centres = np.maximum.accumulate(np.where(held > 0, centres, 0))
+        middles = (centres[:-1] + centres[1:]) / 2
+        found = np.concatenate([[0], np.searchsorted(means, middles, side="right"), [len(used)]])
+        if (found == cuts).all():
+            break
+        cuts = found
+    return middles.astype(np.float32)
