@@ -34,6 +34,7 @@ from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
 from .scatter import add_at, subtract_at
+from .validation import expect_between
 from .wire import ALL, INDICES, REPEATED, assemble, digest, ids_of, tables, with_native_table
 from .wire_header import varint
 from .wire_natives import NativeTensor, natives_bytes
@@ -54,7 +55,9 @@ class Codec:
     has no residual, the codec has its own array for the error and for the entries that were not
     selected. ``exact_names``: patterns of names. Tensors with such a name, and BatchNorm's running
     statistics, skip the sparsifier and the quantizer. They have no residual: if a payload is
-    lost, the values of these tensors are not added to a later update.
+    lost, the values of these tensors are not added to a later update. ``residual_decay``: before
+    each update is added to what a node stores (residual, error), the latter is multiplied by this
+    factor, from 0 to 1.
     """
 
     sparsifier: Sparsifier
@@ -62,8 +65,15 @@ class Codec:
     coder: Coder
     feedback: bool = False
     exact_names: tuple[str, ...] = ()
+    residual_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        expect_between("compression", "residual_decay", self.residual_decay, 0, 1)
+        if self.residual_decay != 1 and not self.keeps:
+            raise ValueError(
+                f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
+                "feedback=false: a node stores nothing that could decay"
+            )
         if self.feedback and not self.sparsifier.contracts:
             raise ValueError(
                 f"option feedback does not go with {self.sparsifier.name} as it is set: what it "
@@ -122,6 +132,8 @@ class Codec:
         _check_update(update, layout)
         raw = natives_bytes(own) if own else None
         memory = {} if memory is None else memory
+        if self.residual_decay != 1:
+            self._decay(memory)
         inner = self._separation(layout)
         cut = layout if inner is None else inner.layout
         trained = update if inner is None else inner.gather(update)
@@ -230,6 +242,12 @@ class Codec:
         given: Vector = get_or_zeros(memory, _ERROR, len(update), np.float32)
         given += update
         return given
+
+    def _decay(self, memory: Memory) -> None:
+        """Multiply the stored error or residual, if there is any, by the decay."""
+        stored = memory.get(self.sparsifier.residual_key or _ERROR)
+        if stored is not None:
+            stored *= np.float32(self.residual_decay)
 
     @cached_property
     def ids(self) -> bytes:

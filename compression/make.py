@@ -15,12 +15,15 @@ def make_codec(
     *,
     feedback: bool | None = None,
     exact: Sequence[str] | None = None,
+    residual_decay: float | None = None,
     **options: Any,
 ) -> Codec:
     """Build a codec from names and options; an option with the value None is ignored.
 
     ``feedback``: error feedback (`Codec`); None turns it on for the quantizers that need it.
     ``exact``: patterns of names ("head.*"); tensors with such a name are sent exactly, as float32.
+    ``residual_decay``: the factor, from 0 to 1, by which a node multiplies what it has not sent
+    before it adds the next update; None is 1.
 
     Raises ValueError with a one-line message for an unknown method, for an option that none of the
     three methods has, and for a value of the wrong type or outside its range.
@@ -40,7 +43,10 @@ def make_codec(
     writing = cast(Quantizer, made[1])
     feedback = writing.feedback if feedback is None else feedback
     names = _patterns(exact)
-    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback, names)
+    decay = 1.0
+    if residual_decay is not None:
+        decay = _checked("compression", "residual_decay", residual_decay, float)
+    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback, names, decay)
 
 
 def _patterns(exact: Sequence[str] | None) -> tuple[str, ...]:

@@ -115,6 +115,7 @@ def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, typ
         ("coder", str, "entropy"),
         ("feedback", bool | None, None),
         ("exact", list[str] | None, None),
+        ("residual_decay", float | None, None),
     ]
     all_options = [(name, kind | None, None) for name, kind in options]
     compression = make_dataclass("CompressionConfig", [*stages, *all_options])

@@ -62,6 +62,8 @@ def trained_of(layout):
 def given_by(codec, update, layout, memory, loss):
     """Return the vector that a step divides into sent entries and residual."""
     copy = {name: array.copy() for name, array in memory.items()}
+    if (key := codec.sparsifier.residual_key or "error") in copy:
+        copy[key] *= np.float32(codec.residual_decay)
     trained = update[trained_of(layout)]
     if codec.sparsifier.residual_key is None:
         return copy.get("error", np.zeros_like(trained)) + trained
@@ -88,7 +90,26 @@ def close(left, right, scale):
 def test_sent_plus_kept_equals_given(variant, quantizer, feedback, normed, lenet):
     """If the payload is lost, it is put back: then the memory holds all that was given."""
     codec = make_codec(variant[0], quantizer, "raw", feedback=feedback, **variant[1])
-    for layout in (lenet, normed):
+    expect_nothing_lost(codec, (lenet, normed))
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("quantizer", ["float32", "lloyd"])
+def test_only_what_was_stored_decays(variant, quantizer, normed, lenet):
+    options = {"feedback": True, "residual_decay": 0.75, **variant[1]}
+    expect_nothing_lost(make_codec(variant[0], quantizer, "raw", **options), (lenet, normed))
+
+
+def test_a_decay_needs_something_that_is_stored():
+    with pytest.raises(ValueError, match="stores nothing"):
+        make_codec("dense", "int8", residual_decay=0.9)
+    for wrong in (-0.1, 1.1, float("nan"), "much"):
+        with pytest.raises(ValueError, match="residual_decay"):
+            make_codec("topk", residual_decay=wrong)
+
+
+def expect_nothing_lost(codec, layouts):
+    for layout in layouts:
         memory, before, where = {}, None, trained_of(layout)
         for number, update in enumerate(updates(layout)):
             about = {"seed": number, "loss": 1.0 / (number + 1), "as_before": True}
