@@ -39,14 +39,26 @@ class MeanState:
 class SparseMean:
     """The weighted mean of updates of n entries; an entry that a node did not send counts as 0.
 
-    It needs five bytes of memory for each of the n entries, for any number of nodes.
+    `sender_exponent`: an entry of the mean is multiplied by (W / w)^`sender_exponent`, where W is
+    the weight of all nodes and w is that of the nodes that sent the entry. With 0 it is the mean
+    over all nodes, and with 1 the mean over the nodes that sent the entry. A checkpoint does not
+    store w, so the mean has to be taken before the next checkpoint.
+
+    It needs five bytes of memory for each of the n entries, for any number of nodes; nine with a
+    `sender_exponent`.
     """
 
-    def __init__(self, size: int, state: MeanState | None = None) -> None:
+    def __init__(
+        self, size: int, state: MeanState | None = None, sender_exponent: float = 0.0
+    ) -> None:
         self._state = state = MeanState() if state is None else state
         if not len(state.sum):
             state.sum = np.zeros(size, dtype=np.float32)
         self._sum = state.sum
+        self._exponent = np.float32(sender_exponent)
+        # The weight of the sparse updates that hold an entry, and that of the dense updates.
+        self._sent = np.zeros(size if sender_exponent else 0, dtype=np.float32)
+        self._whole = np.float32(0)
         self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
 
     @quiet
@@ -60,10 +72,13 @@ class SparseMean:
         values = values if weight == 1.0 else values * np.float32(weight)
         if indices is None:
             self._state.dense = True
+            self._whole += np.float32(weight)
             self._sum += values
         else:
             self._state.sets.append(indices)
             add_at(self._sum, indices, values)
+            if self._exponent:
+                self._sent[indices] += np.float32(weight)  # the indices differ from each other
 
     @quiet
     def take(self) -> tuple[Indices | None, Vector]:
@@ -81,6 +96,13 @@ class SparseMean:
         else:
             values = self._sum[union] / weight
             self._sum[union] = 0
+        if self._exponent:
+            held = slice(None) if union is None else union
+            sent = self._sent[held] + self._whole
+            # An entry that no node sent is 0, whatever its factor is.
+            values *= (weight / np.where(sent > 0, sent, weight)) ** self._exponent
+            self._sent[held] = 0
+        self._whole = np.float32(0)
         state.sets, state.dense, state.weight = [], False, 0.0
         return union, values
 

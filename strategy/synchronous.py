@@ -105,14 +105,16 @@ class Aggregation(OptionGroup):
 
     `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
     "mean", "median" or "trimmed". With a median or a trimmed mean, a few bad nodes have little
-    influence. `trim`, `absent`: the parameters of `RobustMean`, which computes both. Raises
-    `ValueError` for other values.
+    influence. `trim`, `absent`: the parameters of `RobustMean`, which computes both.
+    `sender_exponent`: of `SparseMean`, from 0 to 1; only for `mean="mean"`. Raises `ValueError` for
+    other values.
     """
 
     weighted_by_key: str | None = None
     mean: str = "mean"
     trim: float = 0.2
     absent: str = "zero"
+    sender_exponent: float = 0.0
 
     def __post_init__(self) -> None:
         if self.mean not in KINDS:
@@ -121,6 +123,10 @@ class Aggregation(OptionGroup):
             raise ValueError(f"trim must be a share of at least 0, below 0.5, not {self.trim:g}")
         if self.absent not in ABSENT:
             raise ValueError(f"absent must be one of {', '.join(ABSENT)}, not {self.absent!r}")
+        if not 0 <= self.sender_exponent <= 1:
+            raise ValueError(f"sender_exponent must be from 0 to 1, not {self.sender_exponent:g}")
+        if self.sender_exponent and self.mean != "mean":
+            raise ValueError(f"sender_exponent does not go with mean={self.mean}: give absent=")
         if self.weighted_by_key not in WEIGHTS:
             raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
 
@@ -262,7 +268,9 @@ class Rounds:
         kind, trim = self._aggregation.mean, self._aggregation.trim
         self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
         size = self._statistics.trained
-        self._mean: SparseMean | RobustMean = SparseMean(size)
+        self._mean: SparseMean | RobustMean = SparseMean(
+            size, sender_exponent=self._aggregation.sender_exponent
+        )
         if robust:
             self._mean = RobustMean(size, kind, trim=trim, absent=self._aggregation.absent)
         self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)

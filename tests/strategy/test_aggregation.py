@@ -94,3 +94,19 @@ def test_few_indices_are_sorted_and_many_are_marked(monkeypatch, count):
         union, _ = added(mean, [(s, np.ones(count, np.float32), 1.0) for s in sets])
         np.testing.assert_array_equal(union, unique(np.concatenate(sets)))
     assert len(calls) == (3 if count == 4 else 0)
+
+
+@given(rounds(), st.sampled_from([0.5, 1.0]))
+def test_the_exponent_counts_the_weight_of_the_nodes_that_sent_an_entry(given_rounds, exponent):
+    size, several = given_rounds
+    mean = SparseMean(size, sender_exponent=exponent)
+    for one in several:  # each round starts from zero
+        union, values = added(mean, one)
+        total = sum(w * whole(size, i, v) for i, v, w in one)
+        sent = np.zeros(size)
+        for indices, _, weight in one:
+            sent[slice(None) if indices is None else indices] += weight
+        weight = sum(w for *_, w in one)
+        factor = (weight / np.where(sent > 0, sent, weight)) ** exponent
+        expected = total / weight * factor
+        np.testing.assert_allclose(whole(size, union, values), expected, rtol=1e-5, atol=1e-6)
