@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from conf import ConfigError
 from conf.check import build
@@ -74,6 +74,22 @@ class ReduceOnPlateau(ReduceLROnPlateau):
         if self.mode == "max":
             return a > best * (1.0 + share) + step
         return a < best * (1.0 - share) - step
+
+
+class Cooldown(LambdaLR):
+    """A constant learning rate that falls linearly in the last `share` of all `rounds`.
+
+    Hägele et al. 2024, "Scaling laws and compute-optimal training beyond fixed training durations",
+    section 3: a constant rate with a linear cooldown. Of the last D = `share` * `rounds` rounds the
+    first still has the whole rate, and the last has 1 / D of it. Raises `ValueError` for a share
+    that is not above 0 and up to 1.
+    """
+
+    def __init__(self, optimizer: Optimizer, rounds: int, share: float = 0.2) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be above 0 and up to 1, not {share:g}")
+        falling = max(share * rounds, 1.0)
+        super().__init__(optimizer, lambda done: max(min(1.0, (rounds - done) / falling), 0.0))
 
 
 @dataclass

@@ -51,6 +51,17 @@ def test_one_cycle_rises_and_falls_over_all_rounds():
     assert 0 < got[-1] < 0.001
 
 
+def test_a_cooldown_is_constant_and_then_linear():
+    got = rates("schedule=cooldown", rounds=20)
+    assert got == pytest.approx([0.1] * 17 + [0.075, 0.05, 0.025])
+    assert rates("schedule=cooldown", rounds=2) == pytest.approx([0.1, 0.1])
+    falling = rates("schedule=cooldown", "schedule.share=1", rounds=4)
+    assert falling == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    for share in (0, 1.5, -1):
+        with pytest.raises(ConfigError, match="share must be above 0"):
+            rates("schedule=cooldown", f"schedule.share={share}")
+
+
 def test_several_rounds_at_once():
     made = configured("rounds=6", "lr=0.1", "schedule=cosine")
     schedule = Schedule(made.schedule, made.lr)
