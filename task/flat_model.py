@@ -1,7 +1,8 @@
 """A model as one flat vector, for optimisers and for messages."""
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from task.errors import TaskError
 
@@ -300,6 +302,28 @@ class FlatModel:
         for module in self.module.modules() if halves else ():
             if any(id(parameter) in halves for parameter in module.parameters()):
                 module.register_forward_pre_hook(lambda *_: self._round())
+
+    def step_of(self, optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+        """Return the step of an optimiser of `parameters`, a function of the optimiser.
+
+        It is torch's `step` without its wrappers (profiler, hooks), which take 0.4 of the time on a
+        small model. If the model has parameters of 16 bits, their next use rounds the masters anew.
+        This holds for calls of `optimizer.step()` too. A fused step does not raise the masters'
+        versions, so it has to be noticed here.
+        """
+        step: Callable[[Optimizer], Any] = inspect.unwrap(type(optimizer).step)
+        if not self._halves:
+            return step
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+        def stepped(given: Optimizer) -> None:
+            step(given)
+            self._stepped()
+
+        return stepped
+
+    def _stepped(self) -> None:
+        self._rounded = -1
 
     def _round(self) -> None:
         """Round the masters to their parameters' types if an optimiser has changed the masters."""

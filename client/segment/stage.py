@@ -5,7 +5,6 @@ A cut model is divided into segments. A segment is consecutive layers that one n
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,7 +113,7 @@ class TrainedModule:
         self.flat = FlatModel(module, config.device)
         self.host = HostArrays()
         self.optimizer = optimizer_of(config, [self.flat.parameters])
-        self._step = inspect.unwrap(type(self.optimizer).step)
+        self._step = self.flat.step_of(self.optimizer)
 
     def step(self, lr: float, samples: int) -> None:
         """Take an optimiser's step with the stored gradient, a sum, divided by `samples`.
@@ -146,12 +145,16 @@ class TrainedModule:
         self.flat.load(arrays[name])
         self.optimizer.state.clear()
         state = {}
+        on_device = any(
+            group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups
+        )
         for key, array in arrays.items():
             if key.startswith(f"{name} "):
                 tensor = torch.from_numpy(array.copy())
                 whole = array.size == self.flat.num_parameters
-                # Optimisers keep the number of their steps on the CPU, for any device.
-                placed = tensor.to(self.flat.state.device) if whole else tensor.reshape(())
+                tensor = tensor if whole else tensor.reshape(())
+                # Optimisers count their steps on the CPU, and fused ones on the parameters' device.
+                placed = tensor.to(self.flat.state.device) if whole or on_device else tensor
                 state[key.removeprefix(f"{name} ")] = placed
         if state:
             self.optimizer.state[self.flat.parameters] = state

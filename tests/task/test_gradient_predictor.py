@@ -93,6 +93,37 @@ def test_a_prediction_of_zeros_can_still_learn():
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in module.parameters())
 
 
+@pytest.mark.parametrize("exponent", [-30, -23, -15, -6, 0, 6, 12])
+@pytest.mark.parametrize("of", ["target", "module"])
+def test_the_learned_loss_has_the_gradient_of_the_cosine(exponent, of):
+    torch.manual_seed(exponent)
+    module = ModuleForm("gradient_of_loss", 8, classes=10).build((4,))
+    h, labels, target = drawn((4,), 10)
+    scale = 10.0**exponent
+    if of == "target":
+        target = target * scale
+    else:
+        module.classifier[-1].weight.data *= scale
+    learned = module.learned(h, labels, target)
+    if exponent < -20 and of == "target":  # the square of its norm is 0 in float32
+        assert learned == (None, None)
+        return
+    learned.loss.backward()
+    found = [p.grad for p in module.parameters() if p.grad is not None]
+    assert 0 <= learned.error <= 1
+    assert all(gradient.isfinite().all() for gradient in found)
+    if exponent > -10:
+        module.zero_grad()
+        predicted = module(h, labels).flatten()
+        loss = (1 - cosine_similarity(predicted, target.flatten(), dim=0, eps=0)) * len(h)
+        loss.backward()
+        assert learned.loss.item() == pytest.approx(loss.item(), rel=1e-4)
+        wanted = [p.grad for p in module.parameters() if p.grad is not None]
+        largest = max(gradient.abs().max().item() for gradient in wanted)
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * largest)
+
+
 def test_widths_of_modules():
     def widths(form, modules=3):
         return [

@@ -4,6 +4,7 @@ A cut model is divided into segments; each segment is on another node and trains
 """
 
 import copy
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from torch import nn
 import client.segment.stage
 from client.batches import Samples
 from client.node import Node
-from client.segment.stage import Place, Stage
+from client.segment.stage import Place, Stage, TrainedModule
 from compression import PayloadError
 from conf.build import data_of, model_of, optimizer_of
 from task.flat_model import FlatModel
@@ -284,3 +285,22 @@ def test_a_device_with_its_own_memory_trains_the_same_stages(algorithm, tmp_path
     assert len(made) == len(set(made))  # a stage is made once, and not for each message
     assert model_bytes(tmp_path / "other") == model_bytes(tmp_path / "host")
     assert history_of(tmp_path / "other") == history_of(tmp_path / "host")
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_loaded_optimizer_counts_steps_where_torch_does(fused):
+    """On a GPU a fused optimiser needs its counter there, and another one needs it on the CPU.
+
+    The device "meta" computes nothing, but it keeps apart which tensor is where.
+    """
+    config = configured("algorithm=synthetic_gradients", f"optimizer.fused={str(fused).lower()}")
+    trained = TrainedModule(nn.Linear(3, 2), config)
+    trained.flat.collect_grad()
+    trained.step(1e-3, 1)
+    arrays = {name: a.copy() for name, a in trained.arrays("state", whole=True).items()}
+    other = TrainedModule(nn.Linear(3, 2), replace(config, device="meta"))
+    other.load("state", arrays)
+    state = other.optimizer.state[other.flat.parameters]
+    assert {state[key].device.type for key in ("exp_avg", "exp_avg_sq")} == {"meta"}
+    assert state["step"].device.type == ("meta" if fused else "cpu")
+    assert state["step"].shape == ()
