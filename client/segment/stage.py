@@ -76,7 +76,7 @@ class StepResult(NamedTuple):
 
 
 class HostArrays:
-    """Gives the tensors of a module as numpy vectors that stay the same objects' memory.
+    """Gives a module's tensors as numpy vectors; a tensor's vector has the same memory each time.
 
     A tensor on the CPU shares its memory with its vector. A tensor on another device gets one
     vector in the host's memory, which each `fresh` call overwrites. So a process can tell whether
