@@ -132,11 +132,11 @@ class Codec:
         _check_update(update, layout)
         raw = natives_bytes(own) if own else None
         memory = {} if memory is None else memory
-        if self.residual_decay != 1:
-            self._decay(memory)
         inner = self._separation(layout)
         cut = layout if inner is None else inner.layout
         trained = update if inner is None else inner.gather(update)
+        if self.residual_decay != 1:
+            self._decay(memory)
         given = self._given(trained, memory)
         step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers)
         indices, values, same = self.sparsifier.select(given, step)

@@ -25,10 +25,10 @@ from .rotation import (
     CHUNK,
     as_signs,
     batches,
-    normalise,
     random_bits,
+    rotate_back,
+    rotations,
     runs,
-    transform,
 )
 from .scaling import check_scales
 
@@ -80,12 +80,7 @@ class Drive(Quantizer):
         seed, scales, bits = (np.empty(spec.size, spec.dtype) for spec in self.specs((), parts))
         seed[:] = rng.generator.bit_generator.random_raw(1)
         signs = random_bits(int(seed[0]), len(bits))
-        for batch in batches(parts.segments):
-            largest = normalise(values[batch.values].reshape(-1, batch.length), batch)
-            squares = np.einsum("ij,ij->i", batch.work, batch.work)
-            as_signs(signs[batch.bits], batch.spare)
-            np.multiply(batch.work, batch.spare, out=batch.work)
-            rotated, spare = transform(batch.work, batch.spare)
+        for batch, largest, squares, rotated, spare in rotations(values, parts.segments, signs):
             bits[batch.bits] = np.packbits(rotated < 0, bitorder="little")
             totals = np.abs(rotated, out=spare).sum(axis=1)
             scales[batch.chunks] = self.scales_of(largest, squares, totals, rotated.shape[1])
@@ -133,11 +128,7 @@ class Drive(Quantizer):
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
         for batch in batches(parts.segments):
             as_signs(bits[batch.bits], batch.work)
-            rotated, spare = transform(batch.work, batch.spare)
-            as_signs(signs[batch.bits], spare)
-            rotated *= spare
-            out = values[batch.values].reshape(-1, batch.length)
-            np.multiply(rotated[:, : batch.length], scales[batch.chunks, None], out=out)
+            rotate_back(batch, signs, scales, values)
         if len(scales) and scales.max() > _MOST / CHUNK:
             np.clip(values, -_MOST, _MOST, out=values)
         return values

@@ -24,12 +24,11 @@ from ..registry import register
 from ..validation import expect_between, expect_one_of
 from .rotation import (
     CHUNK,
-    as_signs,
     batches,
-    normalise,
     random_bits,
+    rotate_back,
+    rotations,
     runs,
-    transform,
 )
 from .scaling import check_scales
 
@@ -96,12 +95,7 @@ class Eden(Quantizer):
         signs = random_bits(int(seed[0]), len(planes[0]))
         levels = levels_of(self.bits)
         bounds = (levels[:-1] + levels[1:]) / np.float32(2 * UNIT)
-        for batch in batches(parts.segments):
-            largest = normalise(values[batch.values].reshape(-1, batch.length), batch)
-            squares = np.einsum("ij,ij->i", batch.work, batch.work)
-            as_signs(signs[batch.bits], batch.spare)
-            np.multiply(batch.work, batch.spare, out=batch.work)
-            rotated, spare = transform(batch.work, batch.spare)
+        for batch, largest, squares, rotated, spare in rotations(values, parts.segments, signs):
             norms = np.sqrt(squares)[:, None]
             numbers = np.zeros(rotated.shape, dtype=np.uint8)
             for bound in bounds:
@@ -162,11 +156,8 @@ class Eden(Quantizer):
             for bit, plane in enumerate(planes):
                 numbers |= np.unpackbits(plane[batch.bits], bitorder="little") << bit
             np.take(levels, numbers, out=batch.work.reshape(-1), mode="clip")
-            rotated, spare = transform(batch.work, batch.spare)
-            as_signs(signs[batch.bits], spare)
-            rotated *= spare
-            out = values[batch.values].reshape(-1, batch.length)
-            np.multiply(rotated[:, : batch.length], scales[batch.chunks, None], out=out)
+            rotate_back(batch, signs, scales, values)
+        # A sum of CHUNK levels is below CHUNK * 4 * UNIT.
         if len(scales) and scales.max() > _MOST / (CHUNK * UNIT * 4):
             np.clip(values, -_MOST, _MOST, out=values)
         return values

@@ -88,6 +88,38 @@ def normalise(values: Vector, batch: Batch) -> Vector:
     return largest
 
 
+class Rotated(NamedTuple):
+    """Chunks x of a batch, divided by their largest magnitudes, and their rotations y = H D x."""
+
+    batch: Batch
+    largest: Vector  # (c,) max |x| before the division
+    squares: Vector  # (c,) |x|^2
+    entries: Vector  # (c, padded), y
+    spare: Vector  # (c, padded), uninitialised
+
+
+def rotations(values: Vector, segments: Segments, signs: NDArray[np.uint8]) -> Iterator[Rotated]:
+    """Yield the rotated chunks of all tensors; ``signs``: the random bits of D."""
+    for batch in batches(segments):
+        largest = normalise(values[batch.values].reshape(-1, batch.length), batch)
+        squares = np.einsum("ij,ij->i", batch.work, batch.work)
+        as_signs(signs[batch.bits], batch.spare)
+        np.multiply(batch.work, batch.spare, out=batch.work)
+        yield Rotated(batch, largest, squares, *transform(batch.work, batch.spare))
+
+
+def rotate_back(batch: Batch, signs: NDArray[np.uint8], scales: Vector, values: Vector) -> None:
+    """Write scale D H e into ``values``, for each chunk of entries e in ``batch.work``.
+
+    ``signs``: the random bits of D; ``scales``: (C,), of all chunks; ``values``: (n,).
+    """
+    rotated, spare = transform(batch.work, batch.spare)
+    as_signs(signs[batch.bits], spare)
+    rotated *= spare
+    out = values[batch.values].reshape(-1, batch.length)
+    np.multiply(rotated[:, : batch.length], scales[batch.chunks, None], out=out)
+
+
 def random_bits(seed: int, size: int) -> NDArray[np.uint8]:
     """Return ``size`` random bytes of Philox4x64-10 (Salmon et al. 2011).
 
