@@ -78,7 +78,8 @@ class Trainer:
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
         self.trained = trained_entries(self.layout)
         vectors = vectors_of(self.local, self.layout)
-        self.uplink = uplink_of(config, self.layout, Initial(self.flat.natives(), vectors=vectors))
+        initial = Initial(self.flat.natives(), vectors=vectors)
+        self.uplink = uplink_of(config, self.layout, initial, to_array(self.flat.state))
         self._vectors: Arrays = vectors.zeros  # those that the last training reports
 
     def update(
@@ -256,17 +257,22 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
                 raise TaskError(f"{name} reports NaN or infinity in run.vectors[{key!r}]")
 
 
-def uplink_of(config: Config, layout: Layout, initial: Initial = NONE) -> CompressionMod:
+def uplink_of(
+    config: Config, layout: Layout, initial: Initial = NONE, model: Vector | None = None
+) -> CompressionMod:
     """Return the configured `CompressionMod`, which encodes a node's updates.
 
     `initial`: the native tensors (those outside the float32 vector) at the start of the run.
+    `model`: the model before training, float32 (n,), which is copied if the run needs it later.
     """
+    seeded = model.copy() if config.downlink.from_seed and model is not None else None
     return CompressionMod(
         codec_of(config),
         layout=layout,
         initial=initial,
         seed=config.seed,
         optimizer=server_optimizer_of(config),
+        seeded=seeded,
         masked=bool(config.strategy.get("mask_received")),
     )
 

@@ -28,10 +28,11 @@ def downlink_of(config: Config) -> Codec | None:
     Raises `ConfigError` like `codec_of`, and for codec options with `downlink=full`.
     """
     options = asdict(config.downlink)
+    from_seed = options.pop("from_seed")
     if options.pop("changes"):
         return _codec("downlink", options)
     unset = asdict(type(config.downlink)())
-    if any(options[name] != unset[name] for name in options):
+    if from_seed or any(options[name] != unset[name] for name in options):
         raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
     return None
 

@@ -121,7 +121,9 @@ def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, typ
     compression = make_dataclass("CompressionConfig", [*stages, *all_options])
     # `changes`: send the compressed change since the version that a node has, not the whole model.
     changes = ("changes", bool, field(default=False))
-    return compression, make_dataclass("DownlinkConfig", [changes], bases=(compression,))
+    # `from_seed`: nodes make the model before training from `seed`; the server does not send it.
+    from_seed = ("from_seed", bool, field(default=False))
+    return compression, make_dataclass("DownlinkConfig", [changes, from_seed], bases=(compression,))
 
 
 def group_types() -> dict[str, type]:

@@ -45,8 +45,9 @@ CUT = (
     "activations."
 )
 CHANGES = (
-    "If it is true, the server sends a node the change of the model since the node's version. If "
-    "it is false, the server sends the whole model."
+    "With `downlink.changes=true` the server sends a node the change of the model since the node's "
+    "version; with false it sends the whole model. With `downlink.from_seed=true` the server does "
+    "not send the model before training. Each node makes it from `seed`."
 )
 STEPS = """
 `sparsifier`: the method that chooses the entries of an update that a node sends.

@@ -283,15 +283,18 @@ class Pushes:
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
         self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
+        initial = InitialModel.of(
+            self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
+        )
         self._whole = StepLogSync(self._replica, self.layout, follow=False)
         self._downlink: DeltaSync | None = None
         if (downlink := strategy.codecs.downlink) is not None:
-            self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.deltas)
+            self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.deltas, initial.seeded)
         self.natives = NativeMix(strategy.initial, state.natives)
         self._session = ServerSession(
             self._downlink or self._whole,
             state.traffic,
-            InitialModel.of(self.layout, initial_arrays, strategy.initial),
+            initial,
             state.session,
             strategy.codecs.uplink,
         )

@@ -62,11 +62,13 @@ class Codecs:
 
     `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
     sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
+    `from_seed`: True if the nodes make the model before training from the run's seed.
     """
 
     uplink: Codec | None = None
     downlink: Codec | None = None
     seed: int = 0
+    from_seed: bool = False
 
 
 NO_CODECS = Codecs()

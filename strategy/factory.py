@@ -129,8 +129,12 @@ def scheme_of(config: Config) -> CountedStrategy:
                 "strategy=qfedavg weights nodes by their losses, which must not be below 0; "
                 f"those of {type(objective).__name__} may be"
             )
-        return Federated(made, downlink, config.seed, codec_of(config), config.screen, objective)
-    scheme: Checked = made(codecs=Codecs(codec_of(config), downlink, config.seed))
+        uplink, from_seed = codec_of(config), config.downlink.from_seed
+        return Federated(
+            made, downlink, config.seed, uplink, config.screen, objective, from_seed=from_seed
+        )
+    codecs = Codecs(codec_of(config), downlink, config.seed, config.downlink.from_seed)
+    scheme: Checked = made(codecs=codecs)
     if isinstance(scheme, ParameterServer):
         scheme.screening = config.screen
     if not hasattr(scheme, "check_config"):

@@ -83,6 +83,8 @@ class Federated(StatisticsAveraging):
 
     `on_state_complete` is called between two rounds. Then `save` returns the whole state of a run.
     After `load`, a strategy with the same options resumes at that point.
+
+    `from_seed`: True if the nodes make the model before training from the run's seed.
     """
 
     def __init__(
@@ -93,13 +95,15 @@ class Federated(StatisticsAveraging):
         uplink: Codec | None = None,
         screening: Screening | None = None,
         objective: Objective | None = None,
+        *,
+        from_seed: bool = False,
     ) -> None:
         super().__init__(strategy)
         names = (LOSS,) if objective is None else objective.names
         metrics = {"train": TRAINED, "evaluate": (*names, EXAMPLES)}
         bounds = {} if objective is None else objective.bounds
         self._replies = ReplyRules(uplink, metrics=metrics, bounds=bounds)
-        self._downlink, self._seed = downlink, seed
+        self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
         self._screening = screening
         self._state = FederatedState()
         self._goes_on = False  # whether `start` resumes a loaded state
@@ -180,7 +184,9 @@ class Federated(StatisticsAveraging):
             screening=self._screening,
             replies=self._replies,
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
-            model=InitialModel.of(self._layout, initial_arrays, self.initial),
+            model=InitialModel.of(
+                self._layout, initial_arrays, self.initial, from_seed=self._from_seed
+            ),
             traffic=self.traffic,
             state=state.grid,
         )

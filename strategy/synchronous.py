@@ -256,7 +256,9 @@ class Rounds:
         self._session = ServerSession(
             self._steps,
             state.traffic,
-            InitialModel.of(self.layout, initial_arrays, strategy.initial),
+            InitialModel.of(
+                self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
+            ),
             state.session,
             strategy.codecs.uplink,
         )

@@ -128,8 +128,13 @@ class Replica:
 REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
 # The record of a second replica; its steps change only the coordinates that the node sent.
 MASKED = "edgewire-masked"
+INITIAL_VERSION = 0  # the version of the model before training
 LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
 OTHER = f"this node's model is not the server's version of it; it {HEALS}"
+NOT_MADE = (
+    "the server does not send the model before training, and this node does not make it "
+    f"(downlink.from_seed); it {HEALS}"
+)
 
 
 class Decoder:
@@ -188,11 +193,19 @@ class NodeReplica:
 
     Nodes with equal models share the arrays. The first node that gets a version computes it, and
     the other nodes use the result. `optimizer`: the server's optimiser; it is needed if nodes
-    repeat the server's steps. In this case a `layout` is needed too.
+    repeat the server's steps. In this case a `layout` is needed too. `seeded`: the model before
+    training (version 0), float32 (n,), which this node has made from the run's seed; None: the
+    server sends it.
     """
 
-    def __init__(self, layout: Layout | None = None, optimizer: Optimizer | None = None) -> None:
-        self._layout, self._optimizer = layout, optimizer
+    def __init__(
+        self,
+        layout: Layout | None = None,
+        optimizer: Optimizer | None = None,
+        seeded: Vector | None = None,
+    ) -> None:
+        self._layout, self._optimizer, self._seeded = layout, optimizer, seeded
+        self._from_seed: Replica | None = None  # began at version 0; nodes of the process share it
         self._decode = Decoder(layout)
         self._made: tuple[bytes, Vector] | None = None  # the last version's checksum and model
         self._snapshot: tuple[bytes, Replica] | None = None
@@ -210,6 +223,8 @@ class NodeReplica:
                 )
             model = Model(self._by_steps(arrays, header, state))
             return Followed(form_of_updates(self._layout), model)
+        if header.base == header.version == INITIAL_VERSION:
+            return self._made_from_seed(header, state)
         here = stored_arrays(state, REPLICA).get(MODEL) if header.base is not None else None
         if header.base is not None and here is None:
             raise PayloadError(LACKS)
@@ -230,6 +245,13 @@ class NodeReplica:
             raise PayloadError("the model's changes come in another form than is expected")
         vector = self._changed(update, form, ties, header, state)
         return Followed(form, Model(vector, own), ties=ties)
+
+    def _made_from_seed(self, header: DownlinkHeader, state: RecordDict) -> Followed:
+        """Return the model before training, which the message does not hold, and store it."""
+        if self._seeded is None or self._layout is None:
+            raise PayloadError(NOT_MADE)
+        vector = self._kept_version(self._seeded, header, state)
+        return Followed(form_of_updates(self._layout), Model(vector))
 
     # messages that hold the whole model or the difference of two versions
 
@@ -276,12 +298,29 @@ class NodeReplica:
             replica = self._start(arrays, header)
             store_arrays(state, REPLICA, replica.arrays)
         else:
-            replica = self._replica(state)
+            replica = self._begun(header, state) or self._replica(state)
             self._catch_up(replica, arrays, header)
         if header.checksum is not None and checksum(replica.model) != header.checksum:
             del state[REPLICA]
             raise PayloadError(OTHER)
         return replica.model
+
+    def _begun(self, header: DownlinkHeader, state: RecordDict) -> Replica | None:
+        """Return a replica that began at version 0, for a node that has none; else None.
+
+        Raises `PayloadError` if this node does not make the model before training.
+        """
+        if header.base != INITIAL_VERSION or stored_arrays(state, REPLICA):
+            return None
+        if self._seeded is None or self._layout is None:
+            raise PayloadError(NOT_MADE)
+        shared, newest = self._from_seed, len(header.rates or ())
+        if shared is None or shared.version > newest:
+            trained = trained_entries(self._layout)
+            shared = Replica.start(self._rule, trained, self._seeded.copy())
+        self._from_seed = shared
+        store_arrays(state, REPLICA, shared.arrays)
+        return shared
 
     def _start(self, arrays: ArrayRecord, header: DownlinkHeader) -> Replica:
         """Return a replica from a message that holds the whole model and the optimiser's state.

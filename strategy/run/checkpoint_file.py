@@ -22,7 +22,7 @@ from xxhash import xxh3_64_hexdigest
 from conf import ConfigError
 
 FILE = "checkpoint"
-MARK, FORMAT = "edgewire-checkpoint", 4  # increase FORMAT if older versions cannot read the file
+MARK, FORMAT = "edgewire-checkpoint", 5  # increase FORMAT if older versions cannot read the file
 PAUSE = 60.0  # seconds from a failed checkpoint to the next attempt
 SHARE = 0.02  # the largest share of a run's time that is used for checkpoints
 log = getLogger("edgewire")

@@ -18,7 +18,7 @@ from compression.flower.node.state import NodeState, stored_arrays
 from compression.flower.node_replica import REPLICA
 from conf.build import server_optimizer_of
 from conf.check import check_target
-from conf.schema import CompressionConfig, Config
+from conf.schema import CompressionConfig, Config, DownlinkConfig
 from simulation.clock import VirtualClock
 from simulation.grid import LocalGrid
 from strategy.asynchronous import Asynchronous
@@ -70,7 +70,8 @@ class Trainer(real.Trainer):
     """A trainer without a model: its gradients are random.
 
     `spoil` maps (node, message number) to a function that changes this gradient. `steps` is a
-    function of (node, message number) that returns the number of training steps.
+    function of (node, message number) that returns the number of training steps. `seeded`: the
+    model before training, if the server does not send it.
     """
 
     layout, trained = LAYOUT, TRAINED
@@ -82,12 +83,15 @@ class Trainer(real.Trainer):
         mask=False,
         spoil=None,
         steps=lambda node, number: node,
+        seeded=None,
         **compression,
     ):
         strategy = {"update": update, "optimizer": optimizer, "mask_received": mask}
-        self.config = Config(strategy=strategy, compression=CompressionConfig(**compression))
+        downlink = DownlinkConfig(from_seed=seeded is not None)
+        uplink = CompressionConfig(**compression)
+        self.config = Config(strategy=strategy, compression=uplink, downlink=downlink)
         self.optimizer = server_optimizer_of(self.config)
-        self.uplink = real.uplink_of(self.config, LAYOUT)
+        self.uplink = real.uplink_of(self.config, LAYOUT, model=seeded)
         self.spoil, self.steps = spoil or {}, steps
         self.given, self.models = {}, {}  # both by (node, number)
 
@@ -140,6 +144,7 @@ class Federation:
     def __init__(self, trainer, network=None, nodes=NODES, seed=0, reply=None):
         self.trainer, self.seen, self.models = trainer, {}, []
         self.codec, self.answers = trainer.uplink.codec, WeakValueDictionary()
+        self.from_seed = trainer.config.downlink.from_seed
 
         def watch(message, context, call_next):
             key = node_of(context).index + 1, message.content["config"]["number"]
@@ -156,7 +161,7 @@ class Federation:
         """Train synchronously; return the strategy. Call `after` with the number of each round."""
         update = self.trainer.config.strategy["update"]
         options = {"verify_every": 0, "update": update, **options}
-        codecs = Codecs(self.codec, downlink, options.pop("seed", 0))
+        codecs = Codecs(self.codec, downlink, options.pop("seed", 0), self.from_seed)
         strategy = strategy_of(
             SparseAveraging, codecs=codecs, optimizer=self.trainer.optimizer, **options
         )
@@ -166,12 +171,14 @@ class Federation:
     def push(self, pushes, timeout=1e9, lr=0.5, downlink=None, **options):
         """Train asynchronously; return the strategy."""
         options = {"update": self.trainer.config.strategy["update"], **options}
-        codecs = Codecs(self.codec, downlink)
+        codecs = Codecs(self.codec, downlink, from_seed=self.from_seed)
         strategy = strategy_of(Asynchronous, codecs=codecs, pushes=pushes, **options)
 
         return self._train(strategy, 1, timeout, lr)
 
     def _train(self, strategy, rounds, timeout, lr, after=None):
+        self.strategy = strategy
+
         def each(done, arrays):
             self.models.append(to_vector(arrays).copy())
             if after:

@@ -38,6 +38,7 @@ from ..native_tensors import (
 from ..node_replica import MASKED, REPLICA, NodeReplica, Optimizer
 from ..privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from ..records import (
+    Vector,
     filled,
     flat_record,
     layout_of,
@@ -98,7 +99,8 @@ class CompressionMod:
     an update itself (a gradient, which the server subtracts) returns an `update_record`.
 
     `initial`: the native tensors, which are not in the flat vector, with the values that the app's
-    model starts with. `native_tensors.py` describes how the app gets and returns them. `optimizer`:
+    model starts with. `native_tensors.py` describes how the app gets and returns them. `seeded`:
+    the model before training, float32 (n,), if the node makes it from the run's seed. `optimizer`:
     the server's optimiser; it is needed if nodes repeat the server's steps. `masked`: apply line 7
     of CE-SGD's Algorithm 2 (`NodeReplica.masked`).
 
@@ -119,6 +121,7 @@ class CompressionMod:
         initial: Initial = NONE,
         seed: int = 0,
         optimizer: Optimizer | None = None,
+        seeded: Vector | None = None,
         masked: bool = False,
         **options: Any,
     ) -> None:
@@ -127,7 +130,7 @@ class CompressionMod:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self._layout, self._seed, self._masked = layout, seed, masked
         self._initial = initial
-        self._follower = NodeReplica(layout, optimizer)
+        self._follower = NodeReplica(layout, optimizer, seeded)
         self._warned = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -327,12 +330,13 @@ def _unseen(message: Message, context: Context, call_next: ClientAppCallable) ->
 def _key_of_model_update(content: RecordDict, header: DownlinkHeader) -> str | None:
     """Return the name of the record that holds the model; None if there is no such record.
 
-    A message with the server's steps has no payload if the node already has the newest version. The
-    record is then the first ArrayRecord.
+    A message has no payload if the node already has the newest version, or makes it from the run's
+    seed. The record is then the first ArrayRecord.
     """
     if (found := payload_of(content)) is not None:
         return found[0]
-    kept = records(content, ArrayRecord) if header.rates is not None else []
+    empty = header.rates is not None or header.base is not None
+    kept = records(content, ArrayRecord) if empty else []
     return kept[0][0] if kept else None
 
 

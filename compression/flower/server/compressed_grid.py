@@ -116,7 +116,7 @@ class CompressedGrid(GridWrapper):
         self.state = state = CompressedGridState() if state is None else state
         codec = None if downlink is None else chosen(downlink)
         self._whole = codec is None  # the server sends whole models
-        self._deltas = DeltaSync(codec, seed, state.deltas)
+        self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
         self._session = ServerSession(
             self._deltas, self.traffic, model, state.session, replies.uplink
         )
@@ -255,7 +255,8 @@ class CompressedGrid(GridWrapper):
         if self._uncompressed and (unknown or self._whole):
             why = NO_DOWNLINK if self._whole else UNKNOWN
             self._uncompressed.whole(message.metadata.message_type, name, size[0], why)
-        self._look_at_names(form, next(iter(model_update.arrays.values())).data)
+        if payload := next(iter(model_update.arrays.values()), None):
+            self._look_at_names(form, payload.data)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)
         sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent

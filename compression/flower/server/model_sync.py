@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from ...batchnorm import changes
 from ...codec import Codec
 from ...decoder import decode_update
@@ -14,7 +16,7 @@ from ...layout import Layout
 from ...make import make_codec
 from ...sparsifiers.dense import Dense
 from ..node.state import checksum, fingerprint
-from ..node_replica import MODEL, VERSION, Replica
+from ..node_replica import INITIAL_VERSION, MODEL, VERSION, Replica
 from ..records import Vector, payload_record, payload_records
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import (
@@ -70,12 +72,20 @@ class DeltaSync:
     a node has it. If the stored versions exceed `BUDGET` bytes, the least recently used versions
     are deleted. Without a `codec`, or with a lossless one, each message holds the whole model, and
     no versions are stored.
+
+    `seeded`: the model before training, float32 (n,), if nodes make it from the run's seed; else
+    None. While this is the newest model, messages hold no values. A node whose first message comes
+    later gets the whole model: a lossy difference from version 0 would be less precise.
     """
 
     skips = False
 
     def __init__(
-        self, codec: Codec | None = None, seed: int = 0, state: DeltaSyncState | None = None
+        self,
+        codec: Codec | None = None,
+        seed: int = 0,
+        state: DeltaSyncState | None = None,
+        seeded: Vector | None = None,
     ) -> None:
         exact = codec is not None and codec.exact
         self._whole = codec if codec is not None and exact else RAW
@@ -87,6 +97,8 @@ class DeltaSync:
         tensors = self._state.tensors
         self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
         self._offered: OfferedModel | None = None
+        self._seeded = seeded
+        self._is_seeded = False  # whether the newest model is the model before training
 
     def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
         """Set the newest model, to which later model updates lead.
@@ -96,6 +108,14 @@ class DeltaSync:
         nodes without a layout. `ties`: the copies that the payloads leave out.
         """
         self._offered = OfferedModel(model, form, named, ties)
+        if self._seeded is not None:
+            self._is_seeded = np.array_equal(model.vector, self._seeded)
+            if not self._is_seeded:
+                self._seeded = None  # no later model is the model before training
+
+    def starts_from_seed(self) -> bool:
+        """Return whether the newest model is the model before training, which nodes make."""
+        return self._is_seeded
 
     def knows(self, version: int) -> bool:
         """Return whether a version is stored and has the same tensors as the newest model."""
@@ -107,6 +127,8 @@ class DeltaSync:
         """Encode the newest model for nodes at the version `base` (`ModelSync.model_update`)."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
+        if base == INITIAL_VERSION and self._is_seeded:
+            return self._nothing_new(offered)
         self._state.encoded += 1
         if base == UNHEARD and self.unheard is not None:
             return self._parcel_unheard(self.unheard, offered)
@@ -128,6 +150,19 @@ class DeltaSync:
     def _drawn(self) -> int:
         """The codec's seed, made from the run's seed and the number of models encoded so far."""
         return (self._seed << 64) | self._state.encoded
+
+    def _nothing_new(self, offered: OfferedModel) -> ModelUpdate:
+        """Return a model update without values, for nodes that make the newest model themselves."""
+        state, form = self._state, offered.form
+        vector = converted(offered.model, form_of_models(form), form).vector
+        name, tensors = checksum(vector), fingerprint(form.layout)
+        if self._codec is not None and INITIAL_VERSION not in state.versions:
+            state.checksums[INITIAL_VERSION], state.tensors[INITIAL_VERSION] = name, tensors
+            self._numbers[name, tensors] = INITIAL_VERSION
+            state.versions[INITIAL_VERSION] = vector.copy()
+            self._bytes += vector.nbytes
+        header = {"base": INITIAL_VERSION, "version": INITIAL_VERSION, "checksum": name}
+        return ModelUpdate(payload_records({}), header, 0, offered.model)
 
     def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
         model, form, named, ties = offered
@@ -255,6 +290,10 @@ class StepLogSync:
         """Return whether all updates of the server's steps after a version are stored."""
         return self._replica.version - version <= len(self.recent)
 
+    def starts_from_seed(self) -> bool:
+        """Return whether the updates of all steps since the model before training are stored."""
+        return self._follow and self.knows(INITIAL_VERSION)
+
     def model_update(self, base: int | None) -> ModelUpdate:
         """Return the newest model for nodes at the version `base`: missing steps, or a snapshot."""
         if base not in self._cache:
@@ -272,7 +311,10 @@ class StepLogSync:
             return self.model_update(None)
         payloads = {str(base + i): payload for i, (payload, _) in enumerate(found, 1)}
         rates = [rate for _, rate in found]
-        return self._parcel(payloads, {"base": base, "rates": rates})
+        header: dict[str, object] = {"base": base, "rates": rates}
+        if base == INITIAL_VERSION:
+            header["checksum"] = self.checksum()  # a node may have made another model
+        return self._parcel(payloads, header)
 
     def _snapshot(self) -> ModelUpdate:
         payloads: dict[str, bytes] = {}

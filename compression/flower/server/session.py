@@ -30,7 +30,17 @@ from ..native_tensors import (
     native_payload,
     with_payload,
 )
-from ..records import filled, message_to, payload_of, payloads_of, records, values_of
+from ..node_replica import INITIAL_VERSION
+from ..records import (
+    Vector,
+    filled,
+    message_to,
+    payload_of,
+    payloads_of,
+    records,
+    to_vector,
+    values_of,
+)
 from ..tensor_split import Model
 from ..traffic import Traffic, flower_bytes, reason_of
 
@@ -56,6 +66,9 @@ class ModelSync(Protocol):
     def knows(self, version: int) -> bool:
         """Return whether a model update can begin at this version of the model."""
 
+    def starts_from_seed(self) -> bool:
+        """Return whether a model update can begin at version 0, the model before training."""
+
     def model_update(self, base: int | None) -> ModelUpdate:
         """Return the payloads that bring nodes from the version `base` to the newest model.
 
@@ -74,28 +87,38 @@ class VersionTrackerState:
 
     `has`: the version of the model that the node confirmed last. `sent`: the version that the node
     should confirm next. `unheard`: how many versions the server has sent to the node since the node
-    last confirmed one.
+    last confirmed one. `not_from_seed`: the nodes that the server no longer sends changes of the
+    model that they make from the run's seed.
     """
 
     has: dict[int, int] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
     unheard: dict[int, int] = field(default_factory=dict)
+    not_from_seed: set[int] = field(default_factory=set)
 
 
 class VersionTracker:
     """Tracks which version of the server's model each node has confirmed in a reply.
 
-    A node without a confirmed version gets the whole model.
+    A node without a confirmed version gets the whole model. If `from_seed` is True, nodes make the
+    model before training (version 0) from the run's seed. Then a node without a confirmed version
+    gets the changes since version 0, until it has replied with an error.
     """
 
-    def __init__(self, sync: ModelSync, state: VersionTrackerState | None = None) -> None:
+    def __init__(
+        self, sync: ModelSync, state: VersionTrackerState | None = None, *, from_seed: bool = False
+    ) -> None:
         self.sync = sync
         self._state = VersionTrackerState() if state is None else state
+        self._from_seed = from_seed
 
     def base_of(self, node: int) -> int | None:
         """Return a node's version, if the server can send a difference from it; otherwise None."""
         base = self._state.has.get(node)
-        return base if base is not None and self.sync.knows(base) else None
+        if base is not None and self.sync.knows(base):
+            return base
+        seeded = self._from_seed and node not in self._state.not_from_seed
+        return INITIAL_VERSION if seeded and self.sync.starts_from_seed() else None
 
     def silent(self, node: int) -> bool:
         """Return whether the node got `SILENT` models or more, and has replied to none of them."""
@@ -121,12 +144,15 @@ class VersionTracker:
         """Record that a node's version of the model is unknown: it gets the whole model next."""
         self._state.has.pop(node, None)
         self._state.sent.pop(node, None)
+        if self._from_seed:
+            self._state.not_from_seed.add(node)
 
     def forget(self, nodes: Iterable[int]) -> None:
         """Delete the state of nodes that have left the run."""
         for node in nodes:
             self.invalidate(node)
             self._state.unheard.pop(node, None)
+            self._state.not_from_seed.discard(node)
 
     @property
     def held(self) -> set[int]:
@@ -184,6 +210,7 @@ class ServerSessionState:
         for kept in (self.versions.has, self.versions.sent):
             for node in kept.keys() - set(along):
                 del kept[node]
+        self.versions.not_from_seed |= self.asked - set(along)
 
 
 class InitialModel(NamedTuple):
@@ -191,18 +218,31 @@ class InitialModel(NamedTuple):
 
     `layout`: the layout of its float32 parameters and statistics, which are sent as one vector.
     `plain_bytes`: the bytes of the whole model if Flower sends it without compression. `natives`:
-    its native tensors, which are sent beside the vector in their own dtypes.
+    its native tensors, which are sent beside the vector in their own dtypes. `seeded`: the vector,
+    float32 (n,), if the nodes make it themselves from the run's seed; None: the server sends it.
     """
 
     layout: Layout
     plain_bytes: int
     natives: Initial = NONE
+    seeded: Vector | None = None
 
     @classmethod
-    def of(cls, layout: Layout, arrays: ArrayRecord, natives: Initial | None) -> InitialModel:
-        """Return the model of a layout with these float32 arrays and native tensors."""
+    def of(
+        cls,
+        layout: Layout,
+        arrays: ArrayRecord,
+        natives: Initial | None,
+        *,
+        from_seed: bool = False,
+    ) -> InitialModel:
+        """Return the model of a layout with these float32 arrays and native tensors.
+
+        `from_seed`: True if the nodes make the vector themselves from the run's seed.
+        """
         plain_bytes = flower_bytes(arrays) + native_bytes(natives)
-        return cls(layout, plain_bytes, natives or NONE)
+        seeded = to_vector(arrays).copy() if from_seed else None
+        return cls(layout, plain_bytes, natives or NONE, seeded)
 
 
 class ServerSession:
@@ -226,7 +266,8 @@ class ServerSession:
         self._asked, self._many = state.asked, SPARE
         self._given, self.initial = state.given, model.natives if model else NONE
         self._differing = state.differing
-        self.versions = VersionTracker(sync, state.versions)
+        seeded = model is not None and model.seeded is not None
+        self.versions = VersionTracker(sync, state.versions, from_seed=seeded)
         self.acks = AckTracker(state.acks, uplink)
         self.traffic = traffic
         self.layout = model.layout if model else None

@@ -1,0 +1,115 @@
+"""Nodes make the model before training from the run's seed (`downlink.from_seed`)."""
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from compression import make_codec
+from compression.flower.node_replica import NOT_MADE, OTHER
+from tests.local_runs import local_run
+from tests.runs import result_of
+from tests.same import expect_same
+from tests.strategy.federation import AVERAGE, NODES, SIZE, Federation, Trainer, start
+
+DOWNLINKS = {
+    "average": AVERAGE,
+    "int8": make_codec(quantizer="int8"),
+    "topk": make_codec(sparsifier="topk", density=0.2),
+}
+FLOATS = 4 * SIZE  # bytes of the whole model as float32
+
+
+def trained(seeded, how, downlink, **options):
+    """Return a federation after a run of three rounds, or of twelve pushes, and the strategy."""
+    federation = Federation(Trainer(seeded=seeded))
+    train = {"rounds": federation.run, "pushes": federation.push}[how]
+    count = {"rounds": 3, "pushes": 12}[how]
+    return federation, train(count, downlink=downlink, **options)
+
+
+@pytest.mark.parametrize("name", DOWNLINKS)
+@pytest.mark.parametrize("how", ["rounds", "pushes"])
+def test_the_run_is_the_same_and_the_first_model_is_not_sent(how, name):
+    federation, strategy = trained(start(), how, DOWNLINKS[name])
+    reference, sent = trained(None, how, DOWNLINKS[name])
+    for found, expected in zip(federation.models, reference.models, strict=True):
+        assert found.tobytes() == expected.tobytes()
+    assert not strategy.traffic.failures
+    assert all(not federation.seen[node, 1] for node in range(1, NODES + 1))
+    saved = sent.traffic.downlink_bytes - strategy.traffic.downlink_bytes
+    assert saved > 0.75 * NODES * FLOATS  # a lossless downlink saves a little less
+
+
+@pytest.mark.parametrize("name", DOWNLINKS)
+@pytest.mark.parametrize("how", ["rounds", "pushes"])
+def test_a_node_that_makes_another_model_gets_the_server_s(how, name, caplog):
+    other = start()
+    other[-1] = np.nextafter(other[-1], np.float32(2))
+    federation, strategy = trained(other, how, DOWNLINKS[name])
+    assert strategy.traffic.failures == NODES
+    assert OTHER in caplog.text
+    assert strategy.traffic.downlink_bytes > NODES * FLOATS
+    assert len(federation.models) > 1
+    assert federation.models[-1].tobytes() != start().tobytes()
+
+
+@pytest.mark.parametrize("how", ["rounds", "pushes"])
+def test_a_node_that_makes_no_model_gets_the_server_s(how, caplog):
+    federation = Federation(Trainer())
+    federation.from_seed = True
+    train = {"rounds": federation.run, "pushes": federation.push}[how]
+    strategy = train({"rounds": 3, "pushes": 12}[how], downlink=DOWNLINKS["int8"])
+    assert strategy.traffic.failures == NODES
+    assert NOT_MADE in caplog.text
+
+
+@pytest.mark.parametrize("name", DOWNLINKS)
+def test_a_node_that_comes_later_repeats_all_steps(name):
+    def renew(done):
+        if done == 2:
+            federation.context(1).state.clear()
+            federation.strategy.state.session.versions.has.clear()
+
+    federation = Federation(Trainer(seeded=start()))
+    strategy = federation.run(4, downlink=DOWNLINKS[name], after=renew)
+    assert not strategy.traffic.failures
+    assert federation.seen[1, 3] == {"1", "2"}
+    replica = federation.replica(1)["model"]
+    assert replica.tobytes() == federation.trainer.models[1, 4].tobytes()
+
+
+def test_a_server_that_resumes_sends_the_whole_model():
+    """The nodes may be ahead of the checkpoint, so their version is unknown."""
+
+    def back(done):
+        if done == 2:
+            federation.strategy.abandon()
+
+    federation = Federation(Trainer(seeded=start()))
+    strategy = federation.run(4, after=back)
+    assert not strategy.traffic.failures
+    assert federation.seen[1, 3] == {"model"}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "algorithm=fedavg_f2i downlink=int8",
+        "algorithm=fedavg_f2i downlink=average",
+        "algorithm=fedavg_f2i downlink=int8 strategy=fedadam",
+        "algorithm=fedavg local=scaffold downlink=topk",
+        "algorithm=fedavg_dgc",
+        "algorithm=adacomp downlink=int8 strategy.pushes=10",
+        "algorithm=fedavg_f2i downlink=int8 model=vgg16_narrow model.size=8 batch_size=32",
+    ],
+)
+def test_an_app_s_run_is_the_same(overrides, tmp_path):
+    runs = {}
+    for given in ("false", "true"):
+        words = [*overrides.split(), "nodes=2", "rounds=2", f"downlink.from_seed={given}"]
+        local_run(tmp_path / given, *words)
+        runs[given] = load_file(tmp_path / given / "model.safetensors"), result_of(tmp_path / given)
+    (weights, sent), (seeded, saved) = runs["false"], runs["true"]
+    expect_same(weights, seeded)
+    assert saved["failures"] == sent["failures"] == 0
+    assert saved["downlink_bytes"] < 0.7 * sent["downlink_bytes"]
