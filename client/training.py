@@ -36,7 +36,7 @@ from conf.build import (
     share_of,
     vectors_of,
 )
-from conf.codecs import codec_of
+from conf.codecs import codec_of, downlink_of
 from task.errors import TaskError
 from task.flat_model import NUMPYS, FlatModel, to_array
 from task.local import LocalAlgorithm, LocalRun
@@ -273,6 +273,8 @@ def uplink_of(
         seed=config.seed,
         optimizer=server_optimizer_of(config),
         seeded=seeded,
+        contextual=codec_of(config).coder.contextual
+        or ((downlink := downlink_of(config)) is not None and downlink.coder.contextual),
         masked=bool(config.strategy.get("mask_received")),
     )
 

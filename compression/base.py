@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .index_context import IndexContext
 from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
@@ -62,6 +63,7 @@ class Spec(NamedTuple):
     dtype: np.dtype[np.generic]  # little-endian
     size: int  # entries
     bound: int = 0
+    context: IndexContext | None = None  # what sender and receiver know of an index set's entries
 
     @property
     def nbytes(self) -> int:
@@ -275,7 +277,12 @@ class Quantizer(Method, ABC):
 
 
 class Coder(Method, ABC):
-    """Compresses one stream (an array of a payload) without loss."""
+    """Compresses one stream (an array of a payload) without loss.
+
+    Class variable: ``contextual`` (True: it uses `Spec.context`, so both ends must know it).
+    """
+
+    contextual: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, data: Array, spec: Spec) -> Buffer | None:

@@ -32,6 +32,7 @@ from .base import (
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
+from .index_context import IndexContext, SharedContext
 from .layout import Layout
 from .scatter import add_at, subtract_at
 from .validation import expect_between
@@ -110,6 +111,7 @@ class Codec:
         workers: int = 0,
         as_before: bool = False,
         own: Sequence[NativeTensor] = (),
+        context: SharedContext | None = None,
     ) -> bytes:
         """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
@@ -124,6 +126,7 @@ class Codec:
         memory, and has stored its indices. If the indices of this payload are the same, they are
         not sent again.
         ``own``: the tensors that are sent in their own dtype, sorted by position in the model.
+        ``context``: what the receiver knows too, for a coder that uses it; None: nothing.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
         for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the
@@ -149,7 +152,8 @@ class Codec:
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         exact = None if inner is None else inner.gather_exact(update)
         head = self._head(layout, inner, indices, names, same and as_before)
-        listed = _listed(cut, exact, None if same and as_before else indices)
+        known = self._known(context, layout)
+        listed = _listed(cut, exact, None if same and as_before else indices, known)
         payload = self._assemble(with_native_table(head, own), listed, streams, parts, raw)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
@@ -168,17 +172,18 @@ class Codec:
         *,
         memory: Memory | None = None,
         seed: int = 0,
+        context: SharedContext | None = None,
     ) -> bytes:
         """Encode a sparse vector: (k,) float32 at strictly increasing indices, zeros elsewhere.
 
         An example is a mean of sparse updates. If ``indices`` is None, ``values`` is the whole
         vector, (layout.size,). The time depends only on k. But a codec that selects entries, or
         uses error feedback, encodes the whole vector.
-        ``memory``, ``seed`` and the errors are the same as in `encode`.
+        ``memory``, ``seed``, ``context`` and the errors are the same as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
             dense = Update(layout, indices, values, type(self.sparsifier)).dense()
-            return self.encode(dense, layout, memory=memory, seed=seed)
+            return self.encode(dense, layout, memory=memory, seed=seed, context=context)
         memory = {} if memory is None else memory
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")
@@ -189,18 +194,32 @@ class Codec:
         parts = parts_of(indices, own)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         head = self._head(layout, inner, indices, names=False, repeated=False)
-        return self._assemble(head, _listed(own, exact, indices), streams, parts)
+        listed = _listed(own, exact, indices, self._known(context, layout))
+        return self._assemble(head, listed, streams, parts)
 
-    def restore(self, payload: Buffer, layout: Layout, memory: Memory) -> None:
+    def _known(self, context: SharedContext | None, layout: Layout) -> IndexContext | None:
+        """Return the context of the index set, if the coder uses one."""
+        if context is None or not self.coder.contextual:
+            return None
+        return context.of(layout, self.exact_tensors(layout))
+
+    def restore(
+        self,
+        payload: Buffer,
+        layout: Layout,
+        memory: Memory,
+        context: SharedContext | None = None,
+    ) -> None:
         """Add the values of a payload back to the residual, because it was lost or not applied.
 
         Afterwards the residual is the same as if these values had never been sent. Exact tensors,
         such as running statistics, are not restored, because they are values and not changes.
-        Raises PayloadError for a payload that is not the last one encoded with this memory.
+        ``context``: the one with which the payload was encoded. Raises PayloadError for a payload
+        that is not the last one encoded with this memory.
         """
         sent = memory.get("sent")
         last = None if sent is None else np.flatnonzero(sent).astype(np.uint32)
-        indices, values = decode_trained(payload, layout, last)
+        indices, values = decode_trained(payload, layout, last, context)
         if self.sparsifier.residual_key is not None:
             self.sparsifier.restore(indices, values, memory)
         else:
@@ -298,14 +317,17 @@ class Codec:
 
 
 def _listed(
-    layout: Layout, exact: Vector | None, indices: Indices | None
+    layout: Layout,
+    exact: Vector | None,
+    indices: Indices | None,
+    context: IndexContext | None,
 ) -> list[tuple[Any, Spec]]:
     """Return the payload's first streams: the values of exact tensors, then the indices."""
     listed: list[tuple[Any, Spec]] = []
     if exact is not None:
         listed.append((exact, exact_spec(len(exact))))
     if indices is not None:
-        listed.append((indices, index_spec(len(indices), layout.size)))
+        listed.append((indices, index_spec(len(indices), layout.size, context)))
     return listed
 
 

@@ -18,6 +18,7 @@ from .base import (
     is_finite,
 )
 from .batchnorm import exact_tensors, runs, separate
+from .index_context import IndexContext, SharedContext
 from .layout import Layout
 from .scatter import add_at, find, increase, put_at
 from .wire import VERSION, Parsed, digest, parse, unpack
@@ -132,6 +133,7 @@ def decode_update(
     own: tuple[int, ...] = (),
     exact: tuple[int, ...] | None = None,
     before: Indices | None = None,
+    context: SharedContext | None = None,
     max_size: int = MAX_SIZE,
     max_tensors: int = MAX_TENSORS,
 ) -> Update:
@@ -146,6 +148,8 @@ def decode_update(
     any.
     ``before``: `Update.selected` of the sender's last payload, for a payload that repeats its
     indices.
+    ``context``: what sender and receiver know of the model's coordinates, for a payload whose
+    indices are coded by it; it is for the layout of the vector.
 
     Raises PayloadError for any other payload. The error is raised before memory is allocated for
     the sizes that the payload declares.
@@ -153,7 +157,7 @@ def decode_update(
     parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact)
     beside = _own(parsed)
     apart = _exact(parsed)
-    indices, values = _trained(parsed, before)
+    indices, values = _trained(parsed, before, context)
     if apart is not None:
         cut, borders = separate(parsed.layout, parsed.exact), None
         if indices is not None:
@@ -167,15 +171,18 @@ def decode_update(
 
 @quiet
 def decode_trained(
-    payload: Buffer, layout: Layout, before: Indices | None
+    payload: Buffer,
+    layout: Layout,
+    before: Indices | None,
+    context: SharedContext | None = None,
 ) -> tuple[Indices | None, Vector]:
     """Return the indices and values of the trained entries of a payload.
 
     Trained entries are all except those of tensors that the payload holds without loss, such as
     BatchNorm's running statistics. ``layout``: the layout of the vector, without the tensors in
-    their own dtype. ``before`` and the errors are the same as in `decode_update`.
+    their own dtype. ``before``, ``context`` and the errors are the same as in `decode_update`.
     """
-    return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before)
+    return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before, context)
 
 
 def expect(
@@ -265,7 +272,9 @@ def _exact(parsed: Parsed) -> Vector | None:
     return values
 
 
-def _trained(parsed: Parsed, before: Indices | None) -> tuple[Indices | None, Vector]:
+def _trained(
+    parsed: Parsed, before: Indices | None, context: SharedContext | None
+) -> tuple[Indices | None, Vector]:
     layout, bodies = parsed.layout, parsed.bodies
     if parsed.own:
         bodies = bodies[:-1]
@@ -279,7 +288,10 @@ def _trained(parsed: Parsed, before: Indices | None) -> tuple[Indices | None, Ve
     elif parsed.selected is not None:
         if not bodies:
             raise PayloadError("payload declares indices and holds none")
-        spec = index_spec(parsed.selected, layout.size)
+        known = None
+        if context is not None and parsed.coder.contextual:
+            known = context.of(parsed.layout, parsed.exact)
+        spec = index_spec(parsed.selected, layout.size, known)
         indices = _check_indices(unpack(parsed.coder, bodies[0], spec), layout.size)
         bodies = bodies[1:]
     parts = parts_of(indices, layout)
@@ -295,9 +307,9 @@ def exact_spec(count: int) -> Spec:
     return Spec(Kind.FLOATS, _F4, count)
 
 
-def index_spec(count: int, size: int) -> Spec:
+def index_spec(count: int, size: int, context: IndexContext | None = None) -> Spec:
     """Return the `Spec` of a stream of ``count`` indices into a vector of ``size`` entries."""
-    return Spec(Kind.INDICES, _U4, count, size)
+    return Spec(Kind.INDICES, _U4, count, size, context)
 
 
 def parts_of(indices: Indices | None, layout: Layout) -> TensorSlices:

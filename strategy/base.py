@@ -70,6 +70,12 @@ class Codecs:
     seed: int = 0
     from_seed: bool = False
 
+    @property
+    def contextual(self) -> bool:
+        """Whether the index sets of either direction are coded by context."""
+        codecs = (self.uplink, self.downlink)
+        return any(codec is not None and codec.coder.contextual for codec in codecs)
+
 
 NO_CODECS = Codecs()
 
@@ -89,6 +95,7 @@ class ParameterServer(Strategy):
     """
 
     unit = "ROUND"  # the unit of progress in the log
+    knows_context = False  # both ends know the same updates, so index sets may be coded by context
     sends_models = True  # the messages in both directions hold whole models or updates
     State: ClassVar[type[ServerState]]
     state: ServerState

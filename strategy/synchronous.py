@@ -35,7 +35,7 @@ from compression.flower.server.model_sync import StepLogSync
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
 from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.validation import expect_kinds
-from conf import Config, OptionGroup
+from conf import Config, ConfigError, OptionGroup
 from strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
@@ -196,11 +196,18 @@ class SparseAveraging(ParameterServer):
         self.state.exchange.late.messages.clear()
         self.state.session.go_back(back)
 
+    knows_context = True
+
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
         among = self.participation
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
+        if self.codecs.contextual and (self.codecs.downlink is None or self.mask_received):
+            raise ConfigError(
+                "coder=context is for nodes that repeat the server's steps: choose "
+                "downlink=average, say, and strategy.mask_received=false"
+            )
 
     def summary(self) -> None:
         """Log the kind of update, the server's optimiser and the quorum."""
@@ -250,7 +257,12 @@ class Rounds:
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
         self._downlink = strategy.codecs.downlink
-        self._replica, self.layout = Replica.of(strategy.optimizer, initial_arrays, state.replica)
+        self._replica, self.layout = Replica.of(
+            strategy.optimizer,
+            initial_arrays,
+            state.replica,
+            contextual=strategy.codecs.contextual,
+        )
         follow = self._downlink is not None
         self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
         self._session = ServerSession(
@@ -430,10 +442,17 @@ class Rounds:
         if self._downlink is not None:
             seed = (self._strategy.codecs.seed << 64) | self._replica.version
             payload = self._downlink.encode_sparse(
-                indices, values, self.layout, memory=self._state.memory, seed=seed
+                indices,
+                values,
+                self.layout,
+                memory=self._state.memory,
+                seed=seed,
+                context=self._replica.context,
             )
             if not self._downlink.exact:  # the server uses the values that nodes decode
-                _, indices, values, *_ = decode_update(payload, self.layout)
+                _, indices, values, *_ = decode_update(
+                    payload, self.layout, context=self._replica.context
+                )
         self._replica.apply(indices, values, rate)
         self.natives.take()
         self._steps.add(payload, rate)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ..base import Indices, PayloadError
 from ..codec import Codec
 from ..decoder import Update, decode_update
+from ..index_context import SharedContext
 from ..layout import Layout
 
 
@@ -81,12 +82,14 @@ class AckTracker:
         sequence: int,
         layout: Layout,
         own: tuple[int, ...] = (),
+        context: SharedContext | None = None,
     ) -> Update:
         """Decode a node's update; it is pending until `applied`, `resolve` or `drop` is called.
 
-        `layout`, `own`: the parameters of `decode_update`, for the whole model. Raises PayloadError
-        for a broken payload, and for a payload of another compression method. Also raises
-        PayloadError if the update was applied before, or repeats indices that are not stored here.
+        `layout`, `own`, `context`: the parameters of `decode_update`, for the whole model. Raises
+        PayloadError for a broken payload, and for a payload of another compression method. Also
+        raises PayloadError if the update was applied before, or repeats indices that are not stored
+        here.
         """
         uplink = self._uplink
         if uplink is not None and not uplink.made(payload):
@@ -96,7 +99,9 @@ class AckTracker:
         self._state.pending.pop(node, None)
         before = self._state.indices.get(node)
         exact = None if uplink is None else uplink.exact_tensors(layout.without(own))
-        update = decode_update(payload, layout, own=own, exact=exact, before=before)
+        update = decode_update(
+            payload, layout, own=own, exact=exact, before=before, context=context
+        )
         if sequence:
             repeats = (update if uplink is None else uplink).sparsifier.repeats
             self._state.pending[node] = Pending(sequence, update.selected if repeats else None)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..base import Indices, PayloadError, Vector
 from ..batchnorm import trained_entries
 from ..decoder import MAX_SIZE, Update, declared, decode_update
+from ..index_context import Activity, SharedContext, record
 from ..layout import Layout
 from ..scatter import find
 from .headers import HEALS, DownlinkHeader
@@ -30,7 +31,7 @@ from .tensor_split import (
 )
 from .tied_weights import Ties, form_with_copies, narrowed, widened, widened_own
 
-MODEL, VERSION = "model", "version"
+MODEL, VERSION, ACTIVITY = "model", "version", "activity"
 
 
 class Optimizer(Protocol):
@@ -60,9 +61,10 @@ class Replica:
     """A flat model, the optimiser's state, and the number of steps taken (the version).
 
     All data is in `arrays`: "model" float32 (n,), "version" int64 (1,), and the arrays of the
-    optimiser's state. Two replicas with the same arrays share all data. The first `trained` entries
-    of the model are parameters. The other entries are BatchNorm's running statistics; an update
-    holds their new values, not gradients.
+    optimiser's state. If index sets are coded by context, "activity" uint8 (n,) is among them
+    (`index_context.py`). Two replicas with the same arrays share all data. The first `trained`
+    entries of the model are parameters. The other entries are BatchNorm's running statistics; an
+    update holds their new values, not gradients.
     """
 
     def __init__(self, optimizer: Optimizer, trained: int, arrays: dict[str, NDArray[Any]]) -> None:
@@ -71,40 +73,61 @@ class Replica:
         self._optimizer, self.trained = optimizer, trained
         self._version = arrays[VERSION]
         self._parameters = self.model[:trained]
+        self._context: SharedContext | None = None
 
     @classmethod
-    def start(cls, optimizer: Optimizer, trained: int, model: Vector) -> Replica:
-        """Return a replica at version 0; it uses the array `model` without a copy."""
+    def start(
+        cls, optimizer: Optimizer, trained: int, model: Vector, *, contextual: bool = False
+    ) -> Replica:
+        """Return a replica at version 0; it uses the array `model` without a copy.
+
+        `contextual`: True if index sets are coded by context.
+        """
         arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
+        if contextual:
+            arrays[ACTIVITY] = np.zeros(len(model), np.uint8)
         return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
 
     @classmethod
     def of(
-        cls, optimizer: Optimizer, arrays: ArrayRecord, kept: dict[str, NDArray[Any]]
+        cls,
+        optimizer: Optimizer,
+        arrays: ArrayRecord,
+        kept: dict[str, NDArray[Any]],
+        *,
+        contextual: bool = False,
     ) -> tuple[Replica, Layout]:
         """Return a replica that uses the arrays `kept`, and the layout of the model in `arrays`.
 
         If `kept` is empty, the replica is a copy of `arrays` with version 0, and its arrays are put
-        into `kept`. Raises `ValueError` if `kept` belongs to another model or optimiser, or if a
-        parameter comes after the model's running statistics.
+        into `kept`. `contextual`: True if index sets are coded by context. Raises `ValueError` if
+        `kept` belongs to another model or optimiser, or if a parameter comes after the model's
+        running statistics.
         """
         layout = layout_of(arrays)
         trained = trained_entries(layout)
-        if kept and (
-            set(kept) != {MODEL, VERSION, *optimizer.names} or kept[MODEL].size != layout.size
-        ):
+        names = {MODEL, VERSION, *optimizer.names, *([ACTIVITY] if contextual else [])}
+        if kept and (set(kept) != names or kept[MODEL].size != layout.size):
             raise ValueError(
                 f"the state is of another model or optimizer: {kept[MODEL].size} entries, not "
                 f"{layout.size}"
             )
         if not kept:
-            kept |= cls.start(optimizer, trained, to_vector(arrays).copy()).arrays
+            model = to_vector(arrays).copy()
+            kept |= cls.start(optimizer, trained, model, contextual=contextual).arrays
         return cls(optimizer, trained, kept), layout
 
     @property
     def version(self) -> int:
         """The number of the server's steps that this replica includes."""
         return int(self._version[0])
+
+    @property
+    def context(self) -> SharedContext | None:
+        """The context of index sets at this version; `apply` ends it. None without an activity."""
+        if self._context is None and ACTIVITY in self.arrays:
+            self._context = SharedContext(self.arrays[ACTIVITY])
+        return self._context
 
     def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
         """Take one step with an averaged update, at the learning rate `lr`.
@@ -123,6 +146,9 @@ class Replica:
         self._optimizer.step(self._parameters, self.arrays, at, values[:cut], lr, number)
         if cut < len(values):
             self.model[rest] = values[cut:]
+        if ACTIVITY in self.arrays:
+            self._context = None
+            record(self.arrays[ACTIVITY], indices)
 
 
 REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
@@ -137,6 +163,20 @@ NOT_MADE = (
 )
 
 
+def activity_layout(size: int) -> Layout:
+    """Return the layout of the payload in which a snapshot holds the activity of `size` entries."""
+    return Layout((ACTIVITY,), ((size,),), ("float32",))
+
+
+def activity_of(payload: bytes, size: int) -> Activity:
+    """Return the activity in a snapshot's payload; raises `PayloadError` for other values."""
+    values = decode_update(payload, activity_layout(size)).dense()
+    activity: Activity = values.clip(0, 255).astype(np.uint8)
+    if not np.array_equal(activity, values):
+        raise PayloadError("the snapshot's activity holds other values than 0 to 255")
+    return activity
+
+
 class Decoder:
     """Decodes the server's payloads for all nodes of a process.
 
@@ -148,11 +188,13 @@ class Decoder:
         self._layout = layout
         self._last: tuple[bytes, TensorSplit, Update] | None = None
 
-    def __call__(self, payload: bytes) -> Update:
+    def __call__(self, payload: bytes, context: SharedContext | None = None) -> Update:
         """Decode a payload; raises the errors of `decode_update`."""
-        return self.whole(payload)[1]
+        return self.whole(payload, context=context)[1]
 
-    def whole(self, payload: bytes, most: int = MAX_SIZE) -> tuple[TensorSplit, Update]:
+    def whole(
+        self, payload: bytes, most: int = MAX_SIZE, context: SharedContext | None = None
+    ) -> tuple[TensorSplit, Update]:
         """Decode a payload; return how it splits the model (`TensorSplit`), and its content.
 
         Raises `PayloadError` for a vector of more than `most` entries, and the errors of
@@ -164,7 +206,7 @@ class Decoder:
                 expect_room(form, most)
             else:
                 form = form_as_declared(self._layout, ())
-            update = decode_update(payload, form.whole, own=form.beside)
+            update = decode_update(payload, form.whole, own=form.beside, context=context)
             self._last = payload, form, update
         return self._last[1:]
 
@@ -174,13 +216,15 @@ class Followed(NamedTuple):
 
     `form`: the `TensorSplit` for changes of the model. `came`: for a message with a whole model,
     the `TensorSplit` and the values in the message; tensors of other dtypes than float32 are exact
-    there. `ties`: the copies that the message left out (`tied_weights.py`).
+    there. `ties`: the copies that the message left out (`tied_weights.py`). `context`: the context
+    of index sets at this version; the next message to any node of the process ends it.
     """
 
     form: TensorSplit
     model: Model
     came: tuple[TensorSplit, Model] | None = None
     ties: Ties = ()
+    context: SharedContext | None = None
 
     def arrays(self) -> ArrayRecord:
         """Return the model as named arrays, each in the tensor's dtype."""
@@ -195,7 +239,7 @@ class NodeReplica:
     the other nodes use the result. `optimizer`: the server's optimiser; it is needed if nodes
     repeat the server's steps. In this case a `layout` is needed too. `seeded`: the model before
     training (version 0), float32 (n,), which this node has made from the run's seed; None: the
-    server sends it.
+    server sends it. `contextual`: True if index sets are coded by context.
     """
 
     def __init__(
@@ -203,7 +247,11 @@ class NodeReplica:
         layout: Layout | None = None,
         optimizer: Optimizer | None = None,
         seeded: Vector | None = None,
+        *,
+        contextual: bool = False,
     ) -> None:
+        self._contextual = contextual
+        self._context: tuple[int, SharedContext] | None = None  # of a version of a shared activity
         self._layout, self._optimizer, self._seeded = layout, optimizer, seeded
         self._from_seed: Replica | None = None  # began at version 0; nodes of the process share it
         self._decode = Decoder(layout)
@@ -221,8 +269,8 @@ class NodeReplica:
                 raise PayloadError(
                     "the server's steps come, and this node knows no layout for them"
                 )
-            model = Model(self._by_steps(arrays, header, state))
-            return Followed(form_of_updates(self._layout), model)
+            vector, context = self._by_steps(arrays, header, state)
+            return Followed(form_of_updates(self._layout), Model(vector), context=context)
         if header.base == header.version == INITIAL_VERSION:
             return self._made_from_seed(header, state)
         here = stored_arrays(state, REPLICA).get(MODEL) if header.base is not None else None
@@ -291,9 +339,11 @@ class NodeReplica:
 
     # messages that hold the updates of the server's steps
 
-    def _by_steps(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Vector:
+    def _by_steps(
+        self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict
+    ) -> tuple[Vector, SharedContext | None]:
         if header.version is None:
-            return self._decode(arrays[MODEL].data).dense()
+            return self._decode(arrays[MODEL].data).dense(), None
         if header.base is None:
             replica = self._start(arrays, header)
             store_arrays(state, REPLICA, replica.arrays)
@@ -303,7 +353,17 @@ class NodeReplica:
         if header.checksum is not None and checksum(replica.model) != header.checksum:
             del state[REPLICA]
             raise PayloadError(OTHER)
-        return replica.model
+        return replica.model, self._context_of(replica)
+
+    def _context_of(self, replica: Replica) -> SharedContext | None:
+        """Return the context at a replica's version; nodes that share the replica share it."""
+        if ACTIVITY not in replica.arrays:
+            return None
+        last = self._context
+        shared = last is not None and last[1].activity is replica.arrays[ACTIVITY]
+        if last is None or not shared or last[0] != replica.version:
+            self._context = last = replica.version, SharedContext(replica.arrays[ACTIVITY])
+        return last[1]
 
     def _begun(self, header: DownlinkHeader, state: RecordDict) -> Replica | None:
         """Return a replica that began at version 0, for a node that has none; else None.
@@ -317,7 +377,8 @@ class NodeReplica:
         shared, newest = self._from_seed, len(header.rates or ())
         if shared is None or shared.version > newest:
             trained = trained_entries(self._layout)
-            shared = Replica.start(self._rule, trained, self._seeded.copy())
+            model, contextual = self._seeded.copy(), self._contextual
+            shared = Replica.start(self._rule, trained, model, contextual=contextual)
         self._from_seed = shared
         store_arrays(state, REPLICA, shared.arrays)
         return shared
@@ -336,6 +397,8 @@ class NodeReplica:
             for name in self._rule.names:
                 layout = Layout((name,), ((trained,),), ("float32",))
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
+            if self._contextual:
+                made[ACTIVITY] = activity_of(arrays[ACTIVITY].data, model.layout.size)
             self._snapshot = payload, Replica(self._rule, trained, made)
         replica = self._snapshot[1]
         if replica.version != header.version:  # other nodes have taken steps with this replica
@@ -379,7 +442,7 @@ class NodeReplica:
         if not base <= there <= newest:
             raise PayloadError(LACKS)
         for version in range(there + 1, newest + 1):
-            update = self._decode(arrays[str(version)].data)
+            update = self._decode(arrays[str(version)].data, self._context_of(replica))
             indices, values = update.indices, update.values
             if mask is not None:
                 indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices

@@ -37,10 +37,14 @@ def update() -> np.ndarray:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Return the combinations of methods that a decoder tells apart, with each sparsifier once."""
+    """Return the combinations of methods that a decoder tells apart, with each sparsifier once.
+
+    A payload of the coder `context` needs more than its bytes; test_index_context.py has a stream.
+    """
+    coders = [name for name in names("coder") if name != "context"]
     return sorted(
         {
-            *product(["dense"], names("quantizer"), names("coder")),
+            *product(["dense"], names("quantizer"), coders),
             *product(["topk"], names("quantizer"), ["entropy"]),
             *product(names("sparsifier"), ["float16"], ["entropy", "raw"]),
         }

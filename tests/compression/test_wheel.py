@@ -98,4 +98,4 @@ def test_its_example_runs_in_a_flower_app_without_torch(wheel, environment, tmp_
 
 def test_a_copy_of_the_folder_works_under_another_name_within_an_app(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "app" / "vendor" / "squeeze")
-    assert call(sys.executable, "-c", ANYWHERE, cwd=tmp_path) == "4\n[]\n"
+    assert call(sys.executable, "-c", ANYWHERE, cwd=tmp_path) == "5\n[]\n"

@@ -87,7 +87,7 @@ class Trainer(real.Trainer):
         **compression,
     ):
         strategy = {"update": update, "optimizer": optimizer, "mask_received": mask}
-        downlink = DownlinkConfig(from_seed=seeded is not None)
+        downlink = DownlinkConfig(changes=True, from_seed=seeded is not None)
         uplink = CompressionConfig(**compression)
         self.config = Config(strategy=strategy, compression=uplink, downlink=downlink)
         self.optimizer = server_optimizer_of(self.config)

@@ -12,6 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
+from ...index_context import SharedContext
 from ...layout import Layout
 from ..headers import (
     DRIFT,
@@ -24,7 +25,7 @@ from ..headers import (
     trains,
     written,
 )
-from ..method import chosen
+from ..method import NO_CONTEXT, chosen
 from ..native_tensors import (
     NATIVE,
     NONE,
@@ -101,7 +102,8 @@ class CompressionMod:
     `initial`: the native tensors, which are not in the flat vector, with the values that the app's
     model starts with. `native_tensors.py` describes how the app gets and returns them. `seeded`:
     the model before training, float32 (n,), if the node makes it from the run's seed. `optimizer`:
-    the server's optimiser; it is needed if nodes repeat the server's steps. `masked`: apply line 7
+    the server's optimiser; it is needed if nodes repeat the server's steps. `contextual`: True if
+    the index sets of either direction are coded by context. `masked`: apply line 7
     of CE-SGD's Algorithm 2 (`NodeReplica.masked`).
 
     Raises the errors of `method.chosen`, and `ValueError` for a bad `seed`. A call raises
@@ -123,14 +125,17 @@ class CompressionMod:
         optimizer: Optimizer | None = None,
         seeded: Vector | None = None,
         masked: bool = False,
+        contextual: bool = False,
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
+        if self.codec.coder.contextual and not contextual:
+            raise ValueError(NO_CONTEXT)
         self._layout, self._seed, self._masked = layout, seed, masked
         self._initial = initial
-        self._follower = NodeReplica(layout, optimizer, seeded)
+        self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
         self._warned = False
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -165,7 +170,10 @@ class CompressionMod:
             record = values_of(said)[key]
             assert isinstance(record, ArrayRecord)
             change = self._change(record, header, form, start)
-            payload, says = self._encoded(change, followed.ties, header, clip, said, context)
+            shared = followed.context if self.codec.coder.contextual else None
+            payload, says = self._encoded(
+                change, followed.ties, header, clip, said, context, shared
+            )
             answer = payload_record(payload)
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
                 answer = with_payload(answer, NATIVE, beside)
@@ -218,11 +226,12 @@ class CompressionMod:
         clip: float | None,
         content: RecordDict,
         context: Context,
+        shared: SharedContext | None,
     ) -> tuple[bytes, UplinkHeader]:
         """Encode a reply's values; return its payload and its header.
 
         `ties`: the copies of tensors that the message left out (`tied_weights.py`). `clip`: the
-        clipping norm of differential privacy.
+        clipping norm of differential privacy. `shared`: the context of index sets.
         """
         values, form, whole, named = change
         layout = form.layout
@@ -247,7 +256,10 @@ class CompressionMod:
         sent = without(form, left).layout if left else layout
         vector, own = narrowed_model(values, form, left) if left else values
         if state is None:
-            return self.codec.encode(vector, sent, seed=seed, names=named, own=own), says
+            payload = self.codec.encode(
+                vector, sent, seed=seed, names=named, own=own, context=shared
+            )
+            return payload, says
         payload = state.encoded(
             self.codec,
             vector,
@@ -259,6 +271,7 @@ class CompressionMod:
             named=named,
             own=own,
             tied=names_of(left, form) if left else {},
+            context=shared,
         )
         return payload, says._replace(sequence=state.sequence)
 

@@ -14,12 +14,14 @@ from xxhash import xxh3_64_digest
 
 from ...base import Buffer, Memory
 from ...codec import Codec
+from ...index_context import Activity, SharedContext
 from ...layout import Layout
 from ...wire_natives import NativeTensor
 from ..records import FlatArray, Vector, filled, values_of
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
-_LAST = "last-payload"  # an entry of MEMORY, in addition to the codec's arrays
+# Entries of MEMORY, in addition to the codec's arrays.
+_LAST, _LAST_ACTIVITY = "last-payload", "last-activity"
 _NO_COORDINATES = ("loss", "steps")  # entries of MEMORY that hold one number, not one per parameter
 NONE_TIED: dict[str, str] = {}
 Arrays = dict[str, NDArray[Any]]
@@ -105,6 +107,8 @@ class NodeState:
         self.memory: Memory = stored_arrays(state, MEMORY)
         last = self.memory.pop(_LAST, None)
         self.last: Buffer | None = None if last is None else last.data
+        # The activity with which the last reply was encoded, if it was coded by context.
+        self._activity: Activity | None = self.memory.pop(_LAST_ACTIVITY, None)
         found = values_of(state).get(NUMBERS)
         numbers = values_of(found) if found is not None else {}
         self.sequence: int = numbers.get("sequence", 0)  # of the last reply
@@ -115,7 +119,11 @@ class NodeState:
 
     def save(self) -> None:
         """Write all data of this object into the node's `Context.state`."""
-        last = {} if self.last is None else {_LAST: np.frombuffer(self.last, dtype=np.uint8)}
+        last: Arrays = {}
+        if self.last is not None:
+            last[_LAST] = np.frombuffer(self.last, dtype=np.uint8)
+            if self._activity is not None:
+                last[_LAST_ACTIVITY] = self._activity
         store_arrays(self._state, MEMORY, {**self.memory, **last})
         numbers: dict[str, object] = {"sequence": self.sequence, "tensors": self._tensors}
         if self._tied:
@@ -189,6 +197,7 @@ class NodeState:
         named: bool = False,
         own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
+        context: SharedContext | None = None,
     ) -> bytes:
         """Encode an update as the payload of the next reply, and save the state.
 
@@ -197,7 +206,7 @@ class NodeState:
 
         `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with the
         name of its source, the tensor that it equals; `may_tie` must allow each. `update`: the
-        vector without these copies.
+        vector without these copies. `context`: the context of index sets.
 
         `applied`: the sequence number of this node's last applied reply (0: none was applied).
 
@@ -215,7 +224,8 @@ class NodeState:
         if applied is not None and applied > self.sequence:
             self._start_anew(applied)
         if applied is not None and not arrived and self.last is not None:
-            codec.restore(self.last, left_out(layout, self._tied), self.memory)
+            before = None if self._activity is None else SharedContext(self._activity)
+            codec.restore(self.last, left_out(layout, self._tied), self.memory, before)
             self.last = None
             self.save()  # save at once, because later calls may raise
         other = self._untie(codec, layout, tied)
@@ -229,8 +239,10 @@ class NodeState:
             workers=workers,
             as_before=arrived and self.sequence > 0 and not other,
             own=own,
+            context=context,
         )
         self.sequence += 1
         self.last = payload if codec.keeps else None
+        self._activity = None if context is None else context.activity.copy()
         self.save()
         return payload

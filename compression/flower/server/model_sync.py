@@ -12,11 +12,19 @@ import numpy as np
 from ...batchnorm import changes
 from ...codec import Codec
 from ...decoder import decode_update
+from ...index_context import SharedContext
 from ...layout import Layout
 from ...make import make_codec
 from ...sparsifiers.dense import Dense
 from ..node.state import checksum, fingerprint
-from ..node_replica import INITIAL_VERSION, MODEL, VERSION, Replica
+from ..node_replica import (
+    ACTIVITY,
+    INITIAL_VERSION,
+    MODEL,
+    VERSION,
+    Replica,
+    activity_layout,
+)
 from ..records import Vector, payload_record, payload_records
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import (
@@ -33,6 +41,7 @@ from .session import UNHEARD, ModelUpdate
 # The most bytes of stored versions. A node whose version is deleted gets the whole model.
 BUDGET = 512 << 20
 RAW = make_codec(quantizer="float32", coder="raw")
+LOSSLESS = make_codec(quantizer="float32", coder="entropy")
 
 
 @dataclass
@@ -116,6 +125,9 @@ class DeltaSync:
     def starts_from_seed(self) -> bool:
         """Return whether the newest model is the model before training, which nodes make."""
         return self._is_seeded
+
+    def context(self, version: int | None) -> None:
+        """Return None: nodes do not know the same updates, so there is no shared context."""
 
     def knows(self, version: int) -> bool:
         """Return whether a version is stored and has the same tensors as the newest model."""
@@ -300,6 +312,10 @@ class StepLogSync:
             self._cache[base] = self._snapshot() if base is None else self._updates(base)
         return self._cache[base]
 
+    def context(self, version: int | None) -> SharedContext | None:
+        """Return the context of index sets at a version; None if it is not the newest."""
+        return self._replica.context if version == self._replica.version else None
+
     def checksum(self) -> bytes:
         """Return the 8-byte checksum of the model, which nodes compare with their model's."""
         return checksum(self._replica.model)
@@ -322,6 +338,10 @@ class StepLogSync:
             if name == VERSION or (not self._follow and payloads):
                 continue
             layout = self._layout
+            if name == ACTIVITY:
+                values = array.astype(np.float32)
+                payloads[name] = LOSSLESS.encode(values, activity_layout(array.size))
+                continue
             if name != MODEL:
                 layout = Layout((name,), (array.shape,), ("float32",))
             payloads[name] = RAW.encode(array, layout)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...base import PayloadError
 from ...codec import Codec
 from ...decoder import Update
+from ...index_context import SharedContext
 from ...layout import Layout
 from ..acks import AckTracker, AckTrackerState
 from ..headers import EXAMPLES, HEADER, MOST, DownlinkHeader, UplinkHeader, number, read, written
@@ -68,6 +69,9 @@ class ModelSync(Protocol):
 
     def starts_from_seed(self) -> bool:
         """Return whether a model update can begin at version 0, the model before training."""
+
+    def context(self, version: int | None) -> SharedContext | None:
+        """Return the context of index sets that a node at a version knows; None for none."""
 
     def model_update(self, base: int | None) -> ModelUpdate:
         """Return the payloads that bring nodes from the version `base` to the newest model.
@@ -269,6 +273,7 @@ class ServerSession:
         seeded = model is not None and model.seeded is not None
         self.versions = VersionTracker(sync, state.versions, from_seed=seeded)
         self.acks = AckTracker(state.acks, uplink)
+        self._contextual = uplink is not None and uplink.coder.contextual
         self.traffic = traffic
         self.layout = model.layout if model else None
         self.plain_bytes = model.plain_bytes if model else 0
@@ -445,7 +450,8 @@ class ServerSession:
         for name in measured:
             number(said, name)
         assert self.layout is not None  # `read` is called only in sessions with a layout
-        update = self.decode(node, found[1], header.sequence or 0, self.layout)
+        context = self.versions.sync.context(header.version) if self._contextual else None
+        update = self.decode(node, found[1], header.sequence or 0, self.layout, context=context)
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
         return DecodedReply(update, metrics[1], natives)
 
@@ -456,9 +462,10 @@ class ServerSession:
         sequence: int,
         layout: Layout,
         own: tuple[int, ...] = (),
+        context: SharedContext | None = None,
     ) -> Update:
         """Decode a node's update (see `AckTracker.decode`), and count its entries."""
-        update = self.acks.decode(node, payload, sequence, layout, own)
+        update = self.acks.decode(node, payload, sequence, layout, own, context)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size
         return update

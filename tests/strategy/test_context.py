@@ -1,0 +1,123 @@
+"""Index sets coded by context change no result: lost replies, late nodes and resumed runs too."""
+
+import numpy as np
+import pytest
+from flwr.clientapp import ClientApp
+
+from compression import PayloadError, make_codec
+from compression.flower import CompressedGrid, CompressionMod
+from compression.flower.node_replica import ACTIVITY, activity_layout, activity_of
+from compression.flower.server.model_sync import LOSSLESS
+from conf import ConfigError
+from conf.load import compose_config, to_config
+from simulation.network import Network
+from strategy.factory import scheme_of
+from tests.grids import grid_of
+from tests.strategy.federation import ADAM, NODES, Federation, Trainer, breaks, nan, start
+
+UPLINKS = {
+    "topk": {"sparsifier": "topk", "density": 0.1},
+    "esgd": {"sparsifier": "esgd", "drop": 0.8},
+    "dgc": {"sparsifier": "dgc", "sparsity": 0.9, "momentum": 0.5, "warmup_steps": 0},
+}
+DOWNLINKS = {
+    "average": {},
+    "topk": {"sparsifier": "topk", "density": 0.3, "feedback": True},
+}
+ROUNDS = {"rounds": 7}
+LOST = {(2, 2): breaks, (3, 3): nan, (1, 5): breaks}
+
+
+def trained(coder, uplink, downlink, after=None, network=None, run=ROUNDS, **options):
+    trainer = Trainer(coder=coder, **UPLINKS[uplink], **options)
+    federation = Federation(trainer, network, seed=5)
+    codec = make_codec(coder=coder, **DOWNLINKS[downlink])
+    each = after and (lambda done: after(federation, done))
+    federation.run(downlink=codec, after=each, **run)
+    return federation
+
+
+def expect_same(one, other):
+    for found, expected in zip(one.models, other.models, strict=True):
+        assert found.tobytes() == expected.tobytes()
+    assert one.strategy.traffic.failures == other.strategy.traffic.failures
+
+
+@pytest.mark.parametrize("downlink", DOWNLINKS)
+@pytest.mark.parametrize("uplink", UPLINKS)
+@pytest.mark.parametrize("spoil", [None, LOST], ids=["", "lost"])
+def test_the_run_is_the_same(uplink, downlink, spoil):
+    """A reply that is not applied is decoded by its own node, with the context of its time."""
+    one = trained("context", uplink, downlink, spoil=spoil)
+    expect_same(one, trained("entropy", uplink, downlink, spoil=spoil))
+    assert one.strategy.traffic.failures == (len(LOST) if spoil else 0)
+    activity = one.replica(1)[ACTIVITY]
+    assert activity.any()
+    np.testing.assert_array_equal(activity, one.replica(NODES)[ACTIVITY])
+
+
+@pytest.mark.parametrize("uplink", UPLINKS)
+@pytest.mark.parametrize(
+    ("network", "run"),
+    [
+        (Network(latency_ms=100.0, loss=0.25), {"timeout": 1.0}),
+        (Network(latency_ms=10.0, seconds_per_step=0.2), {"quorum": 0.5}),
+    ],
+    ids=["lost", "late"],
+)
+def test_the_run_is_the_same_whatever_is_lost_or_late(uplink, network, run):
+    given = {"network": network, "run": {"rounds": 25, **run}}
+    one = trained("context", uplink, "topk", **given)
+    expect_same(one, trained("entropy", uplink, "topk", **given))
+    assert one.strategy.traffic.client_updates < 25 * NODES - 10
+
+
+def test_the_activity_is_the_server_s():
+    federation = trained("context", "topk", "topk", optimizer=ADAM)
+    server, node = federation.strategy.state.replica[ACTIVITY], federation.replica(1)[ACTIVITY]
+    np.testing.assert_array_equal(server & 127, node >> 1)  # the nodes lack the last update
+
+
+@pytest.mark.parametrize("seeded", [None, start()], ids=["sent", "from seed"])
+def test_a_node_that_comes_later_gets_the_activity(seeded):
+    def renew(federation, done):
+        if done == 3:
+            federation.context(1).state.clear()
+            federation.strategy.state.session.versions.has.clear()
+
+    one = trained("context", "topk", "topk", after=renew, seeded=seeded)
+    expect_same(one, trained("entropy", "topk", "topk", after=renew, seeded=seeded))
+    snapshot = {"model", "activity"} if seeded is None else {"1", "2", "3"}
+    assert one.seen[1, 4] == snapshot
+    np.testing.assert_array_equal(one.replica(1)[ACTIVITY], one.replica(2)[ACTIVITY])
+
+
+def test_other_flower_apps_refuse_the_coder():
+    with pytest.raises(ValueError, match="coder 'context' is for"):
+        CompressionMod("topk", density=0.1, coder="context")
+    with pytest.raises(ValueError, match="coder 'context' is for"):
+        CompressedGrid(grid_of(ClientApp(), 1), downlink="context")
+
+
+@pytest.mark.parametrize("values", [[0.5], [256.0], [-1.0]])
+def test_a_snapshot_with_another_activity_is_refused(values):
+    payload = LOSSLESS.encode(np.array(values, np.float32), activity_layout(1))
+    with pytest.raises(PayloadError, match="0 to 255"):
+        activity_of(payload, 1)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "algorithm=fedavg compression.coder=context",
+        "algorithm=fedavg downlink=int8 downlink.coder=context",
+        "algorithm=adacomp compression.coder=context",
+        "algorithm=esgd downlink=full compression.coder=context",
+        "algorithm=cesgd strategy.mask_received=true compression.coder=context",
+        "algorithm=synthetic_gradients compression.coder=context",
+    ],
+)
+def test_a_strategy_without_a_context_refuses_the_coder(overrides):
+    config = to_config(compose_config(overrides.split()))
+    with pytest.raises(ConfigError, match="coder=context is for"):
+        scheme_of(config)
