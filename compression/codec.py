@@ -151,8 +151,9 @@ class Codec:
         parts = parts_of(indices, cut)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         exact = None if inner is None else inner.gather_exact(update)
-        head = self._head(layout, inner, indices, names, same and as_before)
         known = self._known(context, layout)
+        short = known is not None and not names
+        head = self._head(layout, inner, indices, names, same and as_before, short)
         listed = _listed(cut, exact, None if same and as_before else indices, known)
         payload = self._assemble(with_native_table(head, own), listed, streams, parts, raw)
         if self.feedback:
@@ -193,8 +194,9 @@ class Codec:
             indices, values, exact = inner.narrow(indices, values)
         parts = parts_of(indices, own)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
-        head = self._head(layout, inner, indices, names=False, repeated=False)
-        listed = _listed(own, exact, indices, self._known(context, layout))
+        known = self._known(context, layout)
+        head = self._head(layout, inner, indices, False, False, known is not None)
+        listed = _listed(own, exact, indices, known)
         return self._assemble(head, listed, streams, parts)
 
     def _known(self, context: SharedContext | None, layout: Layout) -> IndexContext | None:
@@ -287,9 +289,13 @@ class Codec:
         indices: Indices | None,
         names: bool,
         repeated: bool,
+        short: bool,
     ) -> bytes:
-        ids = self.ids
-        head = tables(layout, ids, names, inner.exact if inner else ())
+        """Return the payload's header up to the selection.
+
+        A receiver that knows the context has the layout, so a short header is enough for it.
+        """
+        head = tables(layout, self.ids, names, inner.exact if inner else (), short=short)
         return head + _selected(indices, repeated)
 
     def _assemble(

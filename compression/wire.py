@@ -21,10 +21,12 @@ from .base import (
 from .layout import Layout
 from .registry import by_id
 from .wire_header import (
+    DIGEST_SIZE,
     MAX_TENSORS,
     Reader,
     name_table,
     read_layout,
+    shape_digest,
     shape_table,
     skip_layout,
     varint,
@@ -34,7 +36,8 @@ from .wire_natives import Declared, NativeTensor, expect_natives, native_table, 
 MAGIC = b"EWP"
 VERSION = 1
 # Flags: the payload has a table of names, of exact tensors, of tensors in their own dtype.
-NAMED, EXACT, OWN = 1, 2, 4
+# With the last flag the payload holds a digest of the table of shapes in place of the table.
+NAMED, EXACT, OWN, DIGEST = 1, 2, 4, 8
 ALL, INDICES, REPEATED = 0, 1, 2  # how a payload says which entries it holds
 _PREFIX = 8  # bytes before the tables
 _IDS = slice(4, 7)  # the stages' ids in the prefix
@@ -65,14 +68,18 @@ class Parsed(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def tables(layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...]) -> bytes:
+def tables(
+    layout: Layout, ids: bytes, named: bool, exact: tuple[int, ...], *, short: bool = False
+) -> bytes:
     """Return the first part of a payload's header: prefix, shapes, names, and exact tensors.
 
-    This part is equal for all updates of a model by the same codec.
+    This part is equal for all updates of a model by the same codec. ``short``: in place of shapes
+    and names it holds a digest of the shapes, for a receiver that has the layout.
     """
-    flags = bytes((NAMED * named | EXACT * bool(exact),))
-    parts = [MAGIC, bytes((VERSION,)), ids, flags, shape_table(layout)]
-    if named:
+    flags = bytes((DIGEST * short | NAMED * (named and not short) | EXACT * bool(exact),))
+    parts = [MAGIC, bytes((VERSION,)), ids, flags]
+    parts.append(shape_digest(layout) if short else shape_table(layout))
+    if named and not short:
         parts.append(name_table(layout))
     if exact:
         gaps = (tensor - last - 1 for last, tensor in pairwise((-1, *exact)))
@@ -130,7 +137,7 @@ def parse(
     if xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
         raise PayloadError("payload is damaged: its checksum does not match")
     sparsifier, quantizer, coder, flags = view[4:_PREFIX]
-    if flags & ~(NAMED | EXACT | OWN):
+    if flags & ~(NAMED | EXACT | OWN | DIGEST) or (flags & NAMED and flags & DIGEST):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
     reader = Reader(view, _PREFIX)
     if layout is None or of_vector:
@@ -138,7 +145,9 @@ def parse(
     else:
         there = expect_natives(reader, bool(flags & OWN), layout, own)
         layout = layout.without(own)
-    if layout is None:
+    if flags & DIGEST:
+        layout = _by_digest(reader, layout)
+    elif layout is None:
         layout = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)
     else:
         skip_layout(reader, bool(flags & NAMED), layout)
@@ -172,6 +181,15 @@ def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
 def digest(indices: Indices) -> int:
     """Return a 32-bit hash of the indices, to check that sender and receiver have the same ones."""
     return xxh3_64_intdigest(np.ascontiguousarray(indices, dtype="<u4").data) & 0xFFFFFFFF
+
+
+def _by_digest(reader: Reader, layout: Layout | None) -> Layout:
+    """Read the digest of the shapes, which must be those of the layout."""
+    if layout is None:
+        raise PayloadError("payload holds no shapes: they must be known here")
+    if reader.take(DIGEST_SIZE) != shape_digest(layout):
+        raise PayloadError("payload is for another model: the digest of its shapes differs")
+    return layout
 
 
 def _read_selection(reader: Reader, layout: Layout) -> tuple[int | None, int | None]:

@@ -6,10 +6,13 @@ The page docs/payload.md describes the format.
 import math
 from functools import lru_cache
 
+from xxhash import xxh3_64_digest
+
 from .base import PayloadError
 from .layout import Layout
 
 MAX_TENSORS = 1 << 14
+DIGEST_SIZE = 4  # bytes of the digest of a table of shapes
 MAX_DIMENSIONS = 32
 MAX_NAME = 1 << 10  # bytes of a tensor's name
 
@@ -90,6 +93,12 @@ def shape_table(layout: Layout) -> bytes:
             raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
         parts += [varint(len(shape)), *map(varint, shape)]
     return b"".join(parts)
+
+
+@lru_cache(maxsize=64)
+def shape_digest(layout: Layout) -> bytes:
+    """Return the first bytes of a hash of the table of shapes."""
+    return xxh3_64_digest(shape_table(layout))[:DIGEST_SIZE]
 
 
 @lru_cache(maxsize=64)

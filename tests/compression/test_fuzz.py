@@ -19,8 +19,8 @@ from compression.layout import Layout
 from compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery, with_checksum
 
-# A target is what a decoder knows of the methods; it does not know the sparsifier. Without a context
-# the coder `context` is `entropy`; test_index_context.py damages its own streams.
+# A target is what a decoder knows of the methods; it does not know the sparsifier. Without a
+# context the coder `context` is `entropy`; test_index_context.py damages its own streams.
 CODERS = [name for name in methods("coder") if name != "context"]
 TARGETS = list(product(["dense", "topk", "repeated"], methods("quantizer"), CODERS))
 MAX_SIZE = 1 << 14
