@@ -33,6 +33,8 @@ PAGES = {
 CHOSEN = ("lr", "strategy.eta", "strategy.server_learning_rate")  # keys whose values a search chose
 PAPERS = {"table1", "figure3"}  # tables that use the paper's rates
 CODED = ", losslessly coded"  # the end of the label of a row that takes the same steps as another
+# The page says why these rows have another rate: it makes a stronger baseline.
+STRONGER = {("methods", "SGD"), ("esgd_baselines", "SGD")}
 BESIDE = {
     "no staleness rule, at AdaComp's rate of 0.1",  # this row shows a rate that is not the best
     *("momentum SGD, lr 0.1", "F2I (int8), lr 0.1"),  # these use twice the best rate
@@ -74,5 +76,6 @@ def test_rows_use_the_best_rate_of_the_search(name):
         for row in table.rows:
             (overrides,) = replace(table, across=Across()).settings(row)
             method, rates = taken_apart(overrides, without)
-            if row.label not in BESIDE and not row.label.endswith(CODED):
+            shown = row.label in BESIDE or (name, row.label) in STRONGER
+            if not shown and not row.label.endswith(CODED):
                 assert (rates or {"lr": default}) == best[method], row.label
