@@ -21,10 +21,11 @@ from .scatter import Indices
 Activity = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 CLASSES, _BITS = 16, 4
-CHECK = 2  # bytes of the classes' hash in a coded stream
+CHECK = 4  # bytes of the classes' hash in a coded stream
 _WORD = 64  # coordinates in a word of a bitmap
+_BLOCK = 1 << 16  # coordinates that are looked up at a time, which bounds the memory
 _PARTS = 16  # the unit of a mean count is 1/16
-# A score is 4 log2(5/16 + own count) + 2 log2(5/16 + mean of the row) + the same for the column, up
+# A score is 8 log2(5/16 + own count) + 4 log2(5/16 + mean of the row) + the same for the column, up
 # to rounding and a constant. The table holds 4 log2(x + 5) as an exact integer.
 _LEVELS = np.array([((x + 5) ** 4).bit_length() - 1 for x in range(8 * _PARTS + 1)], dtype=np.uint8)
 _OWN = 2 * _LEVELS[::_PARTS]
@@ -120,6 +121,12 @@ class IndexContext:
 
     def ranks(self, indices: Indices) -> NDArray[np.int64]:
         """Return the ranks of the (k,) indices, in the order of the indices."""
+        ranks = np.empty(len(indices), dtype=np.int64)
+        for start in range(0, len(indices), _BLOCK):
+            ranks[start : start + _BLOCK] = self._ranks(indices[start : start + _BLOCK])
+        return ranks
+
+    def _ranks(self, indices: Indices) -> NDArray[np.int64]:
         words, places = (indices >> 6).astype(np.int64), (indices & 63).astype(np.uint64)
         classes = np.zeros(len(indices), dtype=np.uint8)
         for bit in range(_BITS):
@@ -133,6 +140,12 @@ class IndexContext:
 
     def indices(self, ranks: NDArray[np.int64]) -> Indices:
         """Return the indices with these (k,) ranks, in the order of the ranks."""
+        indices = np.empty(len(ranks), dtype=np.uint32)
+        for start in range(0, len(ranks), _BLOCK):
+            indices[start : start + _BLOCK] = self._indices(ranks[start : start + _BLOCK])
+        return indices
+
+    def _indices(self, ranks: NDArray[np.int64]) -> Indices:
         before = self._tables[0]
         at = before.searchsorted(ranks, "right") - 1
         classes, words = np.divmod(at, self._planes.shape[1])

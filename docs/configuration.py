@@ -110,7 +110,7 @@ def page() -> str:
             own = {f.name for f in fields(DownlinkConfig)} - {
                 f.name for f in fields(CompressionConfig)
             }
-            words = ", ".join(f"`downlink.{name}`" for name in sorted(own))
+            words = " and ".join(f"`downlink.{name}`" for name in sorted(own))
             said = f"`downlink` has all options of `compression`, and also {words}. {CHANGES}"
             lines += ["", *wrap(said)]
         lines += ["", *_choices(group, group, chosen.get(group))]

@@ -130,7 +130,7 @@ def scheme_of(config: Config) -> CountedStrategy:
                 f"those of {type(objective).__name__} may be"
             )
         uplink, from_seed = codec_of(config), config.downlink.from_seed
-        _expect_context(Codecs(uplink, downlink), known=False)
+        _expect_context(Codecs(uplink, downlink), config, known=False)
         return Federated(
             made, downlink, config.seed, uplink, config.screen, objective, from_seed=from_seed
         )
@@ -144,13 +144,13 @@ def scheme_of(config: Config) -> CountedStrategy:
             "_partial_: true needs it"
         )
     scheme.check_config(config)
-    _expect_context(codecs, known=getattr(scheme, "knows_context", False))
+    _expect_context(codecs, config, known=getattr(scheme, "knows_context", False))
     return scheme
 
 
-def _expect_context(codecs: Codecs, *, known: bool) -> None:
+def _expect_context(codecs: Codecs, config: Config, *, known: bool) -> None:
     """Raise `ConfigError` for a coder by context with a strategy that has no context."""
-    if codecs.contextual and not known:
+    if (codecs.contextual and not known) or gradients_of(config).coder.contextual:
         raise ConfigError(
             "coder=context is for strategy=sparse_averaging, where nodes know the updates of all "
             "nodes: choose coder=entropy"

@@ -449,7 +449,8 @@ class Rounds:
                 seed=seed,
                 context=self._replica.context,
             )
-            if not self._downlink.exact:  # the server uses the values that nodes decode
+            # The server uses what nodes decode. Exact tensors are whole in a lossless payload too.
+            if not self._downlink.exact or self._downlink.exact_names:
                 _, indices, values, *_ = decode_update(
                     payload, self.layout, context=self._replica.context
                 )

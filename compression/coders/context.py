@@ -28,7 +28,7 @@ class Context(Entropy):
 
     In each of the 16 classes, the coordinates are numbered in their order. The gaps between the
     numbers of the selected ones are Rice-coded. The parameter follows from how many of the class
-    are selected, which is sent first. A class in which at least a third is selected is a bitmap.
+    are selected, which is sent first. A class in which more than 39 % are selected is a bitmap.
     """
 
     name: ClassVar[str] = "context"
@@ -149,6 +149,10 @@ def _from_classes(bits: _Bits, context: IndexContext, size: int) -> Indices:
         if count > min(total, left):
             raise PayloadError(_BROKEN)
         selected[each], left = count, left - count
+    if size == context.size:
+        if len(bits.rest()):
+            raise PayloadError(_BROKEN)
+        return np.arange(size, dtype=np.uint32)
     starts = np.cumsum(context.counts) - context.counts  # the first rank of each class
     found, rice = list[NDArray[np.int64]](), dict[int, int]()
     for each, count in selected.items():
@@ -164,9 +168,10 @@ def _from_classes(bits: _Bits, context: IndexContext, size: int) -> Indices:
                 raise PayloadError(_BROKEN)
             found.append(ranks + starts[each])
     lows = {each: bits.numbers(selected[each], low) for each, low in rice.items()}
-    ends = np.flatnonzero(bits.rest())
-    if len(ends) != sum(map(len, lows.values())):
+    unary = bits.rest()
+    if np.count_nonzero(unary) != sum(map(len, lows.values())):
         raise PayloadError(_BROKEN)
+    ends = np.flatnonzero(unary)
     highs, at = np.diff(ends, prepend=-1) - 1, 0
     for each, low in rice.items():
         gaps = (highs[at : at + selected[each]] << low) + lows[each]

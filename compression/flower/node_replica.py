@@ -288,6 +288,8 @@ class NodeReplica:
             model = converted(came, sent, form)
             if header.version is not None:
                 model = Model(self._kept_version(model.vector, header, state), model.own)
+            else:
+                values_of(state).pop(REPLICA, None)  # the server will not send changes of it
             return Followed(form, model, (sent, came), ties)
         if sent.beside != form.beside:
             raise PayloadError("the model's changes come in another form than is expected")
@@ -298,7 +300,9 @@ class NodeReplica:
         """Return the model before training, which the message does not hold, and store it."""
         if self._seeded is None or self._layout is None:
             raise PayloadError(NOT_MADE)
-        vector = self._kept_version(self._seeded, header, state)
+        here = stored_arrays(state, REPLICA)
+        sent = here and int(here[VERSION][0]) == INITIAL_VERSION  # if the node's own one differed
+        vector = self._kept_version(here[MODEL] if sent else self._seeded, header, state)
         return Followed(form_of_updates(self._layout), Model(vector))
 
     # messages that hold the whole model or the difference of two versions
@@ -460,7 +464,8 @@ class NodeReplica:
         selection vector V of its own last update, and takes a step with the product. So its model
         differs from the server's. `followed`: the server's model, (n,).
         """
-        if header.base is None:
+        first = header.base == INITIAL_VERSION and MASKED not in values_of(state)
+        if header.base is None or first:
             own = {name: array.copy() for name, array in stored_arrays(state, REPLICA).items()}
             replica = Replica(self._rule, self._replica(state).trained, own)
         else:

@@ -23,6 +23,7 @@ UPLINKS = {
 DOWNLINKS = {
     "average": {},
     "topk": {"sparsifier": "topk", "density": 0.3, "feedback": True},
+    "exact": {"exact": ["fc.bias"]},
 }
 ROUNDS = {"rounds": 7}
 LOST = {(2, 2): breaks, (3, 3): nan, (1, 5): breaks}
@@ -115,6 +116,7 @@ def test_a_snapshot_with_another_activity_is_refused(values):
         "algorithm=esgd downlink=full compression.coder=context",
         "algorithm=cesgd strategy.mask_received=true compression.coder=context",
         "algorithm=synthetic_gradients compression.coder=context",
+        "algorithm=synthetic_gradients gradients.coder=context",
     ],
 )
 def test_a_strategy_without_a_context_refuses_the_coder(overrides):

@@ -5,7 +5,7 @@ import pytest
 from safetensors.torch import load_file
 
 from compression import make_codec
-from compression.flower.node_replica import NOT_MADE, OTHER
+from compression.flower.node_replica import NOT_MADE, OTHER, NodeReplica
 from tests.local_runs import local_run
 from tests.runs import result_of
 from tests.same import expect_same
@@ -15,6 +15,7 @@ DOWNLINKS = {
     "average": AVERAGE,
     "int8": make_codec(quantizer="int8"),
     "topk": make_codec(sparsifier="topk", density=0.2),
+    "qsgd": make_codec(quantizer="qsgd"),
 }
 FLOATS = 4 * SIZE  # bytes of the whole model as float32
 
@@ -63,6 +64,22 @@ def test_a_node_that_makes_no_model_gets_the_server_s(how, caplog):
     assert NOT_MADE in caplog.text
 
 
+def test_a_node_s_own_model_never_replaces_the_server_s(monkeypatch):
+    """The model before training is sent twice here; each message comes to a new process."""
+    other = start()
+    other[0] += 1
+
+    def forget(self, *arguments):
+        self._made = None
+        return model(self, *arguments)
+
+    model = NodeReplica.model
+    monkeypatch.setattr(NodeReplica, "model", forget)
+    federation = Federation(Trainer(seeded=other, update="delta"))
+    strategy = federation.push(30, downlink=DOWNLINKS["int8"], buffer=10)
+    assert strategy.traffic.failures == NODES
+
+
 @pytest.mark.parametrize("name", DOWNLINKS)
 def test_a_node_that_comes_later_repeats_all_steps(name):
     def renew(done):
@@ -99,7 +116,9 @@ def test_a_server_that_resumes_sends_the_whole_model():
         "algorithm=fedavg_f2i downlink=int8 strategy=fedadam",
         "algorithm=fedavg local=scaffold downlink=topk",
         "algorithm=fedavg_dgc",
-        "algorithm=adacomp downlink=int8 strategy.pushes=10",
+        "algorithm=adacomp downlink=qsgd strategy.pushes=10",
+        "algorithm=fedavg_f2i downlink=qsgd",
+        "algorithm=cesgd strategy.mask_received=true",
         "algorithm=fedavg_f2i downlink=int8 model=vgg16_narrow model.size=8 batch_size=32",
     ],
 )

@@ -139,9 +139,9 @@ class DeltaSync:
         """Encode the newest model for nodes at the version `base` (`ModelSync.model_update`)."""
         assert self._offered is not None
         offered, codec = self._offered, self._codec
+        self._state.encoded += 1
         if base == INITIAL_VERSION and self._is_seeded:
             return self._nothing_new(offered)
-        self._state.encoded += 1
         if base == UNHEARD and self.unheard is not None:
             return self._parcel_unheard(self.unheard, offered)
         if base is None or base == UNHEARD or codec is None:

@@ -451,7 +451,12 @@ class ServerSession:
             number(said, name)
         assert self.layout is not None  # `read` is called only in sessions with a layout
         context = self.versions.sync.context(header.version) if self._contextual else None
-        update = self.decode(node, found[1], header.sequence or 0, self.layout, context=context)
+        try:
+            update = self.decode(node, found[1], header.sequence or 0, self.layout, context=context)
+        except PayloadError:
+            if self._contextual:  # the node may know another context: it gets a snapshot next
+                self.versions.invalidate(node)
+            raise
         natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
         return DecodedReply(update, metrics[1], natives)
 
