@@ -29,7 +29,7 @@ import numpy as np
 from compression.base import Array, Kind, Spec
 from compression.coders.context import Context
 from compression.coders.entropy import Entropy
-from compression.index_context import IndexContext
+from compression.coders.index_context import IndexContext
 from conf.load import compose_config, run_config, to_config
 from conf.targets import HERE
 from simulation.job import Job

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .index_context import IndexContext
+from .coders.index_context import IndexContext
 from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector

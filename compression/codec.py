@@ -31,8 +31,8 @@ from .base import (
     is_finite,
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
+from .coders.index_context import IndexContext, SharedContext
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
-from .index_context import IndexContext, SharedContext
 from .layout import Layout
 from .scatter import add_at, subtract_at
 from .validation import expect_between

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import Array, Indices, Kind, PayloadError, Spec
-from ..index_context import CHECK, IndexContext
 from ..registry import register
 from .entropy import Entropy
+from .index_context import CHECK, IndexContext
 
 _CONTEXT = 3  # the tag, the first byte of a coded stream; `Entropy` has the other tags
 _BROKEN = "payload holds a broken stream of indices by context"
@@ -23,8 +23,8 @@ Bits = NDArray[np.uint8]  # one bit per byte
 class Context(Entropy):
     """Codes like `entropy`, but index sets by shared context where this is smaller.
 
-    Sender and receiver must know the same activity (`compression/index_context.py`). Without a
-    context, an index set is coded by `entropy`.
+    Sender and receiver must know the same activity (`index_context.py`). Without a context, an
+    index set is coded by `entropy`.
 
     In each of the 16 classes, the coordinates are numbered in their order. The gaps between the
     numbers of the selected ones are Rice-coded. The parameter follows from how many of the class
@@ -40,7 +40,7 @@ class Context(Entropy):
         plain = super().encode(data, spec)
         if plain is None or spec.kind is not Kind.INDICES or spec.context is None:
             return plain
-        return min(plain, _by_class(data.astype(np.uint32), spec.context), key=len)
+        return min(plain, coded_by_class(data.astype(np.uint32), spec.context), key=len)
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
@@ -63,7 +63,8 @@ def _rice_bits(total: int, selected: int) -> int:
     return max((2 * total - selected) * 251 // (512 * selected), 1).bit_length() - 1
 
 
-def _by_class(indices: Indices, context: IndexContext) -> bytes:
+def coded_by_class(indices: Indices, context: IndexContext) -> bytes:
+    """Return the stream of strictly increasing indices (k,) by context, with its tag."""
     ranks = np.sort(context.ranks(indices))
     starts = [0, *np.cumsum(context.counts).tolist()]  # the first rank of each class
     bounds = ranks.searchsorted(starts).tolist()

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ..base import Indices, PayloadError
 from ..codec import Codec
+from ..coders.index_context import SharedContext
 from ..decoder import Update, decode_update
-from ..index_context import SharedContext
 from ..layout import Layout
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..base import Indices, PayloadError, Vector
 from ..batchnorm import trained_entries
+from ..coders.index_context import Activity, SharedContext, record
 from ..decoder import MAX_SIZE, Update, declared, decode_update
-from ..index_context import Activity, SharedContext, record
 from ..layout import Layout
 from ..scatter import find
 from .headers import HEALS, DownlinkHeader

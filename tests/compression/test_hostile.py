@@ -197,7 +197,7 @@ def test_bad_tables(craft, refused, layout, parts, match):
         ({"ids": (0, 255, 0)}, "quantizer 255"),
         ({"ids": (0, 0, 255)}, "coder 255"),
         ({"flags": 2}, "0 exact tensors of 1"),
-        ({"flags": 8}, "unknown flags"),
+        ({"flags": 16}, "unknown flags"),
         ({"flags": 128}, "unknown flags"),
         ({"selection": b"\x03"}, "unknown selection 3"),
         ({"selection": b"\x02\x03"}, "ends within|repeats indices|goes on"),

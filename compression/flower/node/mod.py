@@ -12,7 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
-from ...index_context import SharedContext
+from ...coders.index_context import SharedContext
 from ...layout import Layout
 from ..headers import (
     DRIFT,

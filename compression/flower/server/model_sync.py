@@ -11,8 +11,8 @@ import numpy as np
 
 from ...batchnorm import changes
 from ...codec import Codec
+from ...coders.index_context import SharedContext
 from ...decoder import decode_update
-from ...index_context import SharedContext
 from ...layout import Layout
 from ...make import make_codec
 from ...sparsifiers.dense import Dense

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ...base import PayloadError
 from ...codec import Codec
+from ...coders.index_context import SharedContext
 from ...decoder import Update
-from ...index_context import SharedContext
 from ...layout import Layout
 from ..acks import AckTracker, AckTrackerState
 from ..headers import EXAMPLES, HEADER, MOST, DownlinkHeader, UplinkHeader, number, read, written

@@ -107,9 +107,9 @@ def test_a_strategy_that_cannot_be_saved_is_named_once_and_still_trains(
 ):
     found, begin = parts_seen(monkeypatch), Federated.__init__
 
-    def with_more(self, strategy, *options):
+    def with_more(self, strategy, *options, **named):
         strategy.accountant = object()
-        begin(self, strategy, *options)
+        begin(self, strategy, *options, **named)
 
     monkeypatch.setattr(Federated, "__init__", with_more)
     run(tmp_path, "rounds=3")

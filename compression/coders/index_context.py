@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
-from .layout import Layout
-from .scatter import Indices
+from ..layout import Layout
+from ..scatter import Indices
 
 Activity = NDArray[np.uint8]
 Words = NDArray[np.uint64]

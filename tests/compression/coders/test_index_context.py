@@ -8,10 +8,16 @@ from xxhash import xxh3_64_hexdigest
 
 from compression import Layout, PayloadError, make_codec
 from compression.base import Kind, Spec
-from compression.coders.context import Context, _by_class
+from compression.coders.context import Context, coded_by_class
 from compression.coders.entropy import Entropy
+from compression.coders.index_context import (
+    CLASSES,
+    IndexContext,
+    SharedContext,
+    classes_of,
+    record,
+)
 from compression.decoder import decode_update
-from compression.index_context import CLASSES, IndexContext, SharedContext, classes_of, record
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=4)
 
@@ -39,7 +45,7 @@ def sets(draw):
 def coded(context, indices):
     """Return an index set's stream by context, also if `entropy` would be shorter, and its spec."""
     spec = Spec(Kind.INDICES, np.dtype("<u4"), len(indices), context.size, context)
-    return _by_class(indices, context), spec
+    return coded_by_class(indices, context), spec
 
 
 @given(sets())
