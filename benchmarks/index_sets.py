@@ -1,6 +1,6 @@
 """Compares index sets coded by context with `coder=entropy`, and with the entropy of uniform sets.
 
-    python -m benchmarks.index_sets [OVERRIDE ...]     # JSON on stdout; half a minute
+    python -m benchmarks.index_sets [OVERRIDE ...]     # JSON on stdout; a few minutes
 
 It runs `SETTINGS` with the given overrides, for example `dataset=fashion_mnist dataset.root=FOLDER
 model=lenet5`, and codes every index set of the run in three ways. `bytes` are means over the sets
