@@ -21,16 +21,12 @@ from compression.decoder import quiet
 from compression.flower import flat_record, to_arrays
 from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from compression.flower.native_tensors import with_natives
-from compression.flower.node_replica import MODEL, Replica
+from compression.flower.replica import MODEL, Replica
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
 from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
-from compression.flower.server.session import (
-    InitialModel,
-    ModelUpdate,
-    ServerSession,
-    ServerSessionState,
-)
+from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
 from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
+from compression.flower.server.version_tracker import ModelUpdate
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds
 from conf import OptionGroup

@@ -28,8 +28,8 @@ from compression.flower.headers import (
     TrainConfig,
 )
 from compression.flower.native_tensors import with_natives
-from compression.flower.node_replica import Replica
 from compression.flower.records import values_of
+from compression.flower.replica import Replica
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
 from compression.flower.server.model_sync import StepLogSync
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState

@@ -6,21 +6,29 @@ server's steps. In the last case the node repeats these steps with the server's 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from ..base import Indices, PayloadError, Vector
+from ..base import PayloadError, Vector
 from ..batchnorm import trained_entries
-from ..coders.index_context import Activity, SharedContext, record
+from ..coders.index_context import SharedContext
 from ..decoder import MAX_SIZE, Update, declared, decode_update
 from ..layout import Layout
-from ..scatter import find
 from .headers import HEALS, DownlinkHeader
 from .node.state import Arrays, NodeState, checksum, store_arrays, stored_arrays
-from .records import layout_of, to_vector, values_of
+from .records import values_of
+from .replica import (
+    ACTIVITY,
+    INITIAL_VERSION,
+    MODEL,
+    VERSION,
+    Optimizer,
+    Replica,
+    activity_of,
+)
 from .tensor_split import (
     Model,
     TensorSplit,
@@ -31,150 +39,15 @@ from .tensor_split import (
 )
 from .tied_weights import Ties, form_with_copies, narrowed, widened, widened_own
 
-MODEL, VERSION, ACTIVITY = "model", "version", "activity"
-
-
-class Optimizer(Protocol):
-    """The server's optimiser; nodes that repeat the server's steps have the same one."""
-
-    names: tuple[str, ...]  # names of the arrays in the optimiser's state, each float32 (n,)
-
-    def state(self, size: int) -> dict[str, Vector]:
-        """Return the optimiser's arrays before the first step, for a model of `size` parameters."""
-
-    def step(
-        self,
-        x: Vector,
-        state: dict[str, Vector],
-        at: Indices | slice,
-        gradient: Vector,
-        lr: float,
-        number: int,
-    ) -> None:
-        """Take one step: change (n,) `x` and `state` in place.
-
-        `gradient`: (k,), the gradient's entries at the positions `at`. `number`: the step's number.
-        """
-
-
-class Replica:
-    """A flat model, the optimiser's state, and the number of steps taken (the version).
-
-    All data is in `arrays`: "model" float32 (n,), "version" int64 (1,), and the arrays of the
-    optimiser's state. If index sets are coded by context, "activity" uint8 (n,) is among them
-    (`index_context.py`). Two replicas with the same arrays share all data. The first `trained`
-    entries of the model are parameters. The other entries are BatchNorm's running statistics; an
-    update holds their new values, not gradients.
-    """
-
-    def __init__(self, optimizer: Optimizer, trained: int, arrays: dict[str, NDArray[Any]]) -> None:
-        self.arrays = arrays
-        self.model: Vector = arrays[MODEL]
-        self._optimizer, self.trained = optimizer, trained
-        self._version = arrays[VERSION]
-        self._parameters = self.model[:trained]
-        self._context: SharedContext | None = None
-
-    @classmethod
-    def start(
-        cls, optimizer: Optimizer, trained: int, model: Vector, *, contextual: bool = False
-    ) -> Replica:
-        """Return a replica at version 0; it uses the array `model` without a copy.
-
-        `contextual`: True if index sets are coded by context.
-        """
-        arrays: dict[str, NDArray[Any]] = {MODEL: model, VERSION: np.zeros(1, np.int64)}
-        if contextual:
-            arrays[ACTIVITY] = np.zeros(len(model), np.uint8)
-        return cls(optimizer, trained, {**arrays, **optimizer.state(trained)})
-
-    @classmethod
-    def of(
-        cls,
-        optimizer: Optimizer,
-        arrays: ArrayRecord,
-        kept: dict[str, NDArray[Any]],
-        *,
-        contextual: bool = False,
-    ) -> tuple[Replica, Layout]:
-        """Return a replica that uses the arrays `kept`, and the layout of the model in `arrays`.
-
-        If `kept` is empty, the replica is a copy of `arrays` with version 0, and its arrays are put
-        into `kept`. `contextual`: True if index sets are coded by context. Raises `ValueError` if
-        `kept` belongs to another model or optimiser, or if a parameter comes after the model's
-        running statistics.
-        """
-        layout = layout_of(arrays)
-        trained = trained_entries(layout)
-        names = {MODEL, VERSION, *optimizer.names, *([ACTIVITY] if contextual else [])}
-        if kept and (set(kept) != names or kept[MODEL].size != layout.size):
-            raise ValueError(
-                f"the state is of another model or optimizer: {kept[MODEL].size} entries, not "
-                f"{layout.size}"
-            )
-        if not kept:
-            model = to_vector(arrays).copy()
-            kept |= cls.start(optimizer, trained, model, contextual=contextual).arrays
-        return cls(optimizer, trained, kept), layout
-
-    @property
-    def version(self) -> int:
-        """The number of the server's steps that this replica includes."""
-        return int(self._version[0])
-
-    @property
-    def context(self) -> SharedContext | None:
-        """The context of index sets at this version; `apply` ends it. None without an activity."""
-        if self._context is None and ACTIVITY in self.arrays:
-            self._context = SharedContext(self.arrays[ACTIVITY])
-        return self._context
-
-    def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
-        """Take one step with an averaged update, at the learning rate `lr`.
-
-        `values`: (k,), the update's entries at the strictly increasing `indices`. If `indices` is
-        None, `values` is (n,).
-        """
-        at: Indices | slice = slice(None)
-        rest: Indices | slice = slice(self.trained, None)
-        cut = self.trained
-        if indices is not None:
-            cut = find(indices, [self.trained])[0]
-            at, rest = indices[:cut], indices[cut:]
-        self._version += 1
-        number = self.version
-        self._optimizer.step(self._parameters, self.arrays, at, values[:cut], lr, number)
-        if cut < len(values):
-            self.model[rest] = values[cut:]
-        if ACTIVITY in self.arrays:
-            self._context = None
-            record(self.arrays[ACTIVITY], indices)
-
-
 REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
 # The record of a second replica; its steps change only the coordinates that the node sent.
 MASKED = "edgewire-masked"
-INITIAL_VERSION = 0  # the version of the model before training
 LACKS = f"the model is sent relative to a version that this node does not have; it {HEALS}"
 OTHER = f"this node's model is not the server's version of it; it {HEALS}"
 NOT_MADE = (
     "the server does not send the model before training, and this node does not make it "
     f"(downlink.from_seed); it {HEALS}"
 )
-
-
-def activity_layout(size: int) -> Layout:
-    """Return the layout of the payload in which a snapshot holds the activity of `size` entries."""
-    return Layout((ACTIVITY,), ((size,),), ("float32",))
-
-
-def activity_of(payload: bytes, size: int) -> Activity:
-    """Return the activity in a snapshot's payload; raises `PayloadError` for other values."""
-    values = decode_update(payload, activity_layout(size)).dense()
-    activity: Activity = values.clip(0, 255).astype(np.uint8)
-    if not np.array_equal(activity, values):
-        raise PayloadError("the snapshot's activity holds other values than 0 to 255")
-    return activity
 
 
 class Decoder:

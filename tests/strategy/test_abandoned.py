@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from compression.flower.node.state import stored_arrays
-from compression.flower.node_replica import MODEL, REPLICA
+from compression.flower.node_replica import REPLICA
+from compression.flower.replica import MODEL
 from compression.flower.timed_grid import GridWrapper
 from conf.load import run_config
 from simulation.clock import VirtualClock

@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 
 from compression import PayloadError, make_codec
 from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.node_replica import ACTIVITY, activity_layout, activity_of
+from compression.flower.replica import ACTIVITY, activity_layout, activity_of
 from compression.flower.server.model_sync import LOSSLESS
 from conf import ConfigError
 from conf.load import compose_config, to_config

@@ -6,7 +6,8 @@ from flwr.app import Array, ArrayRecord
 
 from compression import PayloadError
 from compression.flower.node.state import checksum
-from compression.flower.node_replica import MODEL, REPLICA
+from compression.flower.node_replica import REPLICA
+from compression.flower.replica import MODEL
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
 from report.runs import GAVE_UP
 from tests.spoil import UNUSABLE, metrics

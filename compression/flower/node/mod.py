@@ -36,7 +36,7 @@ from ..native_tensors import (
     with_natives,
     with_payload,
 )
-from ..node_replica import MASKED, REPLICA, NodeReplica, Optimizer
+from ..node_replica import MASKED, REPLICA, NodeReplica
 from ..privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from ..records import (
     Vector,
@@ -51,6 +51,7 @@ from ..records import (
     values_of,
     with_content,
 )
+from ..replica import Optimizer
 from ..tensor_split import (
     Model,
     TensorSplit,

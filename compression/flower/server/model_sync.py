@@ -17,15 +17,8 @@ from ...layout import Layout
 from ...make import make_codec
 from ...sparsifiers.dense import Dense
 from ..node.state import checksum, fingerprint
-from ..node_replica import (
-    ACTIVITY,
-    INITIAL_VERSION,
-    MODEL,
-    VERSION,
-    Replica,
-    activity_layout,
-)
 from ..records import Vector, payload_record, payload_records
+from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, activity_layout
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
 from ..tied_weights import (
     Ties,
@@ -36,7 +29,7 @@ from ..tied_weights import (
     without,
     written_ties,
 )
-from .session import UNHEARD, ModelUpdate
+from .version_tracker import UNHEARD, ModelUpdate
 
 # The most bytes of stored versions. A node whose version is deleted gets the whole model.
 BUDGET = 512 << 20

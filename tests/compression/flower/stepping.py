@@ -3,7 +3,7 @@
 import numpy as np
 
 from compression import make_codec
-from compression.flower.node_replica import Replica
+from compression.flower.replica import Replica
 from compression.flower.server.model_sync import StepLogSync
 
 CODEC = make_codec(coder="raw")

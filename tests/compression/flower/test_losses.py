@@ -17,9 +17,10 @@ from compression.flower import (
     to_vector,
 )
 from compression.flower.node.state import NodeState, store_arrays, stored_arrays
-from compression.flower.node_replica import MODEL, REPLICA
+from compression.flower.node_replica import REPLICA
+from compression.flower.replica import MODEL
 from compression.flower.server.model_sync import DeltaSync
-from compression.flower.server.session import VersionTracker
+from compression.flower.server.version_tracker import VersionTracker
 from compression.flower.tensor_split import Model, TensorSplit
 from simulation.grid import LocalGrid
 from tests.applied import CODECS, expect_nothing_lost, record_applied

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compression.flower.node_replica import MODEL, VERSION, Replica
+from compression.flower.replica import MODEL, VERSION, Replica
 from task.optimizers import SGD, Adam, Momentum
 from tests.same import expect_same
 

@@ -17,7 +17,8 @@ from compression.flower.headers import (
     written,
 )
 from compression.flower.node.state import MEMORY, checksum, stored_arrays
-from compression.flower.node_replica import MODEL, REPLICA, VERSION
+from compression.flower.node_replica import REPLICA
+from compression.flower.replica import MODEL, VERSION
 from tests.compression.flower.stepping import SteppingServer
 from tests.same import expect_same
 from tests.strategy.federation import (

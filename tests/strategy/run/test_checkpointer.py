@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from safetensors.numpy import save
 
-from compression.flower.node_replica import Replica
+from compression.flower.replica import Replica
 from conf.load import run_config
 from simulation.clock import VirtualClock
 from strategy.aggregation import MeanState

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from compression import Layout, decode, decode_update
 from compression.flower.node.state import checksum
-from compression.flower.node_replica import MODEL, VERSION, Replica
 from compression.flower.records import STYPE
-from compression.flower.server.session import VersionTracker
+from compression.flower.replica import MODEL, VERSION, Replica
+from compression.flower.server.version_tracker import VersionTracker
 from task.optimizers import SGD, Adam, Momentum
 from tests.compression.flower.stepping import SteppingServer, rate
 from tests.same import expect_same

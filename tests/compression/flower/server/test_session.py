@@ -16,7 +16,8 @@ from compression.flower.native_tensors import (
     with_payload,
 )
 from compression.flower.records import STYPE, payload_records
-from compression.flower.server.session import InitialModel, ModelUpdate, ServerSession
+from compression.flower.server.session import InitialModel, ServerSession
+from compression.flower.server.version_tracker import ModelUpdate
 from tests.spoil import COUNTED, UNUSABLE
 
 pytestmark = pytest.mark.usefixtures("identity")
