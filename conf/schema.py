@@ -159,7 +159,9 @@ class Config:
     parameters with such a name are trained and sent; null: those that the model itself does not
     freeze. `checkpoint_every`: rounds between two checkpoints, from which
     `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
-    would take more than a fiftieth of the run's time.
+    would take more than a fiftieth of the run's time; `compact_records`: if true, the values beside
+    a payload (its header, the learning rate, the metrics) are sent in 35 to 70 bytes, in place of
+    160 to 250.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.
@@ -194,6 +196,7 @@ class Config:
     timeout: float = above(0, FOREVER)
     eval_every: int = at_least(1, 1)
     checkpoint_every: int | None = at_least(0, 1)
+    compact_records: bool = False
     device: str = "cpu"
     verbose: bool = False
 

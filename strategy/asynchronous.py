@@ -19,6 +19,7 @@ from compression import Layout, PayloadError, decode_update
 from compression.base import Indices, Vector, is_finite
 from compression.decoder import quiet
 from compression.flower import flat_record, to_arrays
+from compression.flower.compact_records import restored
 from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from compression.flower.native_tensors import with_natives
 from compression.flower.replica import MODEL, Replica
@@ -293,7 +294,10 @@ class Pushes:
             initial,
             state.session,
             strategy.codecs.uplink,
+            compact_records=strategy.codecs.compact_records,
         )
+        if strategy.codecs.compact_records:
+            grid.read_records_with(restored)
         grid.discard = self._session.count_unused
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean)

@@ -63,12 +63,14 @@ class Codecs:
     `uplink`: the nodes' codec. `downlink`: the codec of the server's updates; None: the server
     sends whole models. `seed`: the seed of the codecs' random numbers, and of the choice of nodes.
     `from_seed`: True if the nodes make the model before training from the run's seed.
+    `compact_records`: True if the records beside the payloads are sent in compact form.
     """
 
     uplink: Codec | None = None
     downlink: Codec | None = None
     seed: int = 0
     from_seed: bool = False
+    compact_records: bool = False
 
     @property
     def contextual(self) -> bool:

@@ -132,9 +132,22 @@ def scheme_of(config: Config) -> CountedStrategy:
         uplink, from_seed = codec_of(config), config.downlink.from_seed
         _expect_context(Codecs(uplink, downlink), config, known=False)
         return Federated(
-            made, downlink, config.seed, uplink, config.screen, objective, from_seed=from_seed
+            made,
+            downlink,
+            config.seed,
+            uplink,
+            config.screen,
+            objective,
+            from_seed=from_seed,
+            compact_records=config.compact_records,
         )
-    codecs = Codecs(codec_of(config), downlink, config.seed, config.downlink.from_seed)
+    codecs = Codecs(
+        codec_of(config),
+        downlink,
+        config.seed,
+        config.downlink.from_seed,
+        config.compact_records,
+    )
     scheme: Checked = made(codecs=codecs)
     if isinstance(scheme, ParameterServer):
         scheme.screening = config.screen
@@ -144,6 +157,11 @@ def scheme_of(config: Config) -> CountedStrategy:
             "_partial_: true needs it"
         )
     scheme.check_config(config)
+    if config.compact_records and not getattr(scheme, "sends_models", True):
+        raise ConfigError(
+            "compact_records=true is for messages with models: give compact_records=false with a "
+            "model that is cut over nodes"
+        )
     _expect_context(codecs, config, known=getattr(scheme, "knows_context", False))
     return scheme
 

@@ -85,6 +85,7 @@ class Federated(StatisticsAveraging):
     After `load`, a strategy with the same options resumes at that point.
 
     `from_seed`: True if the nodes make the model before training from the run's seed.
+    `compact_records`: True if the records beside the payloads are sent in compact form.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Federated(StatisticsAveraging):
         objective: Objective | None = None,
         *,
         from_seed: bool = False,
+        compact_records: bool = False,
     ) -> None:
         super().__init__(strategy)
         names = (LOSS,) if objective is None else objective.names
@@ -104,7 +106,7 @@ class Federated(StatisticsAveraging):
         bounds = {} if objective is None else objective.bounds
         self._replies = ReplyRules(uplink, metrics=metrics, bounds=bounds)
         self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
-        self._screening = screening
+        self._screening, self._compact_records = screening, compact_records
         self._state = FederatedState()
         self._goes_on = False  # whether `start` resumes a loaded state
         self.train_metrics: MetricRecord | None = None  # the nodes' metrics of the last round
@@ -189,6 +191,7 @@ class Federated(StatisticsAveraging):
             ),
             traffic=self.traffic,
             state=state.grid,
+            compact_records=self._compact_records,
         )
         FLOWER.info("Starting %s strategy:", type(self.strategy).__name__)
         self.summary()

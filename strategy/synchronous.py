@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from compression import PayloadError, decode_update
 from compression.base import DIVERGED, is_finite
 from compression.flower import flat_record, to_arrays
+from compression.flower.compact_records import restored
 from compression.flower.headers import (
     DRIFT,
     EXAMPLES,
@@ -273,7 +274,10 @@ class Rounds:
             ),
             state.session,
             strategy.codecs.uplink,
+            compact_records=strategy.codecs.compact_records,
         )
+        if strategy.codecs.compact_records:
+            grid.read_records_with(restored)
         grid.discard = self._session.count_unused
         robust = strategy.aggregation.mean != "mean"
         self.natives = NativeMix(strategy.initial, state.natives, robust)

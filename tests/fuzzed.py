@@ -29,6 +29,7 @@ CASES = [f"algorithm={name}" for name in choices("algorithm")]
 CASES += [f"strategy={name}" for name in choices("strategy") if name not in choices("algorithm")]
 CASES += [f"algorithm={name} model=four_layers" for name in ("fedavg", "esgd", "adacomp")]
 CASES += ["strategy=fedmedian model=four_layers"]
+CASES += [f"algorithm={name} compact_records=true" for name in ("fedavg", "esgd", "adacomp")]
 # Four nodes of five mutate every second reply; a node that always fails would get no messages.
 NODES, BAD = 5, 4
 EVERY = 2

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from compression import Layout, Update, decode_update, make_codec
+from compression import Layout, PayloadError, Update, decode_update, make_codec
+from compression.flower.compact_records import COMPACT, compact, is_compact, restored
 from compression.flower.headers import HEADER, UplinkHeader
 from compression.flower.records import STYPE
 from compression.wire_natives import NativeTensor
@@ -87,6 +88,9 @@ class Mutator:
     def __call__(self, reply: Message) -> tuple[Message, list[str]]:
         """Return a mutated reply, and the names of the mutations."""
         reply, done = copy.deepcopy(reply), list[str]()
+        opened = is_compact(reply.content) and bool(self.draw.integers(2))
+        if opened:
+            reply.content = restored(reply.content)
         for _ in range(self.draw.integers(1, 3)):
             way = self.some(self.ways)
             try:
@@ -94,6 +98,13 @@ class Mutator:
             except Exception as error:  # this mutation is impossible for this reply
                 name = f"not made: {type(error).__name__}"
             done.append(f"{way.__name__} {name or ''}".strip())
+        if opened:
+            try:
+                reply.content = compact(reply.content)
+            except PayloadError:  # a value that compact records cannot hold
+                done.append("not compact")
+        elif is_compact(reply.content):
+            done.append(f"lie_in_compact {self.lie_in_compact(reply)}")
         return reply, done
 
     def some(self, choices: Any) -> Any:
@@ -213,6 +224,15 @@ class Mutator:
         key, value = self.some((*UplinkHeader._fields, "hello")), self.some(NUMBERS)
         reply.content[HEADER] = ConfigRecord({**header, key: value})
         return f"{key}={value!r}"[:60]
+
+    def lie_in_compact(self, reply: Message) -> str:
+        """Replace, drop or double some bytes of compact records."""
+        data = bytearray(reply.content[HEADER][COMPACT])
+        place = int(self.draw.integers(len(data)))
+        new = self.draw.bytes(int(self.draw.integers(3)))
+        data[place : place + int(self.draw.integers(3))] = new
+        reply.content[HEADER] = ConfigRecord({COMPACT: bytes(data)})
+        return f"{place}: {new.hex()}"
 
     def lie_in_metrics(self, reply: Message) -> str:
         kept = [k for k, v in reply.content.items() if isinstance(v, MetricRecord)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from flwr.app import Message, RecordDict
@@ -61,6 +61,12 @@ class TimedGrid(Protocol):
 
         The estimate replaces each payload by a model of `plain_bytes` bytes. `header`: the name of
         the header's record, which uncompressed messages lack.
+        """
+
+    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
+        """Let a virtual clock read the local steps in a content's records after `restored`.
+
+        It is needed for contents in compact form (`compact_records.py`).
         """
 
     @property
@@ -196,6 +202,10 @@ class GridWrapper(_Forwarding):
         """Let the wrapped grid estimate the run's time without compression."""
         self._grid.follow(plain_bytes, header)
 
+    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
+        """Let the wrapped grid read the steps in records after `restored`."""
+        self._grid.read_records_with(restored)
+
     @property
     def comparison(self) -> Mapping[str, float | None]:
         """The wrapped grid's estimate of the run's time without compression."""
@@ -259,6 +269,9 @@ class PolledGrid(_Forwarding):
 
     def follow(self, plain_bytes: int, header: str = "") -> None:
         """Do nothing, because the estimate needs a virtual clock."""
+
+    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
+        """Do nothing, because only a virtual clock reads the steps."""
 
     @property
     def comparison(self) -> Mapping[str, float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -90,6 +90,10 @@ class GuestGrid(Grid):
     def follow(self, plain_bytes: int, header: str = "") -> None:
         """From now on, also model the time with and without compression; see `LocalGrid.follow`."""
         self._grid.follow(plain_bytes, header)
+
+    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
+        """From now on, read the local steps in records after `restored`."""
+        self._grid.read_records_with(restored)
 
     @property
     def comparison(self) -> dict[str, float | None]:

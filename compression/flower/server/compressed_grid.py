@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from ...codec import Codec
 from ...screening import Screening
 from ...validation import expect_kinds
+from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
 from ..method import NO_CONTEXT, chosen
@@ -62,7 +63,8 @@ class CompressedGrid(GridWrapper):
     server sends a node the change since the version of the model that the node has. If it is None,
     the server sends the whole model each time, without loss. `exact`: patterns of names; tensors
     with such a name are sent in their own dtype. `seed`: for the random numbers of the downlink
-    codec.
+    codec. `compact_records`: True if the records beside the payloads are sent in compact form, in
+    both directions (`compact_records.py`). `CompressionMod` must then be the app's first mod.
 
     A reply is unusable if it is an error, cannot be decoded, or belongs to another model. It is
     also unusable if its weight is not a positive number, or if it does not follow the rules in
@@ -94,6 +96,7 @@ class CompressedGrid(GridWrapper):
         model: InitialModel | None = None,
         traffic: Traffic | None = None,
         state: CompressedGridState | None = None,
+        compact_records: bool = False,
     ) -> None:
         if not isinstance(grid, Grid):
             raise TypeError(
@@ -120,8 +123,15 @@ class CompressedGrid(GridWrapper):
         self._whole = codec is None  # the server sends whole models
         self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
         self._session = ServerSession(
-            self._deltas, self.traffic, model, state.session, replies.uplink
+            self._deltas,
+            self.traffic,
+            model,
+            state.session,
+            replies.uplink,
+            compact_records=compact_records,
         )
+        if compact_records:
+            self.read_records_with(restored)
         self._failures = FailurePolicy(self.traffic, failures, state.failures)
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout

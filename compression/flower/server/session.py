@@ -18,6 +18,7 @@ from ...coders.index_context import SharedContext
 from ...decoder import Update
 from ...layout import Layout
 from ..acks import AckTracker, AckTrackerState
+from ..compact_records import compact, restored
 from ..headers import EXAMPLES, HEADER, MOST, DownlinkHeader, UplinkHeader, number, read, written
 from ..message_size import Size, measured
 from ..native_tensors import (
@@ -135,7 +136,8 @@ class ServerSession:
     A message holds a model update to the newest version, and says which of the node's replies was
     applied last. `sync`: how model updates are made. `model`: the model at the start of the run;
     None: the nodes may have different models. `uplink`: the nodes' codec; None accepts payloads of
-    any method.
+    any method. `compact_records`: True if the records beside the payloads are sent in compact form
+    in both directions (`compact_records.py`).
     """
 
     def __init__(
@@ -145,8 +147,11 @@ class ServerSession:
         model: InitialModel | None = None,
         state: ServerSessionState | None = None,
         uplink: Codec | None = None,
+        *,
+        compact_records: bool = False,
     ) -> None:
         state = ServerSessionState() if state is None else state
+        self._compact = compact_records
         self._asked, self._many = state.asked, SPARE
         self._given, self.initial = state.given, model.natives if model else NONE
         self._differing = state.differing
@@ -221,6 +226,7 @@ class ServerSession:
             )
             shared = values_of(content) | {name: model_update.arrays}
             made = filled(RecordDict, {**shared, HEADER: header_record})
+            made = compact(made) if self._compact else made
             cache[key] = Encoded(made, model_update, measured(made, HEADER))
         if lacks is not None:
             self._given.add(node)
@@ -285,7 +291,7 @@ class ServerSession:
             self.traffic.count_received(measured(reply.content, HEADER), plain_bytes)
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
-        """Count the bytes of a node's reply, and return its header.
+        """Count the bytes of a node's reply, restore its compact records, and return its header.
 
         `node`: the node that got the message; in an error that a grid makes, the reply may hold
         another node. `asked`: the `number` in the message's header. `plain_bytes`: the bytes of the
@@ -303,6 +309,8 @@ class ServerSession:
         native = self.initial.arrays and native_payload(content) is not None
         if len(payloads) > 1 + bool(native):
             raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
+        if self._compact:
+            content = reply.content = restored(content)
         header = read(content, UplinkHeader)
         if header.number != asked:
             self.versions.invalidate(node)

@@ -1,0 +1,182 @@
+"""Puts a message's ConfigRecords and MetricRecords into one record of few bytes.
+
+Flower serialises each value with its name. A message of this project's has about twenty short
+values, which take 160 to 250 bytes. In compact form they take 35 to 70 bytes. The header of a
+message (`headers.py`) is one of the records. The arrays of a message do not change.
+
+    content = FORMAT record*
+    record  = name  varint(2 * number of values + kind: 0 for a ConfigRecord, 1 for a MetricRecord)
+              (name value)*
+    name    = varint(position in NAMES + 1), or 0 varint(length) UTF-8
+    value   = a byte below INT for this integer, or one of the tags below and what it says
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from ..base import PayloadError
+from ..wire_header import Reader, varint
+from .headers import HEADER
+from .records import filled, values_of
+
+FORMAT = 1  # of the bytes; another release may read fewer names, or others
+COMPACT = ""  # the name of the only value in the record HEADER of a compact content
+LONGEST = 1 << 16  # the most values of a record, and the most entries of a list
+# The names that take one byte. The order is part of the format, so a new name must be appended.
+NAMES = (
+    *("edgewire", "config", "metrics"),
+    *("number", "applied", "undecided", "workers", "exact", "version", "base", "rates"),
+    *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
+    *("lr", "proximal-mu", "server-round"),
+    *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
+)
+_CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
+# Tags of values. A byte below INT is an integer by itself.
+INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST = range(240, 249)
+_SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
+_LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
+
+
+def is_compact(content: RecordDict) -> bool:
+    """Return whether a content's records are in compact form."""
+    record = values_of(content).get(HEADER)
+    return isinstance(record, ConfigRecord) and COMPACT in values_of(record)
+
+
+def compact(content: RecordDict) -> RecordDict:
+    """Return a content with the same arrays, and with all other records in compact form.
+
+    Raises `PayloadError` for a value that Flower does not serialise, and for an integer below
+    -2**63, or of 2**63 and more.
+    """
+    arrays, parts = dict[str, Any](), [bytes((FORMAT,))]
+    for name, record in values_of(content).items():
+        if isinstance(record, ArrayRecord):
+            arrays[name] = record
+            continue
+        values = values_of(record)
+        parts += [_named(name), varint(2 * len(values) + isinstance(record, MetricRecord))]
+        for key, value in values.items():
+            parts += [_named(key), _written(key, value)]
+    arrays[HEADER] = filled(ConfigRecord, {COMPACT: b"".join(parts)})
+    return filled(RecordDict, arrays)
+
+
+def restored(content: RecordDict) -> RecordDict:
+    """Return the content that `compact` was given; return any other content unchanged.
+
+    Raises `PayloadError` for bytes that `compact` does not write.
+    """
+    if not is_compact(content):
+        return content
+    said = values_of(content)
+    data = values_of(said[HEADER])
+    if len(data) > 1 or type(data[COMPACT]) is not bytes:
+        raise PayloadError("its compact records must be the only value of their record, as bytes")
+    records = {name: record for name, record in said.items() if name != HEADER}
+    reader = Reader(memoryview(data[COMPACT]))
+    if reader.byte() != FORMAT:
+        raise PayloadError("its compact records have a format of another release")
+    while reader.position < len(reader.view):
+        name = _name(reader)
+        count, kind = divmod(reader.varint(), 2)
+        if name in records or count > LONGEST:
+            raise PayloadError("its compact records hold a name twice, or too many values")
+        values = {_name(reader): _value(reader) for _ in range(count)}
+        if len(values) < count:
+            raise PayloadError("its compact records hold a name twice, or too many values")
+        if kind and not all(map(_is_metric, values.values())):
+            raise PayloadError("its compact metrics must be numbers, or lists of numbers")
+        records[name] = filled(MetricRecord, values) if kind else filled(ConfigRecord, values)
+    return filled(RecordDict, records)
+
+
+def _named(name: str) -> bytes:
+    return _CODES.get(name) or b"\0" + _text(name)
+
+
+def _text(text: str) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise PayloadError(f"the text {text[:40]!r} in a message is not Unicode") from error
+    return varint(len(data)) + data
+
+
+def _written(name: str, value: Any) -> bytes:
+    """Return a value's bytes; `name`: its name, for an error."""
+    kind = type(value)
+    if kind is bool:
+        return bytes((TRUE if value else FALSE,))
+    if kind is int and -(1 << 63) <= value < 1 << 63:
+        if value < 0:
+            return bytes((NEGATIVE,)) + varint(~value)
+        return bytes((value,)) if value < INT else bytes((INT,)) + varint(value)
+    if kind is float:
+        if abs(value) <= _LARGEST and _SINGLE.unpack(single := _SINGLE.pack(value))[0] == value:
+            return bytes((FLOAT32,)) + single
+        return bytes((FLOAT64,)) + _DOUBLE.pack(value)
+    if kind is str:
+        return bytes((TEXT,)) + _text(value)
+    if kind is bytes:
+        return bytes((BYTES,)) + varint(len(value)) + bytes(value)
+    if kind is list and len(value) <= LONGEST and list not in map(type, value):
+        return bytes((LIST,)) + varint(len(value)) + _joined(name, value)
+    raise PayloadError(f"the value {name[:40]!r} in a message cannot be sent: {repr(value)[:80]}")
+
+
+def _joined(name: str, values: Iterable[Any]) -> bytes:
+    return b"".join(_written(name, value) for value in values)
+
+
+def _name(reader: Reader) -> str:
+    code = reader.varint()
+    if code > len(NAMES):
+        raise PayloadError("its compact records have a name of another release")
+    return NAMES[code - 1] if code else _read_text(reader)
+
+
+def _read_text(reader: Reader) -> str:
+    try:
+        return str(reader.take(reader.varint()), "utf-8")
+    except UnicodeDecodeError as error:
+        raise PayloadError("its compact records hold text that is not UTF-8") from error
+
+
+def _value(reader: Reader, *, in_list: bool = False) -> Any:
+    tag = reader.byte()
+    if tag < INT:
+        return tag
+    if tag == INT:
+        return reader.varint()
+    if tag == NEGATIVE:
+        return ~reader.varint()
+    if tag == FLOAT32:
+        return _SINGLE.unpack(reader.take(4))[0]
+    if tag == FLOAT64:
+        return _DOUBLE.unpack(reader.take(8))[0]
+    if tag in (FALSE, TRUE):
+        return tag == TRUE
+    if tag == TEXT:
+        return _read_text(reader)
+    if tag == BYTES:
+        return bytes(reader.take(reader.varint()))
+    if tag == LIST and not in_list:
+        count = reader.varint()
+        if count > min(LONGEST, len(reader.view) - reader.position):
+            raise PayloadError("its compact records end within a list")
+        values = [_value(reader, in_list=True) for _ in range(count)]
+        if len({*map(type, values)}) > 1:
+            raise PayloadError("its compact records hold a list of several types")
+        return values
+    raise PayloadError(f"its compact records hold a value of an unknown kind, {tag}")
+
+
+def _is_metric(value: Any) -> bool:
+    values = value if type(value) is list else [value]
+    return {*map(type, values)} <= {int, float}

@@ -1,0 +1,143 @@
+"""The compact form of ConfigRecords and MetricRecords: round trips, hostile bytes, sizes."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.app import TrainConfig
+from compression import PayloadError
+from compression.flower import headers
+from compression.flower.compact_records import COMPACT, NAMES, compact, is_compact, restored
+from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, written
+from compression.flower.message_size import size_of
+
+INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
+FLOATS = st.floats() | st.floats(width=32)
+NUMBERS = INTEGERS | FLOATS | st.lists(INTEGERS) | st.lists(FLOATS)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+KEYS = st.sampled_from(NAMES) | TEXT
+OTHERS = st.booleans() | TEXT | st.binary()
+LISTS = st.lists(st.booleans()) | st.lists(TEXT) | st.lists(st.binary())
+METRICS = st.dictionaries(KEYS, NUMBERS).map(MetricRecord)
+CONFIGS = st.dictionaries(KEYS, NUMBERS | OTHERS | LISTS).map(ConfigRecord)
+CONTENTS = st.dictionaries(KEYS, METRICS | CONFIGS, max_size=4).map(RecordDict)
+
+
+def plain(content):
+    """Return a content's values with their types; NaN becomes equal to itself."""
+    return [
+        (name, type(record), [(key, type(value), repr(value)) for key, value in record.items()])
+        for name, record in content.items()
+    ]
+
+
+def bytes_of(content):
+    return content[HEADER][COMPACT]
+
+
+def holding(data):
+    return RecordDict({HEADER: ConfigRecord({COMPACT: data})})
+
+
+@given(CONTENTS)
+def test_the_records_are_restored(content):
+    made = compact(content)
+    assert is_compact(made)
+    assert plain(restored(made)) == plain(content)
+
+
+def test_arrays_stay_as_they_are():
+    arrays = ArrayRecord({"payload": Array(np.arange(3.0))})
+    made = compact(RecordDict({"a": ArrayRecord(), "arrays": arrays, "b": MetricRecord({"c": 1})}))
+    assert list(made) == ["a", "arrays", HEADER]
+    assert restored(made)["arrays"] is made["arrays"] is arrays
+
+
+@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: b"\1" + data))
+def test_any_bytes_are_restored_or_refused(data):
+    try:
+        content = restored(holding(data))
+    except PayloadError:
+        return
+    for record in content.values():  # Flower accepts the names and the types
+        type(record)(dict(record))
+
+
+@given(CONTENTS.filter(len), st.data())
+def test_cut_bytes_are_refused_or_hold_fewer_records(content, data):
+    whole = bytes_of(compact(content))
+    part = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    try:
+        found = restored(holding(part))
+    except PayloadError:
+        return
+    assert plain(found) == plain(content)[: len(found)]
+    assert len(found) < len(content)
+
+
+ONE = b"\1\1\2"  # one ConfigRecord "edgewire" with one value; then come its name and the value
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    {
+        "another format": (b"\2", "format of another release"),
+        "no byte": (b"", "ends"),
+        "an unknown name": (b"\1\x7f\0", "name of another release"),
+        "a record twice": (b"\1\1\0\1\0", "a name twice"),
+        "a value twice": (b"\1\1\4\1\1\1\1", "a name twice"),
+        "too many values": (b"\1\1\xfe\xff\xff\x7f", "too many values"),
+        "an unknown tag": (ONE + b"\1\xff", "unknown kind, 255"),
+        "a list in a list": (ONE + b"\1\xf8\1\xf8\0", "unknown kind, 248"),
+        "a long list": (ONE + b"\1\xf8\x7f\1", "end within a list"),
+        "a list of two types": (ONE + b"\1\xf8\2\1\xf4", "several types"),
+        "no UTF-8": (ONE + b"\1\xf6\1\xff", "not UTF-8"),
+        "text as a metric": (b"\1\1\3\1\xf6\1a", "must be numbers"),
+        "a truth as a metric": (b"\1\1\3\1\xf5", "must be numbers"),
+        "a number of 70 bits": (ONE + b"\1\xf0" + b"\xff" * 10 + b"\1", "more than 63 bits"),
+    }.values(),
+    ids=lambda each: "" if isinstance(each, bytes) else each,
+)
+def test_hostile_bytes_are_refused_in_one_line(data, said):
+    with pytest.raises(PayloadError, match=said):
+        restored(holding(data))
+
+
+@pytest.mark.parametrize("values", [{COMPACT: "text"}, {COMPACT: b"\1", "number": 1}])
+def test_a_record_of_other_values_is_refused(values):
+    with pytest.raises(PayloadError, match="the only value"):
+        restored(RecordDict({HEADER: ConfigRecord(values)}))
+
+
+@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1, "\ud800"])
+def test_a_value_that_cannot_be_sent_is_refused(value):
+    with pytest.raises(PayloadError):
+        compact(RecordDict({"config": ConfigRecord({"a": value})}))
+
+
+def test_the_first_names_are_these_in_this_order():
+    """Their order is part of the format."""
+    made = compact(RecordDict({name: ConfigRecord() for name in NAMES}))
+    assert bytes_of(made) == b"\1" + b"".join(bytes((i + 1, 0)) for i in range(len(NAMES)))
+    assert NAMES[:4] == ("edgewire", "config", "metrics", "number")
+    assert NAMES[18:22] == ("untied", "lr", "proximal-mu", "server-round")
+    assert NAMES[22:28] == (
+        "loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"
+    )  # fmt: skip
+
+
+def test_each_name_of_this_project_takes_one_byte():
+    metrics = (headers.LOSS, headers.ACCURACY, headers.EXAMPLES, headers.STEPS, headers.DRIFT)
+    config = TrainConfig(0.1, 1, 0.5).config()
+    used = {*DownlinkHeader._fields, *UplinkHeader._fields, *metrics, headers.SECONDS, *config}
+    assert used <= {*NAMES}
+    assert len(NAMES) == len({*NAMES}) < 127
+
+
+def test_a_reply_s_records_take_less_than_half_of_their_bytes():
+    header = written(UplinkHeader(20, 20, 19))
+    metrics = {"loss": 0.123, "num-examples": 6000, "num-steps": 188, "seconds": 1.5}
+    content = RecordDict({"metrics": MetricRecord(metrics), HEADER: header})
+    assert size_of(compact(content)) < 0.4 * size_of(content)
