@@ -21,20 +21,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..base import PayloadError
 from ..wire_header import Reader, varint
-from .headers import HEADER
+from .headers import HEADER, NAMES
 from .records import filled, values_of
 
 FORMAT = 1  # of the bytes; another release may read fewer names, or others
 COMPACT = ""  # the name of the only value in the record HEADER of a compact content
 LONGEST = 1 << 16  # the most values of a record, and the most entries of a list
-# The names that take one byte. The order is part of the format, so a new name must be appended.
-NAMES = (
-    *("edgewire", "config", "metrics"),
-    *("number", "applied", "undecided", "workers", "exact", "version", "base", "rates"),
-    *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
-    *("lr", "proximal-mu", "server-round"),
-    *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
-)
 _CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
 # Tags of values. A byte below INT is an integer by itself.
 INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST = range(240, 249)

@@ -27,6 +27,16 @@ DRIFT = "drift"  # L2 distance between the node's model and the server's (`NodeR
 ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a partitioned model
 REFUSED = "gradients-refused"  # gradients that a segment could not use; read by the same server
 
+# The names that take one byte in compact records (`compact_records.py`). Their order is part of the
+# format, so a new name must be appended.
+NAMES = (
+    *("edgewire", "config", "metrics"),
+    *("number", "applied", "undecided", "workers", "exact", "version", "base", "rates"),
+    *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
+    *("lr", "proximal-mu", "server-round"),
+    *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
+)
+
 MOST = 1 << 62  # larger than any count
 N = TypeVar("N", "DownlinkHeader", "UplinkHeader")
 
