@@ -32,8 +32,8 @@ def test_every_row_is_a_case_of_its_experiment(page):
             continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
-        jobs = overrides_of_jobs(sweeper, table.beside)
-        assert table.all_settings() <= jobs
+        jobs = seeds_of_jobs(sweeper, table.beside)
+        assert table.all_settings() <= jobs.keys()
 
 
 @of_each_page
@@ -55,11 +55,13 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
         if isinstance(table, BenchmarkTable) or table.experiment in FEWER or table.heads_across():
             continue
         path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
-        seeds = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params.seed")
+        sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
+        jobs = seeds_of_jobs(sweeper, table.beside)
         runs = read_archive(archive_file(ROOT, table.experiment))
         for row in table.rows:
-            kept = {run.seed for run in runs if run.settings in table.settings(row)}
-            assert kept >= {int(seed) for seed in str(seeds).split(",")}, (table.id, row.label)
+            for settings in table.settings(row):
+                kept = {run.seed for run in runs if run.settings == settings}
+                assert kept >= jobs[settings], (table.id, row.label)
 
 
 @pytest.mark.parametrize(
@@ -100,17 +102,18 @@ def number(page, label, column="accuracy, %"):
     return float(next(row for row in rows if row[1] == label)[place].split(" ")[0])
 
 
-def overrides_of_jobs(sweeper, beside=""):
-    """Return the overrides of the sweeper's jobs, in the form that a page's definition uses."""
+def seeds_of_jobs(sweeper, beside=""):
+    """Return the seeds of the sweeper's jobs, by their overrides in the form of a definition."""
     given = dict(word.split("=", 1) for word in beside.split())
-    found = set()
+    found = {}
     for case in sweeper.get("cases", [""]):
         overrides = dict(word.split("=", 1) for word in split_case(case))
         params = sweeper.get("params", {}).items()
         free = {k: str(values).split(",") for k, values in params if k not in overrides}
         for values in product(*free.values()):
             every = overrides | dict(zip(free, values, strict=True)) | given
-            found.add(in_order({k: v for k, v in every.items() if not WITHOUT_EFFECT.fullmatch(k)}))
+            kept = in_order({k: v for k, v in every.items() if not WITHOUT_EFFECT.fullmatch(k)})
+            found.setdefault(kept, set()).add(int(every["seed"]))
     return found
 
 
