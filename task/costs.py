@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import backward
 
 from task.errors import TaskError
-from task.gradient_predictor import ModuleForm
+from task.gradient_predictor import GRADIENTS, LOSS, GradientModule, GradientOfLoss, ModuleForm
 from task.layers import Part, expect_sendable, layers_of, meta_model, segment_of
 from task.tensors import Tensors, count, leaves, mapped
 
@@ -57,7 +57,7 @@ def costs_of(
         if module is not None:
             wire = segment.to_wire(h)
             predict, _ = _flops(partial(module, wire, labels))
-            learn, _ = _flops(partial(_there_and_back, module, wire, labels))
+            learn, _ = _flops(partial(_train, module, wire, labels))
             learn += predict
         counted.append((forward, back, learn))
     whole = max(sum(forward + back for forward, back, _ in counted), 1)
@@ -82,6 +82,15 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 def _there_and_back(module: nn.Module, *given: Any) -> Any:
     return _back(module(*given))
+
+
+def _train(module: GradientModule, h: Tensor, labels: Tensor) -> Any:
+    """Do the arithmetic of `GradientModule.learned` and of the step after it."""
+    if not isinstance(module, GradientOfLoss) or module.trained_by == GRADIENTS:
+        return _there_and_back(module, h, labels)
+    with torch.no_grad():
+        module(h, labels)  # its error is measured
+    return _back(module.local_loss(h, labels)) if module.trained_by == LOSS else None
 
 
 def _flops(run: Callable[[], Any]) -> tuple[int, Any]:
@@ -130,7 +139,7 @@ def measure(
             wire = segment.to_wire(h)
             module = modules.build(tuple(wire.shape[1:]))
             labels = torch.zeros(samples, dtype=torch.int64)
-            module_taken = _seconds(partial(_there_and_back, module, wire, labels))
+            module_taken = _seconds(partial(_train, module, wire, labels))
             with torch.no_grad():
                 module_taken += _seconds(partial(module, wire, labels))
             parameters = sum(p.numel() for p in module.parameters())

@@ -145,8 +145,9 @@ class GradientOfLoss(GradientModule):
     def learned(self, h: Tensor, labels: Tensor | None, target: Tensor) -> Learned:
         """Return the loss that `trained_by` names; see the base class.
 
-        The relative error is 1 - cosine^2, because only the prediction's direction is trained. It
-        is 1 if the prediction is zero, or so small that the square of its norm is.
+        The relative error is 1 - max(cosine, 0)^2, because only the prediction's direction is
+        trained: it is what remains after the best scaling by a positive factor. It is 1 if the
+        prediction is zero, or so small that the square of its norm is.
         """
         with torch.set_grad_enabled(self.trained_by == GRADIENTS):
             predicted = self(h, labels).flatten()
@@ -155,7 +156,7 @@ class GradientOfLoss(GradientModule):
         size = math.sqrt(squares) * math.sqrt(wished)
         known = squares > SMALLEST and wished > SMALLEST
         cosine = torch.dot(found, wanted).item() / size if known else 0.0
-        error = max(1 - cosine**2, 0.0) if wished else None
+        error = max(1 - max(cosine, 0.0) ** 2, 0.0) if wished else None
         if self.trained_by == LOSS:
             return Learned(self.local_loss(h, labels), error)
         if self.trained_by == NOTHING or error is None:
@@ -207,6 +208,13 @@ class ModuleForm:
                     f"hidden must be an integer of at least {least}, or one for each module, not "
                     f"{self.hidden!r}"
                 )
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Whether a module may have BatchNorm, which cannot normalise a single sample."""
+        if self.module != "gradient_of_loss":
+            return True
+        return bool(self.classes) and any(self._listed or [self.hidden])
 
     @property
     def _listed(self) -> list[Any] | None:

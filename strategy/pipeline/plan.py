@@ -35,8 +35,15 @@ from task.errors import TaskError
 from task.flat_model import to_array
 from task.gradient_predictor import LOSS, ModuleForm
 from task.layers import Part, check_cuts, layers_of, parts_of, segment_of
+from task.objectives import Objective
+from task.objectives.classification import Classification
 from task.objectives.end_loss import EndLoss
 from task.tensors import rows
+
+NO_LABELS = (
+    "the modules for synthetic gradients get no labels, because the data set does not say its "
+    "classes: give dataset.classes=[0,1,2], say (in a function of your own Data(classes=3))"
+)
 
 
 class Plan:
@@ -170,10 +177,8 @@ def plan_of(
     if str(config.partition["_target_"]).rpartition(".")[2] not in ("Iid", "IidPartitioner"):
         raise TaskError("the first node holds all of the data: give partition=iid")
     uncut = cutting.cuts == AUTO and cutting.segments == 1
-    _expect_enough(config, data, model, micro_batches, modules=bool(modules) and not uncut)
     form = modules.form(end_loss.classes) if modules else None
-    if form is not None and form.trained_by == LOSS and not form.classes:
-        raise TaskError("strategy.trained_by=loss needs labels, and this task has no classes")
+    _expect_enough(config, data, model, micro_batches, None if uncut else form)
     if cuts is None:
         cuts = _cuts(cutting, config, data, make, len(layers), form)
     if form is not None:
@@ -181,6 +186,8 @@ def plan_of(
     parts = parts_of(make, cuts, data.example)
     if len(parts) > config.nodes:
         raise TaskError(f"{len(parts)} segments need as many nodes, not nodes={config.nodes}")
+    if modules is not None and form is not None and len(parts) > 1:
+        _expect_labels(modules, form, objective_of(config))
     costs = costs_of(make, parts, data.example, form)
     segments = [segment_of(model, part.first, part.last) for part in parts]
     beside = [{n: to_array(t) for n, t in each.beside().items()} for each in segments]
@@ -204,19 +211,42 @@ def _module_entries(part: Part, form: ModuleForm | None, number: int, modules: i
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Objective) -> None:
+    """Raise `TaskError` if modules get no labels, and so cannot be trained as asked.
+
+    Without labels `gradient_of_loss` hardly trains a classifier.
+    """
+    if form.classes or not modules.conditioned:
+        return
+    if form.trained_by == LOSS or (form.module == "gradient_of_loss" and is_classifier(objective)):
+        raise TaskError(
+            f"{NO_LABELS}, or strategy.module=predicted_gradient strategy.trained_by=gradients"
+        )
+
+
+def is_classifier(objective: Objective) -> bool:
+    """Return whether an objective needs one class for each sample."""
+    return isinstance(objective, Classification)
+
+
 def _expect_enough(
-    config: Config, data: Data, model: nn.Module, micro_batches: int, *, modules: bool
+    config: Config, data: Data, model: nn.Module, micro_batches: int, form: ModuleForm | None
 ) -> None:
-    """Raise `TaskError` for mini-batches that are too small for micro-batches or BatchNorm."""
+    """Raise `TaskError` for mini-batches that are too small for micro-batches or BatchNorm.
+
+    `form`: the form of the modules for synthetic gradients; None: there are none.
+    """
     samples = min(config.batch_size, len(data.train))
     least = samples // micro_batches
     if least < 1:
         raise TaskError(f"mini-batches of {samples} samples are no {micro_batches} micro-batches")
     norms = any(isinstance(module, _BatchNorm) for module in model.modules())
-    if least < 2 and (norms or (modules and config.nodes > 1)):
+    modules = form is not None and form.has_batchnorm and config.nodes > 1
+    if least < 2 and (norms or modules):
+        whose = "" if norms else " of the modules for synthetic gradients"
         raise TaskError(
-            "BatchNorm, which modules have too, needs mini-batches (and micro-batches) of 2 "
-            "samples or more: give a larger batch_size"
+            f"BatchNorm{whose} needs mini-batches (and micro-batches) of 2 samples or more: give "
+            "a larger batch_size"
         )
 
 

@@ -13,6 +13,7 @@ from compression.flower import flat_record, to_vector
 from compression.flower.native_tensors import with_natives
 from compression.validation import expect_kinds
 from conf import Config, ConfigError
+from conf.build import objective_of
 from conf.schema import FOREVER
 from strategy.base import (
     FLOWER,
@@ -21,11 +22,12 @@ from strategy.base import (
     EvaluateFn,
     ParameterServer,
     expect_positive,
+    log,
 )
 from strategy.lr_schedule import Rates
 from strategy.pipeline.dispatcher import Dispatcher
 from strategy.pipeline.options import Cutting, Flow, GradientModules
-from strategy.pipeline.plan import Plan, plan_of
+from strategy.pipeline.plan import NO_LABELS, Plan, is_classifier, plan_of
 from strategy.pipeline.schedule import (
     Backpropagation,
     PipelineSchedule,
@@ -89,6 +91,10 @@ class PipelineStrategy(ParameterServer):
             )
         if synthetic and flow.micro_batches > 1:
             raise ValueError("micro_batches goes with synthetic=false (algorithm=split_backprop)")
+        if not synthetic and modules != MODULES:
+            raise ValueError(
+                "module, hidden, trained_by and conditioned go with synthetic gradients alone"
+            )
         if not synthetic and flow.schedule == "async":
             raise ValueError("schedule=async goes with synthetic gradients alone")
         if not synthetic and flow.schedule == "sequential" and flow.micro_batches > 1:
@@ -186,6 +192,7 @@ class PipelineStrategy(ParameterServer):
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
         goes_on = self._begin()
+        self._warn_of_no_labels()
         config = train_config or ConfigRecord()
         grid = self._ordered(grid)
         work = Dispatcher(
@@ -206,6 +213,14 @@ class PipelineStrategy(ParameterServer):
                 self._evaluate(evaluate_fn, model[0], num_rounds, result.arrays, result)
             self._state_complete()
         return result
+
+    def _warn_of_no_labels(self) -> None:
+        assert self.plan is not None
+        wanted = self.synthetic and self.modules.conditioned and len(self.plan.cuts) > 0
+        if not wanted or self.plan.conditioned or self._problem is None:
+            return
+        if is_classifier(objective_of(self._problem[0])):
+            log.warning("%s, or strategy.conditioned=false", NO_LABELS)
 
     def schedule(
         self, segments: int, batches: int, state: PipelineScheduleState

@@ -1,8 +1,11 @@
 """Each impossible cut or option raises an error with a one-line message."""
 
+import logging
+
+import numpy as np
 import pytest
 
-from tests.strategy.cut import QUICK
+from tests.strategy.cut import QUICK, run
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,7 @@ from tests.strategy.cut import QUICK
                 *("strategy.module=gradient_of_loss", "strategy.trained_by=loss"),
                 *("dataset=sensor_table", "model=table_mlp", "objective=regression"),
             ],
-            "trained_by=loss needs labels",
+            "get no labels",
         ),
         (["strategy.segments=0"], "segments must be at least 1"),
         (["engine.memory_mb=1"], "is less than Python, torch and data take"),
@@ -42,3 +45,51 @@ def test_a_mistake_raises_an_error_of_one_line(command, words, said):
     assert code == 2
     assert said in printed.out + printed.err
     assert "Traceback" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["strategy.module=gradient_of_loss"], ["strategy.trained_by=loss"], ["strategy.hidden=[1,2]"],
+     ["strategy.conditioned=false"]],
+)  # fmt: skip
+def test_backpropagation_refuses_options_of_modules(command, words):
+    code, printed, _ = command("algorithm=split_backprop", *words)
+    assert code == 2
+    assert "go with synthetic gradients alone" in " ".join((printed.out + printed.err).split())
+
+
+@pytest.fixture
+def whole_numbers(tmp_path):
+    """Return the overrides of a task whose targets are classes, although the data set has none."""
+    draw = np.random.default_rng(0)
+    y = draw.integers(0, 3, 300)
+    x = (draw.normal(0, 2, (3, 8))[y] + draw.normal(size=(300, 8))).astype(np.float32)
+    for part in ("train", "test"):
+        np.savez(tmp_path / f"{part}.npz", x=x, y=y)
+    return (
+        "algorithm=synthetic_gradients", "dataset=npz", f"dataset.root={tmp_path}", "nodes=3",
+        "model=table_mlp", "model.outputs=3", "batch_size=32", "rounds=60", "eval_every=60",
+        "lr=0.01",
+    )  # fmt: skip
+
+
+def test_the_derivative_of_a_loss_needs_the_classes(command, whole_numbers, tmp_path):
+    words = (*whole_numbers, "strategy.module=gradient_of_loss")
+    code, printed, _ = command(*words)
+    assert code == 2
+    assert "dataset.classes=[0,1,2]" in printed.out + printed.err
+    result, _, _ = run(tmp_path / "named", *words, "dataset.classes=[0,1,2]")
+    assert result["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("conditioned", ["true", "false"])
+def test_modules_without_labels_are_named_once(whole_numbers, conditioned, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path / "run", *whole_numbers, f"strategy.conditioned={conditioned}", "rounds=60")
+    assert caplog.text.count("get no labels") == (conditioned == "true")
+
+
+def test_modules_without_batchnorm_take_single_samples(tmp_path):
+    words = ("strategy.module=gradient_of_loss", "strategy.conditioned=false", "batch_size=1")
+    result, _, _ = run(tmp_path / "run", *QUICK, *words, "model=four_layers_plain")
+    assert result["failures"] == 0
