@@ -49,7 +49,7 @@ def test_a_mistake_raises_an_error_of_one_line(command, words, said):
 
 @pytest.mark.parametrize(
     "words",
-    [["strategy.module=gradient_of_loss"], ["strategy.trained_by=loss"], ["strategy.hidden=[1,2]"],
+    [["strategy.module=gradient_of_loss"], ["strategy.hidden=8"], ["strategy.hidden=[1,2]"],
      ["strategy.conditioned=false"]],
 )  # fmt: skip
 def test_backpropagation_refuses_options_of_modules(command, words):
