@@ -110,7 +110,8 @@ class SparsifyContext(NamedTuple):
     ``memory``: arrays by name, empty at the first step. A method adds arrays and changes them in
     place. ``loss``: the loss of the mini-batch or epoch that made the update; None if unknown.
     ``workers``: how many updates the server averages in its next step, including this update; 0 if
-    unknown.
+    unknown. ``number``: the number of the update, from 1: that of the round, or the count of a
+    node's messages; 0 if unknown.
     """
 
     layout: Layout
@@ -118,6 +119,7 @@ class SparsifyContext(NamedTuple):
     rng: Rng
     loss: float | None = None
     workers: int = 0
+    number: int = 0
 
 
 class Method:

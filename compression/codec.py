@@ -109,6 +109,7 @@ class Codec:
         names: bool = False,
         loss: float | None = None,
         workers: int = 0,
+        number: int = 0,
         as_before: bool = False,
         own: Sequence[NativeTensor] = (),
         context: SharedContext | None = None,
@@ -122,6 +123,7 @@ class Codec:
         ``loss``: the loss on the data that made the update, for methods that depend on it.
         ``workers``: how many updates the server averages in its next step, for methods whose
         clipping depends on this number (0: unknown).
+        ``number``: the number of the update from 1 (0: unknown), for methods with a warm-up.
         ``as_before``: True if the receiver has decoded the last payload that was encoded with this
         memory, and has stored its indices. If the indices of this payload are the same, they are
         not sent again.
@@ -141,7 +143,7 @@ class Codec:
         if self.residual_decay != 1:
             self._decay(memory)
         given = self._given(trained, memory)
-        step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers)
+        step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers, number)
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:
             self.sparsifier.expect_increasing(indices, len(given))
@@ -173,6 +175,7 @@ class Codec:
         *,
         memory: Memory | None = None,
         seed: int = 0,
+        number: int = 0,
         context: SharedContext | None = None,
     ) -> bytes:
         """Encode a sparse vector: (k,) float32 at strictly increasing indices, zeros elsewhere.
@@ -180,11 +183,13 @@ class Codec:
         An example is a mean of sparse updates. If ``indices`` is None, ``values`` is the whole
         vector, (layout.size,). The time depends only on k. But a codec that selects entries, or
         uses error feedback, encodes the whole vector.
-        ``memory``, ``seed``, ``context`` and the errors are the same as in `encode`.
+        ``memory``, ``seed``, ``number``, ``context`` and the errors are as in `encode`.
         """
         if indices is None or self.sparsifier.selects or self.feedback:
             dense = Update(layout, indices, values, type(self.sparsifier)).dense()
-            return self.encode(dense, layout, memory=memory, seed=seed, context=context)
+            return self.encode(
+                dense, layout, memory=memory, seed=seed, number=number, context=context
+            )
         memory = {} if memory is None else memory
         if not is_finite(values):
             raise PayloadError("the vector to send holds NaN or infinity")

@@ -426,7 +426,7 @@ class Pushes:
         state, strategy = self._state, self._strategy
         count = self._scheduler.next(node)
         if self._downlink:
-            self._offer(self._downlink)
+            self._offer(self._downlink, count)
         header = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
         ((message, model_update),) = self._session.messages(
@@ -438,12 +438,15 @@ class Pushes:
         statistics = self._statistics.of(self._replica.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
-    def _offer(self, downlink: DeltaSync) -> None:
-        """Tell `downlink` that the next message must bring a node to the newest model."""
+    def _offer(self, downlink: DeltaSync, number: int) -> None:
+        """Tell `downlink` that the next message must bring a node to the newest model.
+
+        `number`: the number of the message, among those to the node.
+        """
         if downlink.crowded(len(self._scheduler)):
             downlink.tidy(self._session.versions.held)
         model = Model(self._replica.model)
-        downlink.offer(model, form_of_updates(self.layout), named=False)
+        downlink.offer(model, form_of_updates(self.layout), number=number, named=False)
 
     def _received(self, model_update: ModelUpdate) -> Vector:
         """Return the model, float32 (n,), that a node has after it has decoded `model_update`."""

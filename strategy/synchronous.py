@@ -451,6 +451,7 @@ class Rounds:
                 self.layout,
                 memory=self._state.memory,
                 seed=seed,
+                number=self._replica.version + 1,
                 context=self._replica.context,
             )
             # The server uses what nodes decode. Exact tensors are whole in a lossless payload too.

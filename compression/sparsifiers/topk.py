@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..base import Indices, ResidualSparsifier, SparsifyContext, Vector
 from ..per_tensor import SCOPES, largest_in
 from ..registry import register
-from ..validation import expect_one_of, expect_share
+from ..validation import expect_at_least, expect_one_of, expect_share
 
 
 @register("sparsifier")
@@ -18,6 +18,9 @@ class TopK(ResidualSparsifier):
     top-k operator (Definition 2.1). ``scope="global"`` sends the share of the whole model.
     ``scope="tensor"`` sends the share of each tensor, at least 1 entry. Among equal magnitudes, the
     lower index is sent.
+
+    ``warmup_density``: the share in the first ``warmup_steps`` updates, when the model changes
+    fast. ``DGC`` has a warm-up for the same purpose (Lin et al. 2018, section 3.3).
     """
 
     name: ClassVar[str] = "topk"
@@ -25,11 +28,17 @@ class TopK(ResidualSparsifier):
 
     density: float = 0.01
     scope: str = "global"
+    warmup_density: float = 0.04
+    warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         expect_share(self.name, "density", self.density)
         expect_one_of(self.name, "scope", self.scope, SCOPES)
+        expect_share(self.name, "warmup_density", self.warmup_density)
+        expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
 
     def choose(self, given: Vector, step: SparsifyContext) -> Indices:
         """Return the indices of the entries with the largest magnitudes."""
-        return largest_in(given, step.layout, self.density, self.scope)
+        warms_up = 0 < step.number <= self.warmup_steps
+        density = self.warmup_density if warms_up else self.density
+        return largest_in(given, step.layout, density, self.scope)

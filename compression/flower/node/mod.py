@@ -263,7 +263,13 @@ class CompressionMod:
         vector, own = narrowed_model(values, form, left) if left else values
         if state is None:
             payload = self.codec.encode(
-                vector, sent, seed=seed, names=named, own=own, context=shared
+                vector,
+                sent,
+                seed=seed,
+                number=header.number or 0,
+                names=named,
+                own=own,
+                context=shared,
             )
             return payload, says
         payload = state.encoded(
@@ -274,6 +280,7 @@ class CompressionMod:
             seed=seed,
             loss=_loss(content),
             workers=header.workers or 0,
+            number=header.number or 0,
             named=named,
             own=own,
             tied=names_of(left, form) if left else {},

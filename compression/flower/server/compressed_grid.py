@@ -252,8 +252,9 @@ class CompressedGrid(GridWrapper):
     ) -> tuple[Message, SentMessage]:
         form, values, plain, natives, ties = model
         content, node, train = message.content, message.metadata.dst_node_id, trains(message)
-        self._deltas.offer(values, form, named=self._layout is None, ties=ties)
         number = server_round(content) or self.state.round + 1
+        named = self._layout is None
+        self._deltas.offer(values, form, number=number, named=named, ties=ties)
         exact = list(form.patterns) or None
         header = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]

@@ -60,6 +60,7 @@ class OfferedModel(NamedTuple):
     form: TensorSplit
     named: bool
     ties: Ties
+    number: int
 
 
 class DeltaSync:
@@ -102,14 +103,17 @@ class DeltaSync:
         self._seeded = seeded
         self._is_seeded = False  # whether the newest model is the model before training
 
-    def offer(self, model: Model, form: TensorSplit, *, named: bool, ties: Ties = ()) -> None:
+    def offer(
+        self, model: Model, form: TensorSplit, *, number: int, named: bool, ties: Ties = ()
+    ) -> None:
         """Set the newest model, to which later model updates lead.
 
         `model`: the values, split by `form_of_models(form)`. `form`: the `TensorSplit` for the
-        model's changes. `named`: True if the payloads must hold the names of their tensors, for
-        nodes without a layout. `ties`: the copies that the payloads leave out.
+        model's changes. `number`: the number of the message, as in its header. `named`: True if the
+        payloads must hold the names of their tensors, for nodes without a layout. `ties`: the
+        copies that the payloads leave out.
         """
-        self._offered = OfferedModel(model, form, named, ties)
+        self._offered = OfferedModel(model, form, named, ties, number)
         if self._seeded is not None:
             self._is_seeded = np.array_equal(model.vector, self._seeded)
             if not self._is_seeded:
@@ -139,13 +143,15 @@ class DeltaSync:
             return self._parcel_unheard(self.unheard, offered)
         if base is None or base == UNHEARD or codec is None:
             return self._parcel_whole(offered)
-        model, form, named, ties = offered
+        model, form, named, ties, _ = offered
         model = converted(model, form_of_models(form), form)
         versions, small = self._state.versions, without(form, ties)
         start = versions[base]
         change = changes(model.vector, start, form.layout, codec.exact_names)
         values, own = narrowed_model(Model(change, model.own), form, ties)
-        payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
+        payload = codec.encode(
+            values, small.layout, seed=self._drawn, number=offered.number, names=named, own=own
+        )
         update = decode_update(payload, small.whole, own=small.beside)
         vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
         versions[base] = versions.pop(base)  # moves it to the end, as the most recently used
@@ -170,7 +176,7 @@ class DeltaSync:
         return ModelUpdate(payload_records({}), header, 0, offered.model)
 
     def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
-        model, form, named, ties = offered
+        model, form, named, ties, _ = offered
         whole = form_of_models(form)
         small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
         payload = self._whole.encode(values, small.layout, names=named, own=own)
@@ -180,10 +186,12 @@ class DeltaSync:
 
     def _parcel_unheard(self, codec: Codec, offered: OfferedModel) -> ModelUpdate:
         """Encode the whole model with quantized values, for nodes that never confirm a version."""
-        model, form, named, ties = offered
+        model, form, named, ties, _ = offered
         small = without(form, ties)
         values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
-        payload = codec.encode(values, small.layout, seed=self._drawn, names=named, own=own)
+        payload = codec.encode(
+            values, small.layout, seed=self._drawn, number=offered.number, names=named, own=own
+        )
         update = decode_update(payload, small.whole, own=small.beside)
         received = widened_model(Model(update.dense(), own), form, ties)
         return self._parcel(payload, received, offered, {})

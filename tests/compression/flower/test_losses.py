@@ -189,7 +189,7 @@ def test_unused_versions_and_those_beyond_the_budget_are_dropped(monkeypatch):
     way, form = DeltaSync(make_codec(quantizer="int8")), TensorSplit(layout)
     versions, model_updates = VersionTracker(way), []
     for model in models:
-        way.offer(Model(model), form, named=False)
+        way.offer(Model(model), form, number=1, named=False)
         model_updates.append(way.model_update(None))
     for node in (1, 2, 3):
         versions.send(node, model_updates[node])
