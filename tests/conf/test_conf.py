@@ -186,7 +186,7 @@ def test_presets_have_the_listed_downlinks():
     both = dict.fromkeys(
         ("fedavg_f2i_both", "fedavg_f2i_steps", "fedavg_f2i_long"), (True, "int8", "zstd")
     )
-    special = {"sgd": (True, "float32", "raw"), **both}
+    special = {"sgd": (True, "float32", "raw"), "edgewire": (True, "lloyd", "context"), **both}
     whole = (
         *("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp"),
         *("synthetic_gradients", "split_backprop"),

@@ -19,11 +19,11 @@ ROUNDS = 8
 SAME = [
     f"rounds={ROUNDS}", "nodes=4", "batch_size=16", "lr=0.1", "eval_every=8",
     "strategy.verify_every=3", "strategy/optimizer=sgd", "compression.quantizer=float32",
-    "compression.feedback=false", "schedule=constant",
+    "compression.feedback=false", "compression.coder=entropy", "schedule=constant",
 ]  # fmt: skip
 # For each method the options with which nodes send every entry and use no momentum.
 WHOLE = {
-    "topk": {"density": 1.0},
+    "topk": {"density": 1.0, "warmup_density": 1.0},
     "randomk": {"density": 1.0},
     "cesgd": {"density": 1.0},
     "esgd": {"drop": 0.0},
@@ -49,8 +49,10 @@ def words(name):
     choice = OmegaConf.load(HERE / "compression" / f"{PRESETS[name]['compression']}.yaml")
     options = WHOLE[choice.get("sparsifier", "dense")]
     given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
-    unset = [f"compression.{key}=null" for key in ("levels", "bucket", "rank", "means", "clip")]
-    return [f"algorithm={name}", *SAME, *given, *unset]
+    numbers = ("levels", "bucket", "rank", "means", "clip", "residual_decay")
+    unset = [f"compression.{key}=null" for key in numbers]
+    lossy = ["downlink=average"] if PRESETS[name]["downlink"] == "edgewire" else []
+    return [f"algorithm={name}", *SAME, *given, *unset, *lossy]
 
 
 def run(folder, *overrides):
@@ -89,7 +91,7 @@ def test_a_preset_that_sends_every_entry_is_sgd(name, sgd, tmp_path):
 @pytest.mark.parametrize("name", DELTAS)
 def test_a_preset_that_sends_every_entry_has_the_deltas_of_sgd(name, sgd, tmp_path):
     deltas = ["strategy.update=delta", "optimizer=sgd", "local_steps=3"]
-    deltas.append("strategy.weighted_by_key=num-examples")
+    deltas += ["strategy.weighted_by_key=num-examples", "optimizer.momentum=0.9"]
     weights, _, losses = run(tmp_path, *words(name), *deltas)
     expected, _, expected_losses = sgd(*deltas)
     assert losses == expected_losses
