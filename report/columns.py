@@ -18,7 +18,7 @@ from report.estimate import Estimate, estimate, paired
 from report.format import NOTHING, human_bytes, human_seconds, percent
 from report.learning_curve import first_at, stays_above
 from report.metric import ACCURACY, MainMetric
-from report.runs import Row, Run
+from report.runs import BESIDE, Row, Run
 from report.summary import whole_bytes
 
 NOT_RUN = "not run yet"
@@ -321,6 +321,21 @@ def plain(way: str) -> Measure:
     return lambda result: whole_bytes(result, way)[1]
 
 
+def _known(measure: Measure, way: str) -> Measure:
+    """Return `measure` with None for a stored run that lacks the bytes beside its payloads."""
+    assert callable(measure)
+    needed = [key for key in BESIDE if key.startswith(way)]
+    return lambda result: measure(result) if all(key in result for key in needed) else None
+
+
+def _all_bytes(way: str) -> Show:
+    return _mean(_known(sent(way), way), human_bytes)
+
+
+def _all_ratio(way: str) -> Show:
+    return _ratio(_known(plain(way), way), _known(sent(way), way), "{:.1f}".format)
+
+
 COLUMNS: dict[str, Column] = {
     "accuracy": Column("accuracy, %", _with_interval("accuracy", 100, unit=" %")),
     "metric": Column("{metric_unit}", _main()),
@@ -346,6 +361,10 @@ COLUMNS: dict[str, Column] = {
         "compression ratio down",
         _ratio("downlink_bytes_float32", "downlink_bytes", "{:.2f}".format),
     ),
+    "all uplink": Column("all bytes up", _all_bytes("uplink")),
+    "all downlink": Column("all bytes down", _all_bytes("downlink")),
+    "all ratio up": Column("compression ratio up, all bytes", _all_ratio("uplink")),
+    "all ratio down": Column("compression ratio down, all bytes", _all_ratio("downlink")),
     "uplink a round after": Column(
         "bytes up per round, after round {after}",
         _after("uplink_bytes", "round", human_bytes),

@@ -40,7 +40,10 @@ NUMBERS = (
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
     *("seconds", "virtual_seconds", "sparsity", "evaluations"),
 )
-BESIDE = ("other", "header")  # parts of a message beside the payload
+# the bytes beside the payloads; runs that were stored earlier lack them
+BESIDE = tuple(
+    f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in ("other", "header")
+)
 LARGEST = 1e150  # the sum of squares of such numbers is finite
 # the numbers of a row of `history.jsonl` that tables and curves use
 HISTORY_NUMBERS = (
@@ -259,8 +262,8 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     """Return the run that an archive stores as a JSON object; the run's `result` is this object.
 
     `stored`: the run's `overrides`, its `seed`, the `commit` of the code, `cpu` (the instruction
-    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, and the
-    `curve`: a list for each key of `CURVE`, with an entry for each stored evaluation. A run whose
+    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, those of
+    `BESIDE` that the run recorded, and the `curve`: a list for each key of `CURVE`, with an entry for each stored evaluation. A run whose
     main metric is not the accuracy also has `metrics`, with the main metric, and its numbers.
 
     Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
@@ -280,6 +283,7 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     result = {
         **{key: result[key] for key in ("overrides", "seed", "commit", "cpu", "diverged")},
         **{key: stored.get(key) for key in NUMBERS},
+        **{key: stored[key] for key in BESIDE if stored.get(key) is not None},
         **({} if metric == ACCURACY else _of_metric(stored, metric)),
         "curve": curve,
     }
@@ -294,8 +298,7 @@ def _of_metric(stored: Mapping[str, Any], metric: MainMetric) -> dict[str, Any]:
 
 def expect_numbers(result: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a result has numbers where tables need them."""
-    beside = (f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in BESIDE)
-    for key in (*SURE, *NUMBERS, *beside, *HISTORY_NUMBERS, *own_numbers(main_of(result))):
+    for key in (*SURE, *NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result))):
         _expect_number(result.get(key), may_miss=key not in SURE)
 
 
