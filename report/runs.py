@@ -262,8 +262,9 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     """Return the run that an archive stores as a JSON object; the run's `result` is this object.
 
     `stored`: the run's `overrides`, its `seed`, the `commit` of the code, `cpu` (the instruction
-    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, those of
-    `BESIDE` that the run recorded, and the `curve`: a list for each key of `CURVE`, with an entry for each stored evaluation. A run whose
+    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, those
+    of `BESIDE` that the run recorded, and the `curve`: a list for each key of `CURVE`, with an
+    entry for each stored evaluation. A run whose
     main metric is not the accuracy also has `metrics`, with the main metric, and its numbers.
 
     Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
