@@ -160,8 +160,7 @@ class Config:
     freeze. `checkpoint_every`: rounds between two checkpoints, from which
     `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
     would take more than a fiftieth of the run's time; `compact_records`: if true, the values beside
-    a payload (its header, the learning rate, the metrics) are sent in 35 to 70 bytes, in place of
-    160 to 250.
+    a payload (its header, the learning rate, the metrics) are sent in about a third of the bytes.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.

@@ -207,7 +207,7 @@ class SparseAveraging(ParameterServer):
         if self.codecs.contextual and (self.codecs.downlink is None or self.mask_received):
             raise ConfigError(
                 "coder=context is for nodes that repeat the server's steps: choose "
-                "downlink=average, say, and strategy.mask_received=false"
+                "downlink=average, say, and strategy.mask_received=false, or coder=entropy"
             )
 
     def summary(self) -> None:

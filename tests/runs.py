@@ -25,6 +25,19 @@ def choices(group):
     return sorted(path.stem for path in (HERE / group).glob("*.yaml"))
 
 
+def anywhere(group):
+    """Return overrides for each choice of `compression` or `downlink`, for use with any strategy.
+
+    The coder `context` is for `strategy=sparse_averaging`, so `entropy` takes its place.
+    """
+    found = {}
+    for name in choices(group):
+        coder = OmegaConf.load(HERE / group / f"{name}.yaml").get("coder")
+        found[name] = [f"{group}={name}"]
+        found[name] += [f"{group}.coder=entropy"] if coder == "context" else []
+    return found
+
+
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 

@@ -8,12 +8,13 @@ from safetensors.torch import load_file
 
 from conf.build import objective_of
 from tests.local_runs import local_run
-from tests.runs import choices, configured, history_of, model_bytes, result_of
+from tests.runs import anywhere, choices, configured, history_of, model_bytes, result_of
 
 TINY = ["dataset.samples=120", "nodes=2", "batch_size=4"]
 SMALLER = {"keywords": ["dataset.seconds=0.25"], "shapes": ["dataset.side=12"]}
 # The library PEFT takes seconds to import.
 LORA = pytest.param("lora", marks=pytest.mark.system)
+COMPRESSIONS = anywhere("compression")
 TASKS = [LORA if task == "lora" else task for task in choices("task")]
 
 
@@ -23,10 +24,10 @@ def words_of(task, *more):
 
 
 @pytest.mark.few(14)
-@pytest.mark.parametrize("method", choices("compression"))
+@pytest.mark.parametrize("method", COMPRESSIONS)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_trains_with_a_compression_method(task, method, tmp_path):
-    words = words_of(task, f"compression={method}", "rounds=1", "local_steps=1", "eval_every=1")
+    words = words_of(task, *COMPRESSIONS[method], "rounds=1", "local_steps=1", "eval_every=1")
     words += ["schedule=constant"]  # the first rates of one_cycle are too small for one round
     local_run(tmp_path, *words)
     result, (before, after) = result_of(tmp_path), history_of(tmp_path)

@@ -365,7 +365,8 @@ class SegmentStep:
         codec = host.activations if name == "output" else host.gradients
         seed = codec_seed(host.config.seed, 2 * segment + (name == "output"), self._work.batch)
         memory = self._kept.memory(name) if host.feedback else None
-        self.sent[name] = pack(tensors, codec, memory=memory, seed=seed)
+        number = self._work.batch + 1
+        self.sent[name] = pack(tensors, codec, memory=memory, seed=seed, number=number)
 
     def _tensor(self, array: Any) -> Tensor:
         """Return an array as a writable tensor. A read-only array, as from a payload, is copied."""

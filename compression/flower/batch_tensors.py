@@ -48,13 +48,18 @@ def _layout(count: int, shape: tuple[int, ...]) -> Layout:
 
 
 def pack(
-    tensors: Sequence[Numbers], codec: Codec, *, memory: Memory | None = None, seed: int = 0
+    tensors: Sequence[Numbers],
+    codec: Codec,
+    *,
+    memory: Memory | None = None,
+    seed: int = 0,
+    number: int = 0,
 ) -> bytes:
     """Encode contiguous float32 tensors of the same shape; raises the errors of `Codec.encode`."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     vector = flat[0] if len(flat) == 1 else np.concatenate(flat)
     layout = _layout(len(tensors), tuple(tensors[0].shape))
-    return codec.encode(vector, layout, memory=memory, seed=seed)
+    return codec.encode(vector, layout, memory=memory, seed=seed, number=number)
 
 
 def unpack(payload: Buffer, count: int, shape: tuple[int, ...], what: str) -> list[Numbers]:

@@ -26,11 +26,10 @@ from .records import filled, values_of
 
 FORMAT = 1  # of the bytes; another release may read fewer names, or others
 COMPACT = ""  # the name of the only value in the record HEADER of a compact content
-LONGEST = 1 << 16  # the most values of a record, and the most entries of a list
 _CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
 # Tags of values. A byte below INT is an integer by itself.
-INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST = range(240, 249)
-_SINGLE, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
+INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST, UINT64 = range(240, 250)
+_SINGLE, _DOUBLE, _LARGE = struct.Struct("<f"), struct.Struct("<d"), struct.Struct("<Q")
 _LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
 
 
@@ -43,12 +42,14 @@ def is_compact(content: RecordDict) -> bool:
 def compact(content: RecordDict) -> RecordDict:
     """Return a content with the same arrays, and with all other records in compact form.
 
-    Raises `PayloadError` for a value that Flower does not serialise, and for an integer below
-    -2**63, or of 2**63 and more.
+    Raises `PayloadError` for a value that Flower does not serialise either, such as an integer of
+    70 bits, and for arrays named like the header.
     """
     arrays, parts = dict[str, Any](), [bytes((FORMAT,))]
     for name, record in values_of(content).items():
         if isinstance(record, ArrayRecord):
+            if name == HEADER:
+                raise PayloadError(f"the name {HEADER!r} is reserved: give arrays another name")
             arrays[name] = record
             continue
         values = values_of(record)
@@ -60,8 +61,9 @@ def compact(content: RecordDict) -> RecordDict:
 
 
 def restored(content: RecordDict) -> RecordDict:
-    """Return the content that `compact` was given; return any other content unchanged.
+    """Return the content that `compact` was given, with the arrays first.
 
+    Any other content is returned unchanged.
     Raises `PayloadError` for bytes that `compact` does not write.
     """
     if not is_compact(content):
@@ -77,11 +79,11 @@ def restored(content: RecordDict) -> RecordDict:
     while reader.position < len(reader.view):
         name = _name(reader)
         count, kind = divmod(reader.varint(), 2)
-        if name in records or count > LONGEST:
-            raise PayloadError("its compact records hold a name twice, or too many values")
+        if count > len(reader.view) - reader.position:
+            raise PayloadError("its compact records end within a record")
         values = {_name(reader): _value(reader) for _ in range(count)}
-        if len(values) < count:
-            raise PayloadError("its compact records hold a name twice, or too many values")
+        if name in records or len(values) < count:
+            raise PayloadError("its compact records hold a name twice")
         if kind and not all(map(_is_metric, values.values())):
             raise PayloadError("its compact metrics must be numbers, or lists of numbers")
         records[name] = filled(MetricRecord, values) if kind else filled(ConfigRecord, values)
@@ -101,25 +103,33 @@ def _text(text: str) -> bytes:
 
 
 def _written(name: str, value: Any) -> bytes:
-    """Return a value's bytes; `name`: its name, for an error."""
-    kind = type(value)
-    if kind is bool:
+    """Return a value's bytes; `name`: its name, for an error.
+
+    As in Flower, numbers and text may be of a subclass, such as numpy's float64.
+    """
+    if isinstance(value, bool):
         return bytes((TRUE if value else FALSE,))
-    if kind is int and -(1 << 63) <= value < 1 << 63:
-        if value < 0:
-            return bytes((NEGATIVE,)) + varint(~value)
-        return bytes((value,)) if value < INT else bytes((INT,)) + varint(value)
-    if kind is float:
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 64:
+        number = int(value)
+        if number < 0:
+            return bytes((NEGATIVE,)) + varint(~number)
+        if number >= 1 << 63:
+            return bytes((UINT64,)) + _LARGE.pack(number)
+        return bytes((number,)) if number < INT else bytes((INT,)) + varint(number)
+    if isinstance(value, float):
         if abs(value) <= _LARGEST and _SINGLE.unpack(single := _SINGLE.pack(value))[0] == value:
             return bytes((FLOAT32,)) + single
         return bytes((FLOAT64,)) + _DOUBLE.pack(value)
-    if kind is str:
-        return bytes((TEXT,)) + _text(value)
-    if kind is bytes:
-        return bytes((BYTES,)) + varint(len(value)) + bytes(value)
-    if kind is list and len(value) <= LONGEST and list not in map(type, value):
+    if isinstance(value, str):
+        return bytes((TEXT,)) + _text(str.__str__(value))
+    if isinstance(value, bytes):
+        return bytes((BYTES,)) + varint(len(value)) + value
+    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
         return bytes((LIST,)) + varint(len(value)) + _joined(name, value)
-    raise PayloadError(f"the value {name[:40]!r} in a message cannot be sent: {repr(value)[:80]}")
+    raise PayloadError(
+        f"the value {name[:40]!r} in a message cannot be sent in compact form "
+        f"(compact_records): {repr(value)[:80]}"
+    )
 
 
 def _joined(name: str, values: Iterable[Any]) -> bytes:
@@ -148,6 +158,8 @@ def _value(reader: Reader, *, in_list: bool = False) -> Any:
         return reader.varint()
     if tag == NEGATIVE:
         return ~reader.varint()
+    if tag == UINT64:
+        return _LARGE.unpack(reader.take(8))[0]
     if tag == FLOAT32:
         return _SINGLE.unpack(reader.take(4))[0]
     if tag == FLOAT64:
@@ -160,7 +172,7 @@ def _value(reader: Reader, *, in_list: bool = False) -> Any:
         return bytes(reader.take(reader.varint()))
     if tag == LIST and not in_list:
         count = reader.varint()
-        if count > min(LONGEST, len(reader.view) - reader.position):
+        if count > len(reader.view) - reader.position:
             raise PayloadError("its compact records end within a list")
         values = [_value(reader, in_list=True) for _ in range(count)]
         if len({*map(type, values)}) > 1:

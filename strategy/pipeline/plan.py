@@ -44,6 +44,7 @@ NO_LABELS = (
     "the modules for synthetic gradients get no labels, because the data set does not say its "
     "classes: give dataset.classes=[0,1,2], say (in a function of your own Data(classes=3))"
 )
+NO_CLASSES = "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
 
 
 class Plan:
@@ -218,10 +219,12 @@ def _expect_labels(modules: GradientModules, form: ModuleForm, objective: Object
     """
     if form.classes or not modules.conditioned:
         return
-    if form.trained_by == LOSS or (form.module == "gradient_of_loss" and is_classifier(objective)):
+    if form.module == "gradient_of_loss" and is_classifier(objective):
         raise TaskError(
             f"{NO_LABELS}, or strategy.module=predicted_gradient strategy.trained_by=gradients"
         )
+    if form.trained_by == LOSS:
+        raise TaskError(NO_CLASSES)
 
 
 def is_classifier(objective: Objective) -> bool:
@@ -246,7 +249,7 @@ def _expect_enough(
         whose = "" if norms else " of the modules for synthetic gradients"
         raise TaskError(
             f"BatchNorm{whose} needs mini-batches (and micro-batches) of 2 samples or more: give "
-            "a larger batch_size"
+            f"a larger batch_size{'' if norms or form is None else form.without_batchnorm}"
         )
 
 

@@ -16,7 +16,7 @@ from strategy.lr_schedule import Schedule
 from task.datasets.data import DATASETS
 from task.models import build_model
 from task.models.parts import MODELS
-from tests.runs import composed
+from tests.runs import choices, composed
 from tests.runs import configured as config
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -241,3 +241,11 @@ def test_settings_are_chosen_on_a_part_of_the_training_set():
     assert len(apart.train.targets) + len(apart.test.targets) == len(whole.train.targets)
     assert len(apart.test.targets) == pytest.approx(0.2 * len(whole.train.targets), abs=10)
     assert not images(apart.test) & images(whole.test)
+
+
+@pytest.mark.parametrize("group", ["compression", "downlink"])
+def test_another_choice_replaces_all_of_the_preset_s(group):
+    for name in choices(group):
+        words = [f"{group}={name}"]
+        chosen = getattr(config("algorithm=edgewire", *words), group)
+        assert chosen == getattr(config("algorithm=fedavg_topk", *words), group), name

@@ -1,5 +1,7 @@
 """The compact form of ConfigRecords and MetricRecords: round trips, hostile bytes, sizes."""
 
+import enum
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -12,8 +14,9 @@ from compression.flower import headers
 from compression.flower.compact_records import COMPACT, NAMES, compact, is_compact, restored
 from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, written
 from compression.flower.message_size import size_of
+from compression.flower.records import filled
 
-INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)
+INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
 FLOATS = st.floats() | st.floats(width=32)
 NUMBERS = INTEGERS | FLOATS | st.lists(INTEGERS) | st.lists(FLOATS)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -88,7 +91,7 @@ ONE = b"\1\1\2"  # one ConfigRecord "edgewire" with one value; then come its nam
         "an unknown name": (b"\1\x7f\0", "name of another release"),
         "a record twice": (b"\1\1\0\1\0", "a name twice"),
         "a value twice": (b"\1\1\4\1\1\1\1", "a name twice"),
-        "too many values": (b"\1\1\xfe\xff\xff\x7f", "too many values"),
+        "too many values": (b"\1\1\xfe\xff\xff\x7f", "end within a record"),
         "an unknown tag": (ONE + b"\1\xff", "unknown kind, 255"),
         "a list in a list": (ONE + b"\1\xf8\1\xf8\0", "unknown kind, 248"),
         "a long list": (ONE + b"\1\xf8\x7f\1", "end within a list"),
@@ -111,10 +114,10 @@ def test_a_record_of_other_values_is_refused(values):
         restored(RecordDict({HEADER: ConfigRecord(values)}))
 
 
-@pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1, "\ud800"])
+@pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, "\ud800", None, [[1]]])
 def test_a_value_that_cannot_be_sent_is_refused(value):
     with pytest.raises(PayloadError):
-        compact(RecordDict({"config": ConfigRecord({"a": value})}))
+        compact(RecordDict({"config": filled(ConfigRecord, {"a": value})}))
 
 
 def test_the_first_names_are_these_in_this_order():
@@ -141,3 +144,37 @@ def test_a_reply_s_records_take_less_than_half_of_their_bytes():
     metrics = {"loss": 0.123, "num-examples": 6000, "num-steps": 188, "seconds": 1.5}
     content = RecordDict({"metrics": MetricRecord(metrics), HEADER: header})
     assert size_of(compact(content)) < 0.4 * size_of(content)
+
+
+class Kind(enum.IntEnum):
+    ONE = 1
+
+
+class Word(enum.StrEnum):
+    ONE = "one"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(0.375),
+        np.str_("a"),
+        Kind.ONE,
+        Word.ONE,
+        [np.float64(1), np.float64(2)],
+        [0.5] * 70_000,
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_values_that_flower_takes_are_restored_as_plain_ones(value):
+    """Flower checks with `isinstance`, and makes plain values of subclasses."""
+    content = RecordDict({"config": ConfigRecord({"a": value})})
+    here = restored(compact(content))["config"]["a"]
+    there = ConfigRecord.inflate(content["config"].deflate())["a"]
+    assert here == there
+    assert type(here) is type(there)
+
+
+def test_arrays_named_like_the_header_are_refused():
+    with pytest.raises(PayloadError, match="reserved"):
+        compact(RecordDict({HEADER: ArrayRecord()}))

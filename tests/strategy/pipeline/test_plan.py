@@ -33,7 +33,7 @@ from tests.strategy.cut import QUICK, run
                 *("strategy.module=gradient_of_loss", "strategy.trained_by=loss"),
                 *("dataset=sensor_table", "model=table_mlp", "objective=regression"),
             ],
-            "get no labels",
+            "this task has no classes",
         ),
         (["strategy.segments=0"], "segments must be at least 1"),
         (["engine.memory_mb=1"], "is less than Python, torch and data take"),

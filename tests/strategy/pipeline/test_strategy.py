@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 import client.app
 from client.segment import app as segment_module
-from tests.runs import choices
+from tests.runs import anywhere
 from tests.same import expect_same
 from tests.strategy.cut import AHEAD, LOSSES, PIPED, QUICK, SPLIT, run
 
@@ -153,9 +153,10 @@ def test_which_nodes_receive_labels_and_images(watched):
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("name", choices("compression"))
+@pytest.mark.parametrize("name", anywhere("compression"))
 def test_every_compression_carries_activations_and_gradients(tmp_path, name):
-    words = [f"compression={name}", f"compression@gradients={name}", "rounds=4"]
+    words = [*anywhere("compression")[name], f"compression@gradients={name}", "rounds=4"]
+    words += [word.replace("compression.", "gradients.") for word in words if "coder" in word]
     result, _, _ = run(tmp_path, *QUICK, *words)
     assert result["failures"] == 0
     assert result["client_updates"] == 16
