@@ -60,7 +60,10 @@ BAD = [
     (["engine.workers={a:1}"], "engine.workers must be int"),
     (["strategy=fedavg", "strategy.fraction_train=[1]"], "strategy.fraction_train must be float"),
     (["dataset.size=99999999999999999999"], "dataset.size must be below 65536"),
-    (["algorithm=x"], "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, esgd"),
+    (
+        ["algorithm=x"],
+        "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, edgewire, esgd",
+    ),
     (["strategy=null"], "Config group"),
     (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),
     (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),

@@ -5,7 +5,7 @@ import pytest
 from report.columns import COLUMNS, TableRow
 from report.errors import ResultsError
 from report.learning_curve import smoothed
-from report.runs import Run
+from report.runs import BESIDE, Run
 from tests.report.sweeps import RESULT
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
@@ -47,6 +47,7 @@ CURVE = {
     "virtual_seconds": [0, 5, 7, 9, 11],  # evaluations are ten rounds apart
 }
 MEASURED = {"rounds": 9, "virtual_seconds": 90, "top5": 0.95, "sparsity": 0.5}
+MEASURED |= dict.fromkeys(BESIDE, 0)
 # name of a column -> its cell for a run with CURVE and MEASURED, reach=70, after=10
 CELLS = {
     "accuracy": "80.00 (one seed)",
@@ -64,6 +65,10 @@ CELLS = {
     "downlink": "4 MB",
     "compression ratio up": "4.00",
     "compression ratio down": "1.00",
+    "all uplink": "1 MB",
+    "all downlink": "4 MB",
+    "all ratio up": "4.0",
+    "all ratio down": "1.0",
     "uplink a round after": "1 MB",
     "downlink a round after": "3 MB",
     "left out": "50.00 (one seed)",
@@ -102,6 +107,14 @@ CELLS = {
 def test_every_column_shows_its_value(name):
     run, other = made(curve=CURVE, **MEASURED), made([0.7])
     assert shown(name, run, against=[other], reach=70, after=10) == CELLS[name]
+
+
+def test_all_bytes_are_unknown_without_those_beside_the_payloads():
+    beside = dict.fromkeys(BESIDE, 250_000)
+    whole, payloads = made(curve=CURVE, **beside), made(curve=CURVE)
+    assert shown("all uplink", whole) == "1.5 MB"
+    assert shown("all ratio up", whole) == "2.8"  # 4 MB and 0.25 MB, divided by 1.5 MB
+    assert shown("all uplink", payloads) == shown("all ratio up", payloads) == "-"
 
 
 def test_means_over_seeds_have_an_interval_or_a_deviation():
