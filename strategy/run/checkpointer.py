@@ -185,7 +185,8 @@ class RunCheckpointer:
         if state.model.size != run.model.state.numel():
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
         run.schedule.load(state.schedule)
-        run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
+        run.stepped = state.stepped
+        run.schedule.set(run.train_config)
         loaded = with_natives(flat_record(state.model), state.natives)
         run.show(loaded)
         run.newest = None if state.measured else loaded
