@@ -42,7 +42,7 @@ from task.flat_model import NUMPYS, FlatModel, to_array
 from task.local import LocalAlgorithm, LocalRun
 from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
-from task.steps import Batch, batches, ends_of, evaluate
+from task.steps import Batch, batches, evaluate
 from task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
@@ -125,10 +125,12 @@ class Trainer:
         if not flat.module.training:
             flat.module.train()
         optimizer.state.clear()
+        for group in optimizer.param_groups:
+            group["lr"] = orders.lr
         generator = self.samples.generator(node, orders.number)
         run = self._local_run(orders, natives, state)
         with self._layers_draws(node, orders.number):
-            loss = self.local.train(run, self._rated(orders, inputs, targets, generator))
+            loss = self.local.train(run, self.batches(inputs, targets, generator))
         _expect_trained(self.local, run, loss)
         flat.collect_state()
         if state is not None and (run.state or LOCAL in values_of(state)):
@@ -148,7 +150,7 @@ class Trainer:
             self.objective,
             self.optimizer,
             self._step,
-            (orders.lr + (orders.lr if orders.lr_end is None else orders.lr_end)) / 2,
+            orders.lr,
             orders.proximal_mu,
             self.share,
             {name: torch.as_tensor(a, device=self.device) for name, a in stored.items()},
@@ -212,27 +214,6 @@ class Trainer:
         modules do not show whether they use random numbers (`F.dropout`, `nn.LSTM(dropout=)`).
         """
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
-
-    def _rated(
-        self, orders: TrainConfig, inputs: Tensors, targets: Tensors, generator: torch.Generator
-    ) -> Iterator[Batch]:
-        """Yield the mini-batches, and before each set the optimiser's learning rate for its step.
-
-        Of N mini-batches, number i from 0 has the rate lr + (lr_end - lr) i / N.
-        """
-        change = 0.0 if orders.lr_end is None else orders.lr_end - orders.lr
-        total = self._steps(count(inputs)) if change else 1
-        for i, batch in enumerate(self.batches(inputs, targets, generator)):
-            if change or not i:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = orders.lr + change * i / total
-            yield batch
-
-    def _steps(self, samples: int) -> int:
-        """Return how many mini-batches `batches` yields for this number of samples."""
-        config = self.config
-        epoch = len(ends_of(samples, config.batch_size, single=self.single))
-        return config.local_epochs * epoch if config.local_steps is None else config.local_steps
 
     def batches(
         self, inputs: Tensors, targets: Tensors, generator: torch.Generator

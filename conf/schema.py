@@ -196,7 +196,6 @@ class Config:
     eval_every: int = at_least(1, 1)
     checkpoint_every: int | None = at_least(0, 1)
     compact_records: bool = False
-    interpolate_lr: bool = False
     device: str = "cpu"
     verbose: bool = False
 

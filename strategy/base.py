@@ -98,7 +98,6 @@ class ParameterServer(Strategy):
 
     unit = "ROUND"  # the unit of progress in the log
     knows_context = False  # both ends know the same updates, so index sets may be coded by context
-    interpolates_lr = False  # a message has the learning rate at the end of the round too
     sends_models = True  # the messages in both directions hold whole models or updates
     State: ClassVar[type[ServerState]]
     state: ServerState
@@ -207,11 +206,6 @@ class ParameterServer(Strategy):
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
         self._expect_recorded(config.eval_every)
-        if config.interpolate_lr and self.update == "gradient":
-            raise ConfigError(
-                "interpolate_lr=true is for steps at the nodes, and with strategy.update=gradient "
-                "they take none: drop it, or give strategy.update=delta"
-            )
         if self.update == "gradient":
             self._expect_no_steps(config)
 

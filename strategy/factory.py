@@ -163,11 +163,6 @@ def scheme_of(config: Config) -> CountedStrategy:
             "model that is cut over nodes"
         )
     _expect_context(codecs, config, known=getattr(scheme, "knows_context", False))
-    if config.interpolate_lr and not getattr(scheme, "interpolates_lr", False):
-        raise ConfigError(
-            f"interpolate_lr=true is for strategies with rounds, not {type(scheme).__name__}: "
-            "drop it"
-        )
     return scheme
 
 

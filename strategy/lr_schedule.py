@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from flwr.app import ConfigRecord
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from compression.flower.headers import LR, LR_END
 from conf import ConfigError
 from conf.check import build
 from task.objectives import Objective
@@ -108,18 +105,9 @@ class Schedule:
 
     The server computes it, because `ReduceOnPlateau` needs the nodes' mean loss, or another value.
     `objective`: names the values that a schedule may depend on. Raises `ConfigError` for others.
-    `interpolated`: True if the rate changes linearly during a round, to that of the next round.
-    Raises `ConfigError` if the next round's rate is unknown then.
     """
 
-    def __init__(
-        self,
-        node: Any,
-        lr: float,
-        objective: Objective | None = None,
-        *,
-        interpolated: bool = False,
-    ) -> None:
+    def __init__(self, node: Any, lr: float, objective: Objective | None = None) -> None:
         self.state = ScheduleState()
         self._options = node
         self._optimizer = _Rate(lr)
@@ -128,14 +116,6 @@ class Schedule:
         if objective is not None and isinstance(self._scheduler, ReduceOnPlateau):
             self._scheduler.use(objective)
         self._optimizer.step()  # PyTorch warns if a scheduler steps before its optimiser
-        self._ahead = Schedule(node, lr) if interpolated else None
-        if self._ahead is not None:
-            if self.heeds_losses:
-                raise ConfigError(
-                    "interpolate_lr=true needs to know the next round's learning rate, which "
-                    "depends on losses here: choose another schedule="
-                )
-            self._ahead.step(None)
 
     def load(self, state: ScheduleState) -> None:
         """Repeat the steps of another schedule with the same options."""
@@ -153,14 +133,6 @@ class Schedule:
         """The learning rate of the next round."""
         return float(self._optimizer.param_groups[0]["lr"])
 
-    def set(self, config: ConfigRecord) -> None:
-        """Set the learning rate of the next round in the `config` of its messages."""
-        config[LR] = self.lr
-        if self._ahead is not None and self._ahead.lr != self.lr:
-            config[LR_END] = self._ahead.lr
-        elif LR_END in config:
-            del config[LR_END]
-
     def step(self, loss: float | None, rounds: int = 1) -> None:
         """Advance the schedule by `rounds` rounds.
 
@@ -171,9 +143,6 @@ class Schedule:
         plateau = self.heeds_losses
         if plateau and loss is None:
             return
-        if self._ahead is not None:
-            with suppress(ValueError):  # some schedules end with the last round
-                self._ahead.step(None, rounds)
         if plateau and loss is not None:
             self.state.losses += [loss] * min(rounds, 1)
         else:

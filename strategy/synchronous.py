@@ -24,8 +24,6 @@ from compression.flower.headers import (
     DRIFT,
     EXAMPLES,
     LOSS,
-    LR,
-    LR_END,
     STEPS,
     DownlinkHeader,
     TrainConfig,
@@ -200,7 +198,6 @@ class SparseAveraging(ParameterServer):
         self.state.session.go_back(back)
 
     knows_context = True
-    interpolates_lr = True
 
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
@@ -230,19 +227,17 @@ class SparseAveraging(ParameterServer):
     ) -> Result:
         """Run the rounds, like Flower's `Strategy.start`; `evaluate_fn` gets one flat vector.
 
-        The server reads `train_config["lr"]` in every round, so `evaluate_fn` may change it. With
-        "lr-end" the rate changes to this value during the round (`TrainConfig.lr_end`).
+        The server reads `train_config["lr"]` in every round, so `evaluate_fn` may change it.
         `timeout`: the most seconds of one round.
         """
         goes_on = self._begin()
         grid = self._ordered(grid)
-        config = train_config or ConfigRecord({LR: 0.1})
+        config = train_config or ConfigRecord({"lr": 0.1})
         rounds, result = Rounds(self, grid, initial_arrays, self.state), Result()
         if not goes_on:
             self._evaluate(evaluate_fn, 0, num_rounds, rounds.arrays, result)
         while self.state.round < num_rounds:
-            lr, end = cast(float, config[LR]), cast(float | None, config.get(LR_END))
-            if not rounds.advance(lr, timeout, end):
+            if not rounds.advance(cast(float, config["lr"]), timeout):
                 log.warning("no node is left; %d of %d rounds", self.state.round, num_rounds)
                 break
             self._evaluate(evaluate_fn, self.state.round, num_rounds, rounds.arrays, result)
@@ -318,34 +313,32 @@ class Rounds:
         """
         return with_natives(flat_record(self.model), self.natives.arrays)
 
-    def advance(self, lr: float, timeout: float, lr_end: float | None = None) -> bool:
+    def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available.
 
-        `timeout`: the most seconds of the round. `lr_end`: the rate at the end of the round.
+        `timeout`: the most seconds of the round.
         """
         number = self._state.round + 1
         asked, needed = self._drawn(number)
         if not asked:
             return False
-        messages = self._messages(number, asked, needed, TrainConfig(lr, number, lr_end=lr_end))
+        messages = self._messages(number, asked, needed, lr)
         replies = self._exchange(messages, needed, timeout)
         self._aggregate(number, asked, replies, lr)
         self._state.round = number
         return True
 
-    def _messages(
-        self, number: int, asked: list[int], needed: int, orders: TrainConfig
-    ) -> list[Message]:
+    def _messages(self, number: int, asked: list[int], needed: int, lr: float) -> list[Message]:
         """Return the messages that bring each node to the newest version of the model.
 
         Nodes that have the same version get the same content. `needed`: after how many replies the
-        round ends. `orders`: the `config` of each message.
+        round ends.
         """
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
-        config = orders.config()
-        made = self._session.messages(asked, STEP_MESSAGE, config, header, self.natives.arrays)
+        orders = TrainConfig(lr, number).config()
+        made = self._session.messages(asked, STEP_MESSAGE, orders, header, self.natives.arrays)
         return [message for message, _ in made]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:

@@ -18,17 +18,6 @@ ROUNDING = 1e-6  # by which sums of floats may exceed a share
 MOST_READ = 1 << 27  # entries of a tensor that is searched for its largest integer
 
 
-def ends_of(samples: int, batch_size: int, *, single: bool = True) -> list[int]:
-    """Return the number of the last sample, plus 1, of each of an epoch's mini-batches.
-
-    `single`: as in `batches`.
-    """
-    ends = [*range(batch_size, samples, batch_size), samples]
-    if not single and len(ends) > 1 and ends[-1] - ends[-2] == 1:
-        del ends[-2]
-    return ends
-
-
 def batches(
     inputs: Tensors,
     targets: Tensors,
@@ -45,7 +34,9 @@ def batches(
     total = count(inputs)
     order = torch.randperm(total, generator=generator).to(leaves(inputs)[0].device)
     inputs, targets = taken(inputs, order), taken(targets, order)  # one copy for the epoch
-    ends = ends_of(total, batch_size, single=single)
+    ends = [*range(batch_size, total, batch_size), total]
+    if not single and len(ends) > 1 and ends[-1] - ends[-2] == 1:
+        del ends[-2]
     for start, end in zip([0, *ends], ends, strict=False):
         yield rows(inputs, start, end), rows(targets, start, end)  # views
 

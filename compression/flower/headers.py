@@ -27,10 +27,6 @@ DRIFT = "drift"  # L2 distance between the node's model and the server's (`NodeR
 ERROR = "prediction-error"  # of a synthetic gradient; read by the server of a partitioned model
 REFUSED = "gradients-refused"  # gradients that a segment could not use; read by the same server
 
-# Keys of a message's `config`, which the run's server sets (`TrainConfig`).
-LR = "lr"
-LR_END = "lr-end"
-
 # The names that take one byte in compact records (`compact_records.py`). Their order is part of the
 # format, so a new name must be appended.
 NAMES = (
@@ -39,7 +35,6 @@ NAMES = (
     *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
     *("lr", "proximal-mu", "server-round"),
     *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
-    LR_END,
 )
 
 MOST = 1 << 62  # larger than any count
@@ -113,26 +108,23 @@ class TrainConfig(NamedTuple):
 
     `lr`: the learning rate. `number`: the number of the update, from 1. It is the number of the
     round, or the count of messages to this node. It seeds the node's random numbers.
-    `proximal_mu`: the weight of FedProx's proximal term. `lr_end`: the learning rate after the last
-    local step; between the steps it changes linearly. None: `lr` holds for all steps.
+    `proximal_mu`: the weight of FedProx's proximal term.
     """
 
     lr: float
     number: int
     proximal_mu: float = 0.0
-    lr_end: float | None = None
 
     def config(self) -> dict[str, float | int]:
         """Return these fields as a message's `config`."""
         proximal = {"proximal-mu": self.proximal_mu} if self.proximal_mu else {}
-        end = {} if self.lr_end is None else {LR_END: self.lr_end}
-        return {LR: self.lr, "number": self.number, **proximal, **end}
+        return {"lr": self.lr, "number": self.number, **proximal}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TrainConfig:
         """Read a `config` that one of this project's servers or Flower's strategies wrote."""
         number = config["number"] if "number" in config else config[ROUND]
-        return cls(config[LR], number, config.get("proximal-mu", 0.0), config.get(LR_END))
+        return cls(config["lr"], number, config.get("proximal-mu", 0.0))
 
 
 class SegmentTask(NamedTuple):

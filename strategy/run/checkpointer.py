@@ -185,8 +185,7 @@ class RunCheckpointer:
         if state.model.size != run.model.state.numel():
             raise ConfigError(f"resume={folder}: the checkpoint is of another model")
         run.schedule.load(state.schedule)
-        run.stepped = state.stepped
-        run.schedule.set(run.train_config)
+        run.stepped, run.train_config["lr"] = state.stepped, run.schedule.lr
         loaded = with_natives(flat_record(state.model), state.natives)
         run.show(loaded)
         run.newest = None if state.measured else loaded

@@ -43,11 +43,8 @@ class Run:
         self.model = FlatModel(model_of(config, self.data), config.device)
         self.strategy = scheme_for(config, self.data)
         self.objective = objective_of(config)
-        self.schedule = Schedule(
-            config.schedule, config.lr, self.objective, interpolated=config.interpolate_lr
-        )
-        self.train_config = ConfigRecord()
-        self.schedule.set(self.train_config)
+        self.schedule = Schedule(config.schedule, config.lr, self.objective)
+        self.train_config = ConfigRecord({"lr": self.schedule.lr})
         test = self.data.test
         self.test = self.data.prepared(test.inputs, config.device) if len(test) else test.inputs
         self.targets = mapped(lambda tensor: tensor.to(config.device), test.targets)
@@ -139,7 +136,7 @@ class Run:
         value = cast(float | None, values.get(self.schedule.metric))
         self.schedule.step(value, server_round - self.stepped)
         self.stepped = server_round
-        self.schedule.set(self.train_config)
+        self.train_config["lr"] = self.schedule.lr
         return metrics
 
     def _own(self, name: str) -> dict[str, Any]:

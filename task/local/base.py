@@ -30,8 +30,7 @@ class LocalRun:
       vector, and `flat.parameters.grad`, float32 (n,), their gradients. It holds the received model
       before the first step.
     - `objective`, `optimizer`: the run's; the optimiser steps `flat.parameters`.
-    - `lr`: the learning rate, or its mean over the steps if it changes (`interpolate_lr`).
-      `proximal_mu`: the weight of FedProx's proximal term that the server
+    - `lr`: the learning rate. `proximal_mu`: the weight of FedProx's proximal term that the server
       sent; 0: it sent none.
     - `share`: the share of the nodes that train in a round, in (0, 1].
     - `state`: the node's own tensors by name. They are stored until the node's next message.
