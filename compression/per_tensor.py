@@ -42,6 +42,31 @@ def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indi
     return largest_of_each(values, layout.offsets, counts(share, layout))
 
 
+@lru_cache(maxsize=64)
+def chunks(layout: Layout, size: int) -> tuple[Segments, NDArray[np.int64]]:
+    """Return the bounds of chunks of ``size`` entries, (C+1,) int64, and their lengths, (C,) int64.
+
+    Each tensor is cut into chunks; its last chunk may be shorter. The arrays are read-only, because
+    they are cached and all callers share them.
+    """
+    bounds = layout.offsets
+    starts = [np.arange(a, b, size) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    cuts = np.concatenate([*starts, bounds[-1:]]).astype(np.int64)
+    lengths = np.diff(cuts)
+    cuts.flags.writeable = lengths.flags.writeable = False
+    return cuts, lengths
+
+
+def largest_in_chunks(values: Vector, layout: Layout, share: float, size: int) -> Indices:
+    """Return the indices of the largest magnitudes: a ``share`` of each chunk, at least 1 entry.
+
+    ``size``: entries of a chunk.
+    """
+    cuts, lengths = chunks(layout, size)
+    wanted = np.array([count(share, each) for each in lengths.tolist()], dtype=np.int64)
+    return largest_of_each(values, cuts, wanted)
+
+
 def random_in(layout: Layout, share: float, scope: str, generator: np.random.Generator) -> Indices:
     """Return uniform random indices: a ``share`` of all entries, or of each tensor's entries."""
     if scope == "global":

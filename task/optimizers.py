@@ -55,12 +55,14 @@ class SGD(ServerOptimizer):
 class Momentum(ServerOptimizer):
     """v = momentum v + g; x = x - lr v (as `torch.optim.SGD` without dampening).
 
+    `nesterov`: x = x - lr (g + momentum v) instead, as torch's Nesterov momentum.
     `lazy`: change v and x only at the received entries of the gradient. Otherwise an entry that was
     not received counts as 0: its velocity decays and still changes x.
     """
 
     momentum: float = 0.9
     lazy: bool = False
+    nesterov: bool = False
     names = ("velocity",)
 
     def __post_init__(self) -> None:
@@ -74,11 +76,13 @@ class Momentum(ServerOptimizer):
         if self.lazy:
             moved = kept * velocity[at] + gradient
             velocity[at] = moved
-            x[at] -= np.float32(lr) * moved
+            x[at] -= np.float32(lr) * (gradient + kept * moved if self.nesterov else moved)
         else:
             velocity *= kept
             velocity[at] += gradient
-            x -= np.float32(lr) * velocity
+            x -= np.float32(lr) * (kept * velocity if self.nesterov else velocity)
+            if self.nesterov:
+                x[at] -= np.float32(lr) * gradient
 
 
 @dataclass(frozen=True)
