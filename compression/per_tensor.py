@@ -4,6 +4,7 @@ Most of a model's tensors have few entries. These small tensors are processed to
 """
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ def chunks(layout: Layout, size: int) -> tuple[Segments, NDArray[np.int64]]:
     they are cached and all callers share them.
     """
     bounds = layout.offsets
-    starts = [np.arange(a, b, size) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    starts = [np.arange(start, stop, size) for start, stop in pairwise(bounds)]
     cuts = np.concatenate([*starts, bounds[-1:]]).astype(np.int64)
     lengths = np.diff(cuts)
     cuts.flags.writeable = lengths.flags.writeable = False

@@ -80,9 +80,11 @@ class Momentum(ServerOptimizer):
         else:
             velocity *= kept
             velocity[at] += gradient
-            x -= np.float32(lr) * (kept * velocity if self.nesterov else velocity)
+            moved = velocity
             if self.nesterov:
-                x[at] -= np.float32(lr) * gradient
+                moved = kept * velocity
+                moved[at] += gradient
+            x -= np.float32(lr) * moved
 
 
 @dataclass(frozen=True)

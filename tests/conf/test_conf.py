@@ -186,10 +186,11 @@ def test_presets_have_the_listed_downlinks():
     both = dict.fromkeys(
         ("fedavg_f2i_both", "fedavg_f2i_steps", "fedavg_f2i_long"), (True, "int8", "zstd")
     )
-    special = {"sgd": (True, "float32", "raw"), "edgewire": (True, "lloyd", "context"), **both}
+    lossy = {"edgewire": (True, "lloyd", "context"), "stc": (True, "lloyd", "entropy")}
+    special = {"sgd": (True, "float32", "raw"), **lossy, **both}
     whole = (
         *("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp"),
-        *("synthetic_gradients", "split_backprop"),
+        *("synthetic_gradients", "split_backprop", "diloco"),
     )
     for name in (choice for group, choice in CHOICES if group == "algorithm"):
         made = config(f"algorithm={name}").downlink

@@ -49,10 +49,12 @@ def words(name):
     choice = OmegaConf.load(HERE / "compression" / f"{PRESETS[name]['compression']}.yaml")
     options = WHOLE[choice.get("sparsifier", "dense")]
     given = [f"compression.{key}={'null' if v is None else v}" for key, v in options.items()]
-    numbers = ("levels", "bucket", "rank", "means", "clip", "residual_decay")
+    numbers = ("levels", "bucket", "rank", "means", "clip", "residual_decay", "magnitudes")
     unset = [f"compression.{key}=null" for key in numbers]
-    lossy = ["downlink=average"] if PRESETS[name]["downlink"] == "edgewire" else []
-    return [f"algorithm={name}", *SAME, *given, *unset, *lossy]
+    down = PRESETS[name].get("downlink")
+    lossy = ["downlink=average"] if down in ("edgewire", "sparse_ternary") else []
+    plain = ["local=plain", "optimizer.weight_decay=0", "strategy.server_lr=1"]
+    return [f"algorithm={name}", *SAME, *given, *unset, *lossy, *plain]
 
 
 def run(folder, *overrides):

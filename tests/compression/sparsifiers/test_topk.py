@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compression import Layout, decode_update, make_codec
+from compression.base import Rng, SparsifyContext
+from compression.sparsifiers.topk import TopK
 from tests.local_runs import local_run
 from tests.runs import history_of
 
@@ -16,6 +20,29 @@ def test_the_first_updates_hold_more_entries(number, count):
     update = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     payload = make_codec(**WARM).encode(update, LAYOUT, number=number)
     assert len(decode_update(payload, LAYOUT).values) == count
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 4)), min_size=1, max_size=6),
+    st.integers(1, 100),
+    st.floats(0.01, 1),
+    st.integers(0, 2**32),
+)
+def test_each_chunk_sends_its_largest_entries(shapes, chunk, density, seed):
+    """The chunks of one tensor have the same share as tensors of the same sizes."""
+    layout = Layout(tuple(map(str, range(len(shapes)))), tuple(shapes), ("float32",) * len(shapes))
+    sizes = [
+        min(chunk, rows * columns - start)
+        for rows, columns in shapes
+        for start in range(0, rows * columns, chunk)
+    ]
+    cut = Layout(tuple(map(str, sizes)), tuple((n,) for n in sizes), ("float32",) * len(sizes))
+    update = np.random.default_rng(seed).normal(size=layout.size).astype(np.float32)
+    chosen = []
+    for each, scope in ((layout, "chunk"), (cut, "tensor")):
+        method = TopK(density=density, scope=scope, chunk=chunk)
+        chosen.append(method.choose(update, SparsifyContext(each, {}, Rng(0, 0))))
+    np.testing.assert_array_equal(*chosen)
 
 
 RUNS = {
