@@ -109,9 +109,9 @@ class ParameterServer(Strategy):
             raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
         if not 0 < server_lr < math.inf:
             raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
-        self.update, self.server_lr = update, server_lr
+        self.update, self.server_lr = update, float(server_lr)  # messages hold it as a float
         # The rate at which updates are applied; None: the run's learning rate.
-        self.rate = None if update == "gradient" else server_lr
+        self.rate = None if update == "gradient" else self.server_lr
         self.codecs = codecs
         self.state = self.State()
         self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)

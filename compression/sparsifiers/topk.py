@@ -17,8 +17,8 @@ class TopK(ResidualSparsifier):
     Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory", Algorithm 1 (Mem-SGD) with the
     top-k operator (Definition 2.1). ``scope="global"`` sends the share of the whole model.
     ``scope="tensor"`` sends the share of each tensor, at least 1 entry. ``scope="chunk"`` cuts each
-    tensor into chunks of ``chunk`` entries and sends the share of each chunk, at least 1 entry, as
-    SparseLoCo does (Sarfi et al. 2025). Among equal magnitudes, the lower index is sent.
+    tensor into chunks of ``chunk_size`` entries and sends the share of each chunk, at least 1
+    entry, as SparseLoCo does (Sarfi et al. 2025). Among equal magnitudes, the lower index is sent.
 
     ``warmup_density``: the share in the first ``warmup_steps`` updates, when the model changes
     fast. ``DGC`` has a warm-up for the same purpose (Lin et al. 2018, section 3.3).
@@ -29,14 +29,14 @@ class TopK(ResidualSparsifier):
 
     density: float = 0.01
     scope: str = "global"
-    chunk: int = 4096
+    chunk_size: int = 4096
     warmup_density: float = 0.04
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
         expect_share(self.name, "density", self.density)
         expect_one_of(self.name, "scope", self.scope, (*SCOPES, "chunk"))
-        expect_at_least(self.name, "chunk", self.chunk, 1)
+        expect_at_least(self.name, "chunk_size", self.chunk_size, 1)
         expect_share(self.name, "warmup_density", self.warmup_density)
         expect_at_least(self.name, "warmup_steps", self.warmup_steps, 0)
 
@@ -45,5 +45,5 @@ class TopK(ResidualSparsifier):
         warms_up = 0 < step.number <= self.warmup_steps
         density = self.warmup_density if warms_up else self.density
         if self.scope == "chunk":
-            return largest_in_chunks(given, step.layout, density, self.chunk)
+            return largest_in_chunks(given, step.layout, density, self.chunk_size)
         return largest_in(given, step.layout, density, self.scope)

@@ -51,7 +51,7 @@ BAD = [
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
     (["compression.denisty=1"], "no key compression.denisty; did you mean compression.density?"),
-    (["+compression.chunk=1"], "no key compression.chunk; packages= may register a method"),
+    (["+compression.xyz=1"], "no key compression.xyz; packages= may register a method"),
     (["gradients.scoop=1"], "there is no key gradients.scoop; did you mean gradients.scope?"),
     (["++local_steps.a=1"], "there is no key local_steps.a: local_steps is one value"),
     (["local_steps=99999999999999999999"], "local_steps must be below 9223372036854775808, not 99"),
@@ -62,7 +62,7 @@ BAD = [
     (["dataset.size=99999999999999999999"], "dataset.size must be below 65536"),
     (
         ["algorithm=x"],
-        "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, edgewire, esgd",
+        "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, diloco, edgewire",
     ),
     (["strategy=null"], "Config group"),
     (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),

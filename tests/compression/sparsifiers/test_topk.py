@@ -40,7 +40,7 @@ def test_each_chunk_sends_its_largest_entries(shapes, chunk, density, seed):
     update = np.random.default_rng(seed).normal(size=layout.size).astype(np.float32)
     chosen = []
     for each, scope in ((layout, "chunk"), (cut, "tensor")):
-        method = TopK(density=density, scope=scope, chunk=chunk)
+        method = TopK(density=density, scope=scope, chunk_size=chunk)
         chosen.append(method.choose(update, SparsifyContext(each, {}, Rng(0, 0))))
     np.testing.assert_array_equal(*chosen)
 
