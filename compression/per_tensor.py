@@ -44,18 +44,18 @@ def largest_in(values: Vector, layout: Layout, share: float, scope: str) -> Indi
 
 
 @lru_cache(maxsize=64)
-def chunks(layout: Layout, size: int) -> tuple[Segments, NDArray[np.int64]]:
-    """Return the bounds of chunks of ``size`` entries, (C+1,) int64, and their lengths, (C,) int64.
+def chunks(layout: Layout, share: float, size: int) -> tuple[Segments, NDArray[np.int64]]:
+    """Return the bounds of chunks of ``size`` entries, and how many entries are in each ``share``.
 
-    Each tensor is cut into chunks; its last chunk may be shorter. The arrays are read-only, because
-    they are cached and all callers share them.
+    For C chunks these are (C+1,) and (C,) int64. Each tensor is cut into chunks; its last chunk may
+    be shorter. The arrays are read-only, because they are cached and all callers share them.
     """
     bounds = layout.offsets
     starts = [np.arange(start, stop, size) for start, stop in pairwise(bounds)]
     cuts = np.concatenate([*starts, bounds[-1:]]).astype(np.int64)
-    lengths = np.diff(cuts)
-    cuts.flags.writeable = lengths.flags.writeable = False
-    return cuts, lengths
+    wanted = np.array([count(share, each) for each in np.diff(cuts).tolist()], dtype=np.int64)
+    cuts.flags.writeable = wanted.flags.writeable = False
+    return cuts, wanted
 
 
 def largest_in_chunks(values: Vector, layout: Layout, share: float, size: int) -> Indices:
@@ -63,9 +63,7 @@ def largest_in_chunks(values: Vector, layout: Layout, share: float, size: int) -
 
     ``size``: entries of a chunk.
     """
-    cuts, lengths = chunks(layout, size)
-    wanted = np.array([count(share, each) for each in lengths.tolist()], dtype=np.int64)
-    return largest_of_each(values, cuts, wanted)
+    return largest_of_each(values, *chunks(layout, share, size))
 
 
 def random_in(layout: Layout, share: float, scope: str, generator: np.random.Generator) -> Indices:
