@@ -18,6 +18,7 @@ CONF = Path(__file__).parents[2] / "conf" / "model"
 # Numbers of parameters for 3x32x32 images and 10 classes, as in the docstrings.
 PARAMETERS = {
     "resnet18": 11_173_962,
+    "resnet18_gn": 11_173_962,
     "resnet50": 23_520_842,
     "wideresnet": 66_847_050,
     "vgg11": 9_231_114,
