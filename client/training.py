@@ -130,7 +130,9 @@ class Trainer:
         generator = self.samples.generator(node, orders.number)
         run = self._local_run(orders, natives, state)
         with self._layers_draws(node, orders.number):
-            loss = self.local.train(run, self.batches(inputs, targets, generator))
+            loss = self.local.train(
+                run, self.batches(inputs, targets, generator, orders.most_steps)
+            )
         _expect_trained(self.local, run, loss)
         flat.collect_state()
         if state is not None and (run.state or LOCAL in values_of(state)):
@@ -216,15 +218,19 @@ class Trainer:
         return IsolatedRng(self.device, stream_seed(self.config.seed, node.index, number) ^ 1)
 
     def batches(
-        self, inputs: Tensors, targets: Tensors, generator: torch.Generator
+        self, inputs: Tensors, targets: Tensors, generator: torch.Generator, most: int = 0
     ) -> Iterator[Batch]:
-        """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches."""
+        """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches.
+
+        `most`: the most mini-batches; 0: no bound.
+        """
         config = self.config
         limit = config.local_steps
         epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
         size, single = config.batch_size, self.single
         every = (batches(inputs, targets, size, generator, single=single) for _ in epochs)
-        return islice(chain.from_iterable(every), limit)
+        fewer = most if limit is None else min(limit, most)
+        return islice(chain.from_iterable(every), fewer if most else limit)
 
 
 def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:

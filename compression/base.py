@@ -111,7 +111,8 @@ class SparsifyContext(NamedTuple):
     place. ``loss``: the loss of the mini-batch or epoch that made the update; None if unknown.
     ``workers``: how many updates the server averages in its next step, including this update; 0 if
     unknown. ``number``: the number of the update, from 1: that of the round, or the count of a
-    node's messages; 0 if unknown.
+    node's messages; 0 if unknown. ``density_factor``: multiplies the share of entries that a
+    ``scalable`` sparsifier sends.
     """
 
     layout: Layout
@@ -120,6 +121,7 @@ class SparsifyContext(NamedTuple):
     loss: float | None = None
     workers: int = 0
     number: int = 0
+    density_factor: float = 1.0
 
 
 class Method:
@@ -142,6 +144,7 @@ class Sparsifier(Method, ABC):
 
     repeats: ClassVar[bool] = False  # True: it may send the same indices as in the last step
     selects: ClassVar[bool] = True  # True: it may leave coordinates out
+    scalable: ClassVar[bool] = False  # True: it has a density, and uses the step's `density_factor`
 
     @property
     def residual_key(self) -> str | None:

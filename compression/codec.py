@@ -113,6 +113,7 @@ class Codec:
         as_before: bool = False,
         own: Sequence[NativeTensor] = (),
         context: SharedContext | None = None,
+        density_factor: float = 1.0,
     ) -> bytes:
         """Encode an update, (layout.size,) contiguous float32, and tensors of other dtypes.
 
@@ -129,6 +130,7 @@ class Codec:
         not sent again.
         ``own``: the tensors that are sent in their own dtype, sorted by position in the model.
         ``context``: what the receiver knows too, for a coder that uses it; None: nothing.
+        ``density_factor``: multiplies the density of a sparsifier that is ``scalable``.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
         for NaN or infinity in the update; then the memory is unchanged. Raises PayloadError if the
@@ -143,7 +145,7 @@ class Codec:
         if self.residual_decay != 1:
             self._decay(memory)
         given = self._given(trained, memory)
-        step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers, number)
+        step = SparsifyContext(cut, memory, Rng(seed, 0), loss, workers, number, density_factor)
         indices, values, same = self.sparsifier.select(given, step)
         if self.sparsifier.id >= PRIVATE and indices is not None:
             self.sparsifier.expect_increasing(indices, len(given))

@@ -107,6 +107,7 @@ class RoundCollector:
         self._late = Stragglers(grid, self._state.late)
         self._slowest = SlowestReply()
         self.time_was_up = False  # True if the last round ended by its timeout, not by its quorum
+        self.seconds: dict[int, float] = {}  # of the last round: from sending to reply, by node
 
     def resting(self) -> set[int]:
         """Return the nodes that the server must not ask in the next round.
@@ -126,6 +127,7 @@ class RoundCollector:
         grid = self._grid
         limit = AdaptiveTimeout(grid, timeout, len(messages), self._slowest)
         # The timeout is also the messages' time to live, so no node gets a message after it.
+        began, self.seconds = grid.now, {}
         ids = list(grid.push_messages(messages, timeout))
         waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
@@ -134,7 +136,8 @@ class RoundCollector:
             if not arrived:
                 break
             for message in arrived:
-                replies[waiting.pop(message.metadata.reply_to_message_id)] = message
+                node = waiting.pop(message.metadata.reply_to_message_id)
+                replies[node], self.seconds[node] = message, grid.now - began
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
             limit.received(len(replies))

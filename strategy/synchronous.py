@@ -27,7 +27,9 @@ from compression.flower.headers import (
     STEPS,
     DownlinkHeader,
     TrainConfig,
+    number,
 )
+from compression.flower.message_size import size_of
 from compression.flower.native_tensors import with_natives
 from compression.flower.records import values_of
 from compression.flower.replica import Replica
@@ -48,6 +50,7 @@ from strategy.base import (
     ServerState,
 )
 from strategy.collector import RoundCollector, RoundCollectorState
+from strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, Plan
 from strategy.flower_checks import expect_trained
 from strategy.ordered_grid import OrderedGrid
 from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
@@ -55,6 +58,7 @@ from task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
 PLAIN_SGD = SGD()
+NO_DEADLINE = Deadline()
 log = getLogger("edgewire")
 
 
@@ -63,7 +67,8 @@ class AveragingState(ServerState):
     """The state of a synchronous run, as a checkpoint holds it.
 
     `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
-    learning rates. `memory`: the downlink codec's residual.
+    learning rates. `memory`: the downlink codec's residual. `paces`: by node, what a deadline's
+    plans follow from.
     """
 
     round: int = 0
@@ -74,6 +79,7 @@ class AveragingState(ServerState):
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
     filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
     natives: NativeState = field(default_factory=NativeState)
+    paces: dict[int, NodePace] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,7 @@ class SparseAveraging(ParameterServer):
     With a downlink codec in `codecs`, nodes get the averaged update and repeat the server's step on
     their copy of the model. Without this codec, nodes get the whole model. `participation`: which
     nodes train in a round, and when the round ends. `aggregation`: how the server combines updates.
+    `planning`: how long a round should last; each node then gets steps and a density that fit.
     `verify_every`: the number of rounds after which nodes compare the checksum of their model with
     the server's (0: never). `mask_received`: True if a node applies the averaged update only at the
     entries that it sent itself (line 7 of CE-SGD's Algorithm 2). Then the metric `drift` is the
@@ -165,13 +172,16 @@ class SparseAveraging(ParameterServer):
         server_lr: float = 1.0,
         participation: Participation = Participation(),
         aggregation: Aggregation = Aggregation(),
+        planning: Deadline = NO_DEADLINE,
         verify_every: int = 100,
         mask_received: bool = False,
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
         expect_kinds(
-            participation=(participation, Participation), aggregation=(aggregation, Aggregation)
+            participation=(participation, Participation),
+            aggregation=(aggregation, Aggregation),
+            planning=(planning, Deadline),
         )
         uplink = codecs.uplink
         if verify_every < 0:
@@ -186,6 +196,7 @@ class SparseAveraging(ParameterServer):
             raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
         self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
         self.verify_every, self.mask_received = verify_every, mask_received
+        self.planning = planning
 
     @property
     def done(self) -> int:
@@ -204,11 +215,26 @@ class SparseAveraging(ParameterServer):
         among = self.participation
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
+        self._check_deadline()
         if self.codecs.contextual and (self.codecs.downlink is None or self.mask_received):
             raise ConfigError(
                 "coder=context is for nodes that repeat the server's steps: choose "
                 "downlink=average, say, and strategy.mask_received=false, or coder=entropy"
             )
+
+    def _check_deadline(self) -> None:
+        """Raise `ConfigError` if a deadline has nothing to plan, or a factor has no density."""
+        uplink, plans = self.codecs.uplink, self.planning
+        scalable = uplink is not None and uplink.sparsifier.scalable
+        if plans.deadline is None or scalable:
+            return
+        if self.update == "gradient":
+            raise ConfigError(
+                "strategy.deadline= plans local steps and densities: give strategy.update=delta "
+                "or compression=topk"
+            )
+        if plans.most_factor > 1:
+            raise ConfigError("strategy.most_factor= is for a density: give compression=topk")
 
     def summary(self) -> None:
         """Log the kind of update, the server's optimiser and the quorum."""
@@ -282,6 +308,9 @@ class Rounds:
         robust = strategy.aggregation.mean != "mean"
         self.natives = NativeMix(strategy.initial, state.natives, robust)
         self._exchange = RoundCollector(grid, state.exchange)
+        self._planner = DeadlinePlanner(
+            strategy.planning, state.paces, limited=strategy.update == "delta"
+        )
         self._aggregation = strategy.aggregation
         kind, trim = self._aggregation.mean, self._aggregation.trim
         self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
@@ -337,9 +366,17 @@ class Rounds:
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
-        orders = TrainConfig(lr, number).config()
-        made = self._session.messages(asked, STEP_MESSAGE, orders, header, self.natives.arrays)
-        return [message for message, _ in made]
+        alike: dict[Plan, list[int]] = {}
+        for node in asked:
+            alike.setdefault(self._planner.plan(node), []).append(node)
+        made: dict[int, Message] = {}
+        for plan, nodes in alike.items():
+            orders = TrainConfig(lr, number, most_steps=plan.steps).config()
+            factor = None if plan.density_factor == 1 else plan.density_factor
+            planned = header._replace(density_factor=factor)
+            sent = self._session.messages(nodes, STEP_MESSAGE, orders, planned, self.natives.arrays)
+            made |= zip(nodes, (message for message, _ in sent), strict=True)
+        return [made[node] for node in asked]
 
     def _drawn(self, number: int) -> tuple[list[int], int]:
         """Return the nodes to ask, in the grid's order, and the number of replies to wait for.
@@ -349,7 +386,7 @@ class Rounds:
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         if gone := self._session.gone(lambda: nodes):
-            for each in (self._exchange, self._inbox.filters, strategy):
+            for each in (self._exchange, self._inbox.filters, self._planner, strategy):
                 each.forget(gone)
         among = strategy.participation
         count = max(int(len(nodes) * among.fraction_train), among.min_train_nodes)
@@ -381,6 +418,7 @@ class Rounds:
                 if isinstance(found, PayloadError):
                     raise found
                 used[node] = self._add(node, found, rate)
+                self._measure(node, replies[node], used[node])
             except PayloadError as error:
                 failures.leave_out(node, str(error), f"round {number}: ")
         failures.end_round(number, len(used), count_received(list(replies.values())))
@@ -412,6 +450,12 @@ class Rounds:
         self._inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
         for node in nodes:
             yield node, found.pop(node)
+
+    def _measure(self, node: int, reply: Message, metrics: MetricRecord) -> None:
+        """Tell the planner a reply's seconds, steps and bytes."""
+        if self._strategy.planning.deadline is not None:
+            seconds, steps = self._exchange.seconds[node], number(values_of(metrics), STEPS)
+            self._planner.observe(node, Measurement(seconds, steps, size_of(reply.content)))
 
     def _add(self, node: int, found: ReceivedUpdate, rate: float) -> MetricRecord:
         """Add a node's update, and return its metrics; raises `PayloadError` if it is refused."""

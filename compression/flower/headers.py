@@ -35,6 +35,7 @@ NAMES = (
     *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
     *("lr", "proximal-mu", "server-round"),
     *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
+    *("density_factor", "most-steps"),
 )
 
 MOST = 1 << 62  # larger than any count
@@ -63,6 +64,7 @@ class DownlinkHeader(NamedTuple):
       of the model.
     - `tied`: for each of these copies two positions in the model: its own, then that of the equal
       tensor (`tied_weights.py`).
+    - `density_factor`: by which the sparsifier's density is multiplied in the reply. None: 1.
     """
 
     number: int | None = None
@@ -77,6 +79,7 @@ class DownlinkHeader(NamedTuple):
     initial: bytes | None = None
     copies: list[str] | None = None
     tied: list[int] | None = None
+    density_factor: float | None = None
 
 
 class UplinkHeader(NamedTuple):
@@ -108,23 +111,29 @@ class TrainConfig(NamedTuple):
 
     `lr`: the learning rate. `number`: the number of the update, from 1. It is the number of the
     round, or the count of messages to this node. It seeds the node's random numbers.
-    `proximal_mu`: the weight of FedProx's proximal term.
+    `proximal_mu`: the weight of FedProx's proximal term. `most_steps`: the most local steps, also
+    if the node's configuration says more; 0: no bound.
     """
 
     lr: float
     number: int
     proximal_mu: float = 0.0
+    most_steps: int = 0
 
     def config(self) -> dict[str, float | int]:
         """Return these fields as a message's `config`."""
         proximal = {"proximal-mu": self.proximal_mu} if self.proximal_mu else {}
-        return {"lr": self.lr, "number": self.number, **proximal}
+        bound = {"most-steps": self.most_steps} if self.most_steps else {}
+        return {"lr": self.lr, "number": self.number, **proximal, **bound}
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TrainConfig:
         """Read a `config` that one of this project's servers or Flower's strategies wrote."""
         number = config["number"] if "number" in config else config[ROUND]
-        return cls(config["lr"], number, config.get("proximal-mu", 0.0))
+        most = config.get("most-steps", 0)
+        if not _number(most):
+            raise PayloadError(f"the server's most-steps must be a whole number, not {brief(most)}")
+        return cls(config["lr"], number, config.get("proximal-mu", 0.0), most)
 
 
 class SegmentTask(NamedTuple):
@@ -246,6 +255,7 @@ def _number(value: Any) -> bool:
 # For each type of a header's fields: whether a value fits.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "int": _number,
+    "float": lambda value: type(value) is float and 0 < value < math.inf,
     "bytes": lambda value: type(value) is bytes and len(value) == 8,
     "list[float]": lambda value: type(value) is list and {*map(type, value)} <= {float},
     "list[int]": lambda value: type(value) is list and all(map(_number, value)),

@@ -26,6 +26,7 @@ class TopK(ResidualSparsifier):
 
     name: ClassVar[str] = "topk"
     id: ClassVar[int] = 1
+    scalable: ClassVar[bool] = True
 
     density: float = 0.01
     scope: str = "global"
@@ -44,6 +45,7 @@ class TopK(ResidualSparsifier):
         """Return the indices of the entries with the largest magnitudes."""
         warms_up = 0 < step.number <= self.warmup_steps
         density = self.warmup_density if warms_up else self.density
+        density = min(density * step.density_factor, 1.0)
         if self.scope == "chunk":
             return largest_in_chunks(given, step.layout, density, self.chunk_size)
         return largest_in(given, step.layout, density, self.scope)

@@ -272,6 +272,7 @@ class CompressionMod:
                 names=named,
                 own=own,
                 context=shared,
+                density_factor=header.density_factor or 1.0,
             )
             return payload, says
         payload = state.encoded(
@@ -287,6 +288,7 @@ class CompressionMod:
             own=own,
             tied=names_of(left, form) if left else {},
             context=shared,
+            density_factor=header.density_factor or 1.0,
         )
         return payload, says._replace(sequence=state.sequence)
 

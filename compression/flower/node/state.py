@@ -199,6 +199,7 @@ class NodeState:
         own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
         context: SharedContext | None = None,
+        density_factor: float = 1.0,
     ) -> bytes:
         """Encode an update as the payload of the next reply, and save the state.
 
@@ -207,7 +208,8 @@ class NodeState:
 
         `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with the
         name of its source, the tensor that it equals; `may_tie` must allow each. `update`: the
-        vector without these copies. `context`: the context of index sets.
+        vector without these copies. `context`: the context of index sets. `density_factor`: as in
+        `Codec.encode`.
 
         `applied`: the sequence number of this node's last applied reply (0: none was applied).
 
@@ -242,6 +244,7 @@ class NodeState:
             as_before=arrived and self.sequence > 0 and not other,
             own=own,
             context=context,
+            density_factor=density_factor,
         )
         self.sequence += 1
         self.last = payload if codec.keeps else None

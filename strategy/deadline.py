@@ -1,0 +1,184 @@
+"""Gives each node as much work and as many entries as arrive by a round's deadline."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf import OptionGroup
+
+MEASUREMENTS = 8  # the newest replies of a node that its times are estimated from
+SAFETY = 0.9  # the share of the deadline that is planned, because times vary
+GROWTH = 8  # the most times as many steps as in the last measurement
+RECENT = 0.7  # the weight of a measurement relative to the next newer one
+
+
+class Measurement(NamedTuple):
+    """A node's reply: its seconds from sending to arrival, its local steps, and its bytes."""
+
+    seconds: float
+    steps: float
+    size: float
+
+
+class Plan(NamedTuple):
+    """What a node may do in a round.
+
+    `steps`: the most local steps; 0: as many as the run's configuration says. `density_factor`: the
+    factor of the sparsifier's density.
+    """
+
+    steps: int = 0
+    density_factor: float = 1.0
+
+
+PROBE = Plan(steps=1)  # the first message to a node, whose speed is unknown
+
+
+@dataclass(frozen=True)
+class Deadline(OptionGroup):
+    """Says how long a round should last, and how much the densities may differ from the codec's.
+
+    `deadline`: seconds from sending the messages to the arrival of the replies; None: every node
+    does what the configuration says. The server plans with it and does not end a round at it: a
+    node that cannot reply in time with one step and the least density is late. A round ends as
+    `Participation` says. `least_factor`, `most_factor`: bounds of the factor by which the server
+    multiplies the density of a node's sparsifier. Raises `ValueError` for a deadline that is not
+    above 0, and for bounds that do not hold 1.
+    """
+
+    deadline: float | None = None
+    least_factor: float = 0.125
+    most_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.deadline is not None and not 0 < self.deadline < math.inf:
+            raise ValueError(f"deadline must be seconds above 0, or null, not {self.deadline:g}")
+        if not 0 < self.least_factor <= 1 <= self.most_factor < math.inf:
+            raise ValueError(
+                "least_factor must be above 0, at most 1, and most_factor at least 1; "
+                f"they are {self.least_factor:g} and {self.most_factor:g}"
+            )
+
+
+@dataclass
+class NodePace:
+    """The last plan of a node, and its newest measurements."""
+
+    plan: Plan
+    measured: deque[Measurement]
+
+
+class DeadlinePlanner:
+    """Plans each node's local steps and density, so that all replies arrive by the deadline.
+
+    The seconds from a message to its reply are modelled as a + b steps + c bytes, with a, b and c
+    of at least 0. The model is fitted to each node's newest `MEASUREMENTS` replies. `a` holds the
+    latency and the time of the download, `b` the device's time for a step, and `c` its uplink's
+    time for a byte. A measurement weighs `RECENT` times as much as the next newer one.
+    The server measures the times with the grid's clock, which is virtual in a simulation. So the
+    same rule works in simulation and on devices, and nodes need no clock.
+
+    The first plan is one step at the codec's density. While the measurements cannot tell the three
+    parts from each other, the model assigns the time to the steps. So the number of steps grows
+    from below. A node gets a lower density if the time without its steps takes more than half of
+    the deadline. It gets a higher one, up to `most_factor`, if all its steps leave half of the
+    time.
+
+    `paces`: the state, which a checkpoint holds. `limited`: False if an update is one gradient, so
+    that there are no steps to plan.
+    """
+
+    def __init__(
+        self, options: Deadline, paces: dict[int, NodePace], *, limited: bool = True
+    ) -> None:
+        self._options, self._paces, self._limited = options, paces, limited
+
+    def plan(self, node: int) -> Plan:
+        """Return the plan of a node's next message."""
+        if self._options.deadline is None:
+            return Plan()
+        if node not in self._paces:
+            first = PROBE if self._limited else Plan()
+            self._paces[node] = NodePace(first, deque(maxlen=MEASUREMENTS))
+        return self._paces[node].plan
+
+    def observe(self, node: int, measured: Measurement) -> None:
+        """Learn from a node's reply, and make its next plan."""
+        deadline = self._options.deadline
+        if deadline is None or node not in self._paces:
+            return
+        pace = self._paces[node]
+        pace.measured.append(measured)
+        within = SAFETY * deadline
+        fixed, per_step, per_byte = fitted(pace.measured)
+        factor = self._factor(pace, fixed, per_byte, within)
+        if not self._limited:
+            pace.plan = Plan(0, factor)
+            return
+        rest = within - fixed - per_byte * measured.size * factor / pace.plan.density_factor
+        steps = rest / per_step if per_step > 0 else math.inf
+        # A few steps say little about many. The first bound is safe: it assigns all to the steps.
+        most = max(within * measured.steps / measured.seconds, GROWTH * measured.steps, 2)
+        pace.plan = Plan(max(1, math.floor(min(steps, most))), factor)
+
+    def _factor(self, pace: NodePace, fixed: float, per_byte: float, within: float) -> float:
+        """Return the next factor of a node's density.
+
+        Of the planned time, the download, the latency and the upload get at most a half.
+        """
+        factor, last = pace.plan.density_factor, pace.measured[-1]
+        sending, room = per_byte * last.size, max(within / 2 - fixed, within / 8)
+        sizes = [each.size for each in pace.measured]
+        if sending > room:
+            factor *= max(room / sending, 0.5)
+        elif fixed > within / 2 and max(sizes) < 1.1 * min(sizes):
+            factor *= 0.5  # another size will tell which part of the time is the upload's
+        elif last.seconds < within / 2 and (not self._limited or last.steps < pace.plan.steps):
+            factor *= min(1.5, room / sending) if sending > 0 else 1.5  # it has done all its steps
+        return min(max(factor, self._options.least_factor), self._options.most_factor)
+
+    def forget(self, nodes: set[int]) -> None:
+        """Delete the data of nodes that have left the run."""
+        for node in nodes:
+            self._paces.pop(node, None)
+
+
+def fitted(measured: deque[Measurement]) -> tuple[float, float, float]:
+    """Return a, b, c >= 0 of seconds = a + b steps + c bytes, fitted by least squares.
+
+    Of several best fits, it takes the one with the fewest parts, and of these the one with steps.
+    """
+    rows = np.array(measured, dtype=np.float64)
+    weights = RECENT ** (np.arange(len(rows))[::-1] / 2)
+    seconds = rows[:, 0] * weights
+    parts = np.column_stack([rows[:, 1], np.ones(len(rows)), rows[:, 2]]) * weights[:, None]
+    # Columns of unit length, so that the tolerance below is the same for steps and bytes.
+    lengths = np.maximum(np.linalg.norm(parts, axis=0), 1e-12)
+    parts = parts / lengths
+    total = float(seconds @ seconds)
+    best, least = np.zeros(3), math.inf
+    for count in (1, 2, 3):
+        for chosen in combinations(range(3), count):
+            found, error = _least_squares(parts[:, chosen], seconds)
+            if found.min() >= 0 and error < least - 1e-6 * total:
+                best, least = np.zeros(3), error
+                best[list(chosen)] = found
+    per_step, fixed, per_byte = (best / lengths).tolist()
+    return fixed, per_step, per_byte
+
+
+def _least_squares(
+    parts: NDArray[np.float64], seconds: NDArray[np.float64]
+) -> tuple[NDArray[np.floating[Any]], float]:
+    found, _, rank, _ = np.linalg.lstsq(parts, seconds, rcond=1e-9)
+    if rank < parts.shape[1]:
+        return np.full(parts.shape[1], -1.0), math.inf
+    miss = parts @ found - seconds
+    return found, float(miss @ miss)
