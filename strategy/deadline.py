@@ -16,6 +16,7 @@ from conf import OptionGroup
 MEASUREMENTS = 8  # the newest replies of a node that its times are estimated from
 SAFETY = 0.9  # the share of the deadline that is planned, because times vary
 GROWTH = 8  # the most times as many steps as in the last measurement
+TRIED = 1.25  # the most of the planned time that one step more may take, to learn its time
 RECENT = 0.7  # the weight of a measurement relative to the next newer one
 
 
@@ -118,7 +119,7 @@ class DeadlinePlanner:
         pace.measured.append(measured)
         within = SAFETY * deadline
         fixed, per_step, per_byte = fitted(pace.measured)
-        factor = self._factor(pace, fixed, per_byte, within)
+        factor = self._factor(pace, fixed, per_step, per_byte, within)
         if not self._limited:
             pace.plan = Plan(0, factor)
             return
@@ -126,19 +127,30 @@ class DeadlinePlanner:
         steps = rest / per_step if per_step > 0 else math.inf
         # A few steps say little about many. The first bound is safe: it assigns all to the steps.
         most = max(within * measured.steps / measured.seconds, GROWTH * measured.steps, 2)
+        same = len({each.steps for each in pace.measured}) == 1
+        if same and len(pace.measured) < MEASUREMENTS:
+            more = measured.steps + 1  # another number of steps tells what a step takes
+            if measured.seconds * more / measured.steps <= TRIED * within:
+                steps = max(steps, more)
         pace.plan = Plan(max(1, math.floor(min(steps, most))), factor)
 
-    def _factor(self, pace: NodePace, fixed: float, per_byte: float, within: float) -> float:
+    def _factor(
+        self, pace: NodePace, fixed: float, per_step: float, per_byte: float, within: float
+    ) -> float:
         """Return the next factor of a node's density.
 
-        Of the planned time, the download, the latency and the upload get at most a half.
+        Of the planned time, the download, the latency and the upload get at most a half. They get
+        more only if one step and a small upload take more.
         """
         factor, last = pace.plan.density_factor, pace.measured[-1]
-        sending, room = per_byte * last.size, max(within / 2 - fixed, within / 8)
+        sending = per_byte * last.size
+        room = max(within / 2 - fixed, within / 8)
+        room = max(min(room, within - fixed - per_step), within / 64)
         sizes = [each.size for each in pace.measured]
+        late = fixed > within / 2 or (last.steps <= 1 and last.seconds > within)
         if sending > room:
             factor *= max(room / sending, 0.5)
-        elif fixed > within / 2 and max(sizes) < 1.1 * min(sizes):
+        elif late and max(sizes) < 1.1 * min(sizes):
             factor *= 0.5  # another size will tell which part of the time is the upload's
         elif last.seconds < within / 2 and (not self._limited or last.steps < pace.plan.steps):
             factor *= min(1.5, room / sending) if sending > 0 else 1.5  # it has done all its steps

@@ -68,6 +68,8 @@ HARD = {
         "network.rejoin_seconds=2", "network.join_seconds=5",
         "network.loss=0.05", "timeout=30",
     ],
+    "a deadline": ["algorithm=edgewire", *SMALL, *ROUNDS[:2], "local_epochs=3", "network=mixed",
+                   "strategy.deadline=1"],
     "a limited server": ["algorithm=fedasync", *SMALL, *PUSHES, "local_steps=2", "network=adsl",
                          "network.server_mbps=5"],
     "differences": ["algorithm=adacomp", *SMALL, *PUSHES, "downlink=topk", "downlink.density=0.1"],

@@ -1,0 +1,152 @@
+"""With a deadline, each node gets the local steps and the density with which it replies in time."""
+
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from conf import ConfigError
+from conf.load import to_config
+from strategy.deadline import SAFETY, Deadline, DeadlinePlanner, Measurement, fitted
+from strategy.factory import scheme_of
+from tests.local_runs import local_run
+from tests.runs import composed, history_of
+
+SECONDS = st.floats(0, 10)
+MIXED = [
+    "algorithm=edgewire", "dataset=digits", "nodes=10", "rounds=6", "local_epochs=40",
+    "network=mixed", "eval_every=6",
+]  # fmt: skip
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 200), st.integers(100, 10**6)), min_size=3, max_size=8),
+    SECONDS,
+    SECONDS,
+    SECONDS,
+)
+def test_the_fit_explains_exact_measurements(points, fixed, per_step, per_byte):
+    per_byte /= 1e5
+    made = [Measurement(fixed + per_step * s + per_byte * b, s, b) for s, b in points]
+    assume(max(each.seconds for each in made) > 1e-3)
+    a, b, c = fitted(deque(made))
+    assert min(a, b, c) >= 0
+    for seconds, steps, size in made:
+        assert a + b * steps + c * size == pytest.approx(seconds, rel=0.05, abs=0.05)
+
+
+def test_one_measurement_is_all_steps():
+    assert fitted(deque([Measurement(3.0, 2, 500)])) == pytest.approx((0, 1.5, 0))
+
+
+class Device:
+    """A node with fixed times; it has `most` steps to do, and sends `size` bytes at factor 1."""
+
+    def __init__(self, fixed, per_step, per_byte, most, size, noise=0.0, seed=0):
+        self.fixed, self.per_step, self.per_byte = fixed, per_step, per_byte
+        self.most, self.size, self.noise = most, size, noise
+        self.draw = np.random.default_rng(seed)
+
+    def reply(self, plan):
+        steps = min(plan.steps, self.most) if plan.steps else self.most
+        size = 60 + self.size * plan.density_factor
+        seconds = self.fixed + self.per_step * steps + self.per_byte * size
+        return Measurement(seconds * (1 + self.noise * self.draw.random()), steps, size)
+
+
+def rounds_of(device, options, rounds, **kind):
+    planner = DeadlinePlanner(options, {}, **kind)
+    made = []
+    for _ in range(rounds):
+        plan = planner.plan(7)
+        made.append((plan, device.reply(plan)))
+        planner.observe(7, made[-1][1])
+    return made
+
+
+@given(
+    st.floats(0.001, 1),
+    st.floats(1e-4, 3),
+    st.floats(1e-7, 1e-3),
+    st.integers(1, 300),
+    st.integers(100, 10**5),
+    st.floats(0, 0.05),
+    st.floats(1.5, 30),
+)
+def test_replies_come_in_time_and_use_it(fixed, per_step, per_byte, most, size, noise, slack):
+    device = Device(fixed, per_step, per_byte, most, size, noise)
+    least = fixed + per_step + per_byte * (60 + size * Deadline.least_factor)
+    options = Deadline(deadline=slack * 1.05 * least / SAFETY, most_factor=4.0)
+    last = rounds_of(device, options, 30)[-8:]
+    for plan, found in last:
+        assert plan.steps >= 1
+        assert options.least_factor <= plan.density_factor <= options.most_factor
+        assert found.seconds <= (1 + noise) * options.deadline
+    plan, found = last[-1]
+    slack = options.deadline - found.seconds
+    assert found.steps == most or slack < 1.2 * per_step + 0.45 * options.deadline
+
+
+def test_a_slow_uplink_gets_fewer_entries_and_a_fast_one_more():
+    options = Deadline(deadline=2.0, most_factor=3.0)
+    slow, found = rounds_of(Device(0.02, 0.01, 1 / 2000, 20, 8000), options, 12)[-1]
+    assert found.seconds <= 2
+    assert 0.125 <= slow.density_factor < 0.4
+    assert slow.steps > 20
+    fast, _ = rounds_of(Device(0.02, 0.01, 1e-7, 20, 8000), options, 12)[-1]
+    assert fast.density_factor == 3
+    far, _ = rounds_of(Device(1.5, 0.01, 1e-7, 20, 8000), options, 12)[-1]  # latency, not bytes
+    assert far.density_factor > slow.density_factor
+
+
+def test_gradients_plan_the_density_alone():
+    for per_byte, factor in ((1 / 2000, 0.4), (1e-7, 2.0)):
+        device = Device(0.02, 0.01, per_byte, 1, 8000)
+        options = Deadline(deadline=1.0, most_factor=2.0)
+        plan, found = rounds_of(device, options, 12, limited=False)[-1]
+        assert plan.steps == 0
+        assert found.seconds <= 1.0
+        assert plan.density_factor <= factor
+
+
+def test_without_a_deadline_nothing_is_planned_or_stored():
+    paces = {}
+    planner = DeadlinePlanner(Deadline(), paces)
+    assert planner.plan(1) == (0, 1.0)
+    planner.observe(1, Measurement(1.0, 1, 1))
+    assert paces == {}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"deadline": 0.0}, {"deadline": float("nan")}, {"least_factor": 0.0}, {"least_factor": 2.0},
+     {"most_factor": 0.5}],
+)  # fmt: skip
+def test_bounds_are_checked(options):
+    with pytest.raises(ValueError, match="must be"):
+        Deadline(**options)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algorithm=esgd", "strategy.deadline=1"], "give strategy.update=delta or"),
+        (["algorithm=diloco", "strategy.deadline=1", "strategy.most_factor=2"], "topk"),
+        (["algorithm=edgewire", "strategy.deadline=-1"], "seconds above 0"),
+    ],
+)
+def test_a_deadline_without_anything_to_plan_is_refused(words, said):
+    with pytest.raises(ConfigError, match=said):
+        scheme_of(to_config(composed(*words)))
+
+
+def test_rounds_of_a_run_last_as_long_as_the_deadline(tmp_path):
+    local_run(tmp_path / "planned", *MIXED, "strategy.deadline=2")
+    local_run(tmp_path / "fixed", *MIXED)
+    ends = [row["virtual_seconds"] for row in history_of(tmp_path / "planned")]
+    lengths = np.diff(ends)
+    assert lengths[:2].max() < 2.1  # a slow node takes a second for a step, and tries two
+    assert 1.5 < lengths[2:].min() <= lengths[2:].max() <= 2
+    assert history_of(tmp_path / "fixed")[-1]["virtual_seconds"] > 10 * ends[-1]
