@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from report.columns import by_seed
+from report.columns import sent as whole_sent
 from report.estimate import estimate
 from report.pages.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
 from report.pages.tables import FilledTable
@@ -37,13 +38,18 @@ class Point:
 
 
 class Scatter(Picture):
-    """A panel of `Point`s for each direction; points below the y axis' start are at the border."""
+    """A panel of `Point`s for each direction; points below the y axis' start are at the border.
+
+    A line marks each panel's front: to its right and on its worse side, every point has one on the
+    line that sends no more bytes and is no worse.
+    """
 
     def draw(self) -> Figure:
         """Return the figure. Raises `ModuleNotFoundError` without matplotlib."""
         figure, found = panels(len(WAYS))
         for number, (axes, label) in enumerate(zip(found, WAYS.values(), strict=True)):
             self._draw_panel(axes, number)
+            self._draw_front(axes, number)
             axes.set(xlabel=label)
             logarithmic(axes)
             axes.grid(alpha=0.3)
@@ -53,6 +59,14 @@ class Scatter(Picture):
             found[0].set_ylim(least, most + 0.1 * abs(most - least))
         add_legend(figure, found[0])
         return figure
+
+    def _draw_front(self, axes: Axes, way: int) -> None:
+        """Draw the front as steps, up to the right end of the panel."""
+        sent = [point.sent[way] / MEGABYTE for point in self.rows]
+        best = front(sent, [point.accuracy for point in self.rows], higher=self.metric.higher)
+        x, y = [sent[i] for i in best], [self.rows[i].accuracy for i in best]
+        axes.step([*x, max(sent)], [*y, y[-1]], where="post", color="0.5", lw=1, zorder=0.5)
+        axes.lines[-1].set(label="front" if len(self.rows) > 1 else "_front", linestyle="dashed")
 
     def _draw_panel(self, axes: Axes, way: int) -> None:
         for number, point in enumerate(self.rows):
@@ -73,17 +87,33 @@ class Scatter(Picture):
             )
 
 
+def front(sent: Sequence[float], values: Sequence[float], *, higher: bool) -> list[int]:
+    """Return the points that no other beats, by rising bytes: fewer bytes and no worse value."""
+    order = sorted(range(len(sent)), key=lambda i: (sent[i], -values[i] if higher else values[i]))
+    found: list[int] = []
+    for i in order:
+        gain = values[i] - values[found[-1]] if found else 1.0
+        if gain > 0 if higher or not found else gain < 0:
+            found.append(i)
+    return found
+
+
 def scatter(table: FilledTable) -> Scatter:
-    """Return the rows that have run and were evaluated, in the table's order."""
+    """Return the rows that have run and were evaluated, in the table's order.
+
+    If the table has a column of all bytes, the points' bytes are those of whole messages.
+    """
     return Scatter(list(_points(table)), table.metric)
 
 
 def _points(table: FilledTable) -> Iterator[Point]:
+    whole = any(name.startswith("all ") for name in table.definition.columns)
     for row in table.definition.rows:
         runs = table.runs_of(row)
         values = by_seed(runs, table.metric.name, table.metric.scale).values()
         if (found := estimate(values)) is None:
             continue
-        sent = tuple(fmean(by_seed(runs, way).values()) for way in WAYS)
+        keys = [whole_sent(way.removesuffix("_bytes")) if whole else way for way in WAYS]
+        sent = tuple(fmean(by_seed(runs, key).values()) for key in keys)
         label = row.label.replace("`", "")
         yield Point(label, found.mean, found.half, sent, table.definition.least)
