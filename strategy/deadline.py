@@ -28,7 +28,7 @@ class Measurement(NamedTuple):
     size: float
 
 
-class Plan(NamedTuple):
+class NodePlan(NamedTuple):
     """What a node may do in a round.
 
     `steps`: the most local steps; 0: as many as the run's configuration says. `density_factor`: the
@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     density_factor: float = 1.0
 
 
-PROBE = Plan(steps=1)  # the first message to a node, whose speed is unknown
+PROBE = NodePlan(steps=1)  # the first message to a node, whose speed is unknown
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Deadline(OptionGroup):
 class NodePace:
     """The last plan of a node, and its newest measurements."""
 
-    plan: Plan
+    plan: NodePlan
     measured: deque[Measurement]
 
 
@@ -101,12 +101,12 @@ class DeadlinePlanner:
     ) -> None:
         self._options, self._paces, self._limited = options, paces, limited
 
-    def plan(self, node: int) -> Plan:
+    def plan(self, node: int) -> NodePlan:
         """Return the plan of a node's next message."""
         if self._options.deadline is None:
-            return Plan()
+            return NodePlan()
         if node not in self._paces:
-            first = PROBE if self._limited else Plan()
+            first = PROBE if self._limited else NodePlan()
             self._paces[node] = NodePace(first, deque(maxlen=MEASUREMENTS))
         return self._paces[node].plan
 
@@ -121,7 +121,7 @@ class DeadlinePlanner:
         fixed, per_step, per_byte = fitted(pace.measured)
         factor = self._factor(pace, fixed, per_step, per_byte, within)
         if not self._limited:
-            pace.plan = Plan(0, factor)
+            pace.plan = NodePlan(0, factor)
             return
         rest = within - fixed - per_byte * measured.size * factor / pace.plan.density_factor
         steps = rest / per_step if per_step > 0 else math.inf
@@ -132,7 +132,7 @@ class DeadlinePlanner:
             more = measured.steps + 1  # another number of steps tells what a step takes
             if measured.seconds * more / measured.steps <= TRIED * within:
                 steps = max(steps, more)
-        pace.plan = Plan(max(1, math.floor(min(steps, most))), factor)
+        pace.plan = NodePlan(max(1, math.floor(min(steps, most))), factor)
 
     def _factor(
         self, pace: NodePace, fixed: float, per_step: float, per_byte: float, within: float

@@ -50,7 +50,7 @@ from strategy.base import (
     ServerState,
 )
 from strategy.collector import RoundCollector, RoundCollectorState
-from strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, Plan
+from strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from strategy.flower_checks import expect_trained
 from strategy.ordered_grid import OrderedGrid
 from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
@@ -366,7 +366,7 @@ class Rounds:
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
-        alike: dict[Plan, list[int]] = {}
+        alike: dict[NodePlan, list[int]] = {}
         for node in asked:
             alike.setdefault(self._planner.plan(node), []).append(node)
         made: dict[int, Message] = {}
