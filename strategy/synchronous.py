@@ -34,9 +34,10 @@ from compression.flower.native_tensors import with_natives
 from compression.flower.records import values_of
 from compression.flower.replica import Replica
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
-from compression.flower.server.model_sync import StepLogSync
+from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
 from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
+from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds
 from conf import Config, ConfigError, OptionGroup
 from strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
@@ -57,6 +58,7 @@ from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
+FOLLOWS = ("steps", "differences")  # how nodes get the newest model
 PLAIN_SGD = SGD()
 NO_DEADLINE = Deadline()
 log = getLogger("edgewire")
@@ -68,7 +70,8 @@ class AveragingState(ServerState):
 
     `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
     learning rates. `memory`: the downlink codec's residual. `paces`: by node, what a deadline's
-    plans follow from.
+    plans follow from. `deltas`: the versions of the model that nodes have, if they get
+    differences.
     """
 
     round: int = 0
@@ -80,6 +83,7 @@ class AveragingState(ServerState):
     filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
     natives: NativeState = field(default_factory=NativeState)
     paces: dict[int, NodePace] = field(default_factory=dict)
+    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,10 @@ class SparseAveraging(ParameterServer):
     towards the nodes' mean, by the share min(`server_lr`, 1).
 
     With a downlink codec in `codecs`, nodes get the averaged update and repeat the server's step on
-    their copy of the model. Without this codec, nodes get the whole model. `participation`: which
+    their copy of the model. A node that missed rounds gets their updates. With `follow=
+    "differences"` the server applies the mean as it is, and a node gets the encoded difference of
+    the server's model and the node's own. This has fewer bytes if nodes train in few rounds.
+    Without this codec, nodes get the whole model. `participation`: which
     nodes train in a round, and when the round ends. `aggregation`: how the server combines updates.
     `planning`: how long a round should last; each node then gets steps and a density that fit.
     `verify_every`: the number of rounds after which nodes compare the checksum of their model with
@@ -175,6 +182,7 @@ class SparseAveraging(ParameterServer):
         planning: Deadline = NO_DEADLINE,
         verify_every: int = 100,
         mask_received: bool = False,
+        follow: str = "steps",
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
@@ -190,13 +198,17 @@ class SparseAveraging(ParameterServer):
             codecs.downlink is None or not (uplink and uplink.sparsifier.repeats)
         ):
             raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
+        if follow not in FOLLOWS:
+            raise ValueError(f"follow must be one of {', '.join(FOLLOWS)}, not {follow!r}")
+        if mask_received and follow != "steps":
+            raise ValueError("mask_received goes with follow=steps")
         if mask_received and uplink and uplink.exact_names:
             raise ValueError("mask_received does not go with compression.exact=")
         if not isinstance(optimizer, ServerOptimizer):
             raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
         self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
         self.verify_every, self.mask_received = verify_every, mask_received
-        self.planning = planning
+        self.planning, self.follow = planning, follow
 
     @property
     def done(self) -> int:
@@ -216,10 +228,17 @@ class SparseAveraging(ParameterServer):
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
         self._check_deadline()
-        if self.codecs.contextual and (self.codecs.downlink is None or self.mask_received):
+        steps = self.codecs.downlink is not None and self.follow == "steps"
+        if self.codecs.contextual and (not steps or self.mask_received):
             raise ConfigError(
                 "coder=context is for nodes that repeat the server's steps: choose "
-                "downlink=average, say, and strategy.mask_received=false, or coder=entropy"
+                "downlink=average, say, strategy.follow=steps and strategy.mask_received=false, or "
+                "coder=entropy"
+            )
+        if self.follow == "differences" and self.codecs.downlink is None:
+            raise ConfigError(
+                "strategy.follow=differences sends differences of models: choose a downlink, such "
+                "as downlink=topk"
             )
 
     def _check_deadline(self) -> None:
@@ -283,21 +302,28 @@ class Rounds:
         state: AveragingState,
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
-        self._downlink = strategy.codecs.downlink
+        self._downlink = strategy.codecs.downlink  # of the server's steps
         self._replica, self.layout = Replica.of(
             strategy.optimizer,
             initial_arrays,
             state.replica,
             contextual=strategy.codecs.contextual,
         )
+        initial = InitialModel.of(
+            self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
+        )
+        self._deltas: DeltaSync | None = None
+        if self._downlink is not None and strategy.follow == "differences":
+            seed, self._downlink = strategy.codecs.seed, None
+            self._deltas = DeltaSync(
+                strategy.codecs.downlink, seed, state.deltas, initial.seeded, from_initial=True
+            )
         follow = self._downlink is not None
         self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
         self._session = ServerSession(
-            self._steps,
+            self._deltas or self._steps,
             state.traffic,
-            InitialModel.of(
-                self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
-            ),
+            initial,
             state.session,
             strategy.codecs.uplink,
             compact_records=strategy.codecs.compact_records,
@@ -366,6 +392,10 @@ class Rounds:
         verify = self._downlink is not None and self._strategy.verify_every
         checksum = self._steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
+        if self._deltas is not None:
+            self._deltas.tidy(self._session.versions.held)
+            form = form_of_updates(self.layout)
+            self._deltas.offer(Model(self._replica.model), form, number=number, named=False)
         alike: dict[NodePlan, list[int]] = {}
         for node in asked:
             alike.setdefault(self._planner.plan(node), []).append(node)

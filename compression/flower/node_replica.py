@@ -146,6 +146,11 @@ class NodeReplica:
             return Followed(form_of_updates(self._layout), Model(vector), context=context)
         if header.base == header.version == INITIAL_VERSION:
             return self._made_from_seed(header, state)
+        if header.base == INITIAL_VERSION and not stored_arrays(state, REPLICA):
+            if self._seeded is None:
+                raise PayloadError(NOT_MADE)
+            initial = {MODEL: self._seeded, VERSION: np.array([INITIAL_VERSION])}
+            store_arrays(state, REPLICA, initial)
         here = stored_arrays(state, REPLICA).get(MODEL) if header.base is not None else None
         if header.base is not None and here is None:
             raise PayloadError(LACKS)

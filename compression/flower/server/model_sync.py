@@ -78,7 +78,8 @@ class DeltaSync:
 
     `seeded`: the model before training, float32 (n,), if nodes make it from the run's seed; else
     None. While this is the newest model, messages hold no values. A node whose first message comes
-    later gets the whole model: a lossy difference from version 0 would be less precise.
+    later gets the whole model: a lossy difference from version 0 would be less precise. With
+    `from_initial` it gets that difference, which has fewer bytes.
     """
 
     skips = False
@@ -89,6 +90,8 @@ class DeltaSync:
         seed: int = 0,
         state: DeltaSyncState | None = None,
         seeded: Vector | None = None,
+        *,
+        from_initial: bool = False,
     ) -> None:
         exact = codec is not None and codec.exact
         self._whole = codec if codec is not None and exact else RAW
@@ -102,6 +105,7 @@ class DeltaSync:
         self._offered: OfferedModel | None = None
         self._seeded = seeded
         self._is_seeded = False  # whether the newest model is the model before training
+        self._from_initial = from_initial and seeded is not None and self._codec is not None
 
     def offer(
         self, model: Model, form: TensorSplit, *, number: int, named: bool, ties: Ties = ()
@@ -116,12 +120,14 @@ class DeltaSync:
         self._offered = OfferedModel(model, form, named, ties, number)
         if self._seeded is not None:
             self._is_seeded = np.array_equal(model.vector, self._seeded)
+            if self._from_initial:
+                self._keep_initial(form)
             if not self._is_seeded:
                 self._seeded = None  # no later model is the model before training
 
     def starts_from_seed(self) -> bool:
-        """Return whether the newest model is the model before training, which nodes make."""
-        return self._is_seeded
+        """Return whether a difference from the model before training, which nodes make, is sent."""
+        return self._is_seeded or self._from_initial
 
     def context(self, version: int | None) -> None:
         """Return None: nodes do not know the same updates, so there is no shared context."""
@@ -164,16 +170,22 @@ class DeltaSync:
 
     def _nothing_new(self, offered: OfferedModel) -> ModelUpdate:
         """Return a model update without values, for nodes that make the newest model themselves."""
-        state, form = self._state, offered.form
-        vector = converted(offered.model, form_of_models(form), form).vector
-        name, tensors = checksum(vector), fingerprint(form.layout)
-        if self._codec is not None and INITIAL_VERSION not in state.versions:
-            state.checksums[INITIAL_VERSION], state.tensors[INITIAL_VERSION] = name, tensors
-            self._numbers[name, tensors] = INITIAL_VERSION
-            state.versions[INITIAL_VERSION] = vector.copy()
-            self._bytes += vector.nbytes
+        vector = converted(offered.model, form_of_models(offered.form), offered.form).vector
+        name = self._keep_initial(offered.form) if self._codec is not None else checksum(vector)
         header = {"base": INITIAL_VERSION, "version": INITIAL_VERSION, "checksum": name}
         return ModelUpdate(payload_records({}), header, 0, offered.model)
+
+    def _keep_initial(self, form: TensorSplit) -> bytes:
+        """Store the model before training as version 0; return its checksum."""
+        state, seeded = self._state, self._seeded
+        if INITIAL_VERSION not in state.versions:
+            assert seeded is not None
+            name, tensors = checksum(seeded), fingerprint(form.layout)
+            state.checksums[INITIAL_VERSION], state.tensors[INITIAL_VERSION] = name, tensors
+            self._numbers[name, tensors] = INITIAL_VERSION
+            state.versions[INITIAL_VERSION] = seeded.copy()
+            self._bytes += seeded.nbytes
+        return state.checksums[INITIAL_VERSION]
 
     def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
         model, form, named, ties, _ = offered
@@ -212,7 +224,8 @@ class DeltaSync:
 
         If the rest exceeds `BUDGET` bytes, also delete the least recently used versions.
         """
-        for version in self._state.versions.keys() - set(held):
+        initial = {INITIAL_VERSION} if self._from_initial else set()
+        for version in self._state.versions.keys() - set(held) - initial:
             self._drop(version)
         while self._bytes > BUDGET:
             self._drop(next(iter(self._state.versions)))
