@@ -70,6 +70,10 @@ HARD = {
     ],
     "a deadline": ["algorithm=edgewire", *SMALL, *ROUNDS[:2], "local_epochs=3", "network=mixed",
                    "strategy.deadline=1"],
+    "seldom nodes, differences": [
+        "algorithm=edgewire", *SMALL, "rounds=8", "nodes=12", "strategy.fraction_train=0.3",
+        "strategy.follow=differences", "compression.coder=entropy", "downlink.coder=entropy",
+    ],
     "a limited server": ["algorithm=fedasync", *SMALL, *PUSHES, "local_steps=2", "network=adsl",
                          "network.server_mbps=5"],
     "differences": ["algorithm=adacomp", *SMALL, *PUSHES, "downlink=topk", "downlink.density=0.1"],

@@ -17,19 +17,25 @@ DOWNLINKS = {
     "topk": make_codec(sparsifier="topk", density=0.2),
     "qsgd": make_codec(quantizer="qsgd"),
 }
+HOW = ["steps", "differences", "pushes"]
 FLOATS = 4 * SIZE  # bytes of the whole model as float32
 
 
-def trained(seeded, how, downlink, **options):
-    """Return a federation after a run of three rounds, or of twelve pushes, and the strategy."""
+def trained(seeded, how, downlink, *, from_seed=None, **options):
+    """Return a federation after three rounds or twelve pushes, and the strategy.
+
+    `how`: "pushes", or how nodes follow the server's model (`SparseAveraging`). `from_seed`: True
+    if the server believes that the nodes make the model before training.
+    """
     federation = Federation(Trainer(seeded=seeded))
-    train = {"rounds": federation.run, "pushes": federation.push}[how]
-    count = {"rounds": 3, "pushes": 12}[how]
-    return federation, train(count, downlink=downlink, **options)
+    federation.from_seed = federation.from_seed if from_seed is None else from_seed
+    if how == "pushes":
+        return federation, federation.push(12, downlink=downlink, **options)
+    return federation, federation.run(3, downlink=downlink, follow=how, **options)
 
 
 @pytest.mark.parametrize("name", DOWNLINKS)
-@pytest.mark.parametrize("how", ["rounds", "pushes"])
+@pytest.mark.parametrize("how", HOW)
 def test_the_run_is_the_same_and_the_first_model_is_not_sent(how, name):
     federation, strategy = trained(start(), how, DOWNLINKS[name])
     reference, sent = trained(None, how, DOWNLINKS[name])
@@ -42,7 +48,7 @@ def test_the_run_is_the_same_and_the_first_model_is_not_sent(how, name):
 
 
 @pytest.mark.parametrize("name", DOWNLINKS)
-@pytest.mark.parametrize("how", ["rounds", "pushes"])
+@pytest.mark.parametrize("how", HOW)
 def test_a_node_that_makes_another_model_gets_the_server_s(how, name, caplog):
     other = start()
     other[-1] = np.nextafter(other[-1], np.float32(2))
@@ -54,12 +60,9 @@ def test_a_node_that_makes_another_model_gets_the_server_s(how, name, caplog):
     assert federation.models[-1].tobytes() != start().tobytes()
 
 
-@pytest.mark.parametrize("how", ["rounds", "pushes"])
+@pytest.mark.parametrize("how", HOW)
 def test_a_node_that_makes_no_model_gets_the_server_s(how, caplog):
-    federation = Federation(Trainer())
-    federation.from_seed = True
-    train = {"rounds": federation.run, "pushes": federation.push}[how]
-    strategy = train({"rounds": 3, "pushes": 12}[how], downlink=DOWNLINKS["int8"])
+    strategy = trained(None, how, DOWNLINKS["int8"], from_seed=True)[1]
     assert strategy.traffic.failures == NODES
     assert NOT_MADE in caplog.text
 

@@ -20,10 +20,12 @@ from tests.strategy.federation import (
     SGD,
     Federation,
     Trainer,
+    always,
     assert_models,
     breaks,
     by_hand,
     initial,
+    start,
     strategy_of,
 )
 
@@ -50,6 +52,52 @@ def test_sending_every_entry_is_sgd(downlink, update):
         np.testing.assert_allclose(federation.models[-1], expected, atol=1e-5)
     assert strategy.traffic.client_updates == 6 * NODES
     assert strategy.traffic.failures == 0
+
+
+@pytest.mark.parametrize("optimizer", [SGD, MOMENTUM, ADAM], ids=["sgd", "momentum", "adam"])
+def test_exact_differences_are_exact_steps(optimizer):
+    steps, differences = (Federation(Trainer(optimizer=optimizer)) for _ in range(2))
+    steps.run(6)
+    differences.run(6, follow="differences")
+    assert_models(differences, steps.models)
+    assert {**differences.trainer.models}.keys() == {**steps.trainer.models}.keys()
+    for key, model in steps.trainer.models.items():
+        np.testing.assert_array_equal(differences.trainer.models[key], model)
+
+
+def test_differences_bring_seldom_nodes_to_the_server_s_model():
+    still = always(lambda made: 0 * made, range(4, 41))
+    federation = Federation(Trainer(spoil=still, seeded=start()))
+    options = {"fraction_train": 0.25, "downlink": DOWNLINKS["topk"], "follow": "differences"}
+    strategy = federation.run(40, **options)
+    assert strategy.traffic.failures == 0
+    model = federation.models[-1]
+    for node in {node for node, _ in federation.seen}:
+        distance = [
+            np.abs(given - model).sum()
+            for (who, number), given in sorted(federation.trainer.models.items())
+            if who == node and number > 4
+        ]
+        assert distance == sorted(distance, reverse=True)  # each message corrects what is left
+        assert distance[-1] < 0.5 * distance[0]
+    lost = Federation(Trainer(spoil=still, seeded=start()))
+    assert (
+        strategy.traffic.downlink_bytes
+        < lost.run(40, **options | {"follow": "steps"}).traffic.downlink_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"follow": "steps "}, "follow must be one of steps, differences"),
+        ({"follow": "differences", "mask_received": True}, "goes with follow=steps"),
+    ],
+)
+def test_a_wrong_way_to_follow_is_refused(options, said):
+    federation = Federation(Trainer(sparsifier="esgd", mask=True))
+    with pytest.raises(ValueError, match=said):
+        federation.run(1, **options)
 
 
 def test_a_deltas_rate_is_the_server_lr():
