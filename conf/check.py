@@ -234,7 +234,8 @@ def checked_target(group: str, node: Mapping[Any, Any], target: Callable[..., An
         whole = next((p for p in groups if p.name == key), None)
         if key.startswith("_") or whole or (key not in parameters and not takes_any):
             near = [*_fields_of(whole)] if whole else get_close_matches(key, parameters, n=1)
-            hint = f"; did you mean {group}.{near[0]}?" if near else ""
+            away = f"; if a preset sets it, ~{group}.{key} removes it"
+            hint = f"; did you mean {group}.{near[0]}?" if near else away
             hint = f"; the run has {key}=" if hasattr(Config, key) else hint
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
         annotation = parameters[key].annotation if key in parameters else None

@@ -79,6 +79,8 @@ def _cure(error: Exception, data: Data) -> str:
         for each in leaves(data.train.inputs)
         if not (each.is_floating_point() or each.is_complex()) and 0 < each.numel() <= MOST_READ
     ]
+    if isinstance(error, IndexError) and not data.classes and "Target" in str(error):
+        return ": the data set has targets without names of classes: give dataset.classes=[0,1,2]"
     if isinstance(error, IndexError) and ids:
         largest = max(int(each.max()) for each in ids)
         return (

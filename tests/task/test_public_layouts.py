@@ -276,3 +276,18 @@ def test_too_few_tokens_are_named(sets):
     data = data_of(config)
     with pytest.raises(TaskError, match="integers up to 195, so a model of tokens needs 196"):
         expect_fits(model_of(config, data), objective_of(config), data)
+
+
+def test_images_with_numbers_for_classes_ask_for_the_classes(tmp_path):
+    images = np.zeros((8, 12, 12), dtype=np.uint8) + 254
+    np.savez(tmp_path / "own.npz", x=images, y=np.arange(8) % 3)
+    words = ["dataset=npz", "dataset.images=true", f"dataset.root={tmp_path}", "model=lenet5"]
+    config = configured(*words, "nodes=2")
+    data = data_of(config)
+    with pytest.raises(
+        TaskError, match=r"without names of classes: give dataset.classes=\[0,1,2\]"
+    ):
+        expect_fits(model_of(config, data), objective_of(config), data)
+    config = configured(*words, "nodes=2", "dataset.classes=[0,1,2]")
+    data = data_of(config)
+    expect_fits(model_of(config, data), objective_of(config), data)
