@@ -16,6 +16,7 @@ from conf import OptionGroup
 MEASUREMENTS = 8  # the newest replies of a node that its times are estimated from
 SAFETY = 0.9  # the share of the deadline that is planned, because times vary
 GROWTH = 8  # the most times as many steps as in the last measurement
+TICK, MOST_STEPS = 1e-6, 10**9  # the least seconds and the most steps that are reckoned with
 TRIED = 1.25  # the most of the planned time that one step more may take, to learn its time
 RECENT = 0.7  # the weight of a measurement relative to the next newer one
 
@@ -116,6 +117,9 @@ class DeadlinePlanner:
         if deadline is None or node not in self._paces:
             return
         pace = self._paces[node]
+        # A node may report any number of steps, and on a network without delays no time passes.
+        steps, seconds = min(max(measured.steps, 1), MOST_STEPS), max(measured.seconds, TICK)
+        measured = Measurement(seconds, steps, measured.size)
         pace.measured.append(measured)
         within = SAFETY * deadline
         fixed, per_step, per_byte = fitted(pace.measured)
@@ -124,7 +128,7 @@ class DeadlinePlanner:
             pace.plan = NodePlan(0, factor)
             return
         rest = within - fixed - per_byte * measured.size * factor / pace.plan.density_factor
-        steps = rest / per_step if per_step > 0 else math.inf
+        steps = rest / per_step if per_step > 0 else MOST_STEPS
         # A few steps say little about many. The first bound is safe: it assigns all to the steps.
         most = max(within * measured.steps / measured.seconds, GROWTH * measured.steps, 2)
         same = len({each.steps for each in pace.measured}) == 1
@@ -132,7 +136,7 @@ class DeadlinePlanner:
             more = measured.steps + 1  # another number of steps tells what a step takes
             if measured.seconds * more / measured.steps <= TRIED * within:
                 steps = max(steps, more)
-        pace.plan = NodePlan(max(1, math.floor(min(steps, most))), factor)
+        pace.plan = NodePlan(max(1, math.floor(min(steps, most, MOST_STEPS))), factor)
 
     def _factor(
         self, pace: NodePace, fixed: float, per_step: float, per_byte: float, within: float

@@ -83,7 +83,7 @@ def test_replies_come_in_time_and_use_it(fixed, per_step, per_byte, most, size, 
     for plan, found in last:
         assert plan.steps >= 1
         assert options.least_factor <= plan.density_factor <= options.most_factor
-        assert found.seconds <= (1 + noise) * options.deadline
+        assert found.seconds <= (1 + 2 * noise) * options.deadline
     plan, found = last[-1]
     slack = options.deadline - found.seconds
     assert found.steps == most or slack < 1.2 * per_step + 0.45 * options.deadline
@@ -150,3 +150,24 @@ def test_rounds_of_a_run_last_as_long_as_the_deadline(tmp_path):
     assert lengths[:2].max() < 2.1  # a slow node takes a second for a step, and tries two
     assert 1.5 < lengths[2:].min() <= lengths[2:].max() <= 2
     assert history_of(tmp_path / "fixed")[-1]["virtual_seconds"] > 10 * ends[-1]
+
+
+def test_without_delays_all_steps_are_done(tmp_path):
+    words = [*MIXED, "network=ideal", "network.seconds_per_step=0", "strategy.most_factor=4"]
+    local_run(tmp_path / "planned", *words, "strategy.deadline=1")
+    rows = history_of(tmp_path / "planned")
+    assert rows[-1]["virtual_seconds"] == 0
+    sent = np.diff([row["uplink_bytes"] for row in rows])
+    assert sent[5] > sent[4]  # after the warm-up the density rises
+
+
+@given(st.floats(), st.floats(0, 1e9), st.integers(0, 10**12))
+def test_any_report_leaves_a_plan(steps, seconds, size):
+    planner = DeadlinePlanner(Deadline(deadline=1.0, most_factor=2.0), {})
+    for _ in range(10):
+        planner.plan(3)
+        planner.observe(3, Measurement(seconds, steps, size))
+    plan = planner.plan(3)
+    assert type(plan.steps) is int
+    assert 1 <= plan.steps <= 10**9
+    assert 0.125 <= plan.density_factor <= 2
