@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from conf import ConfigError
 from conf.check import build
@@ -90,6 +90,38 @@ class Cooldown(LambdaLR):
             raise ValueError(f"share must be above 0 and up to 1, not {share:g}")
         falling = max(share * rounds, 1.0)
         super().__init__(optimizer, lambda done: max(min(1.0, (rounds - done) / falling), 0.0))
+
+
+class OneCycle(OneCycleLR):
+    """torch's `OneCycleLR`, whose rate rises in at least two steps, and falls in at least one.
+
+    torch divides by zero if the rise has one step, such as a tenth of 10 rounds. In fewer than 3
+    steps the rate does not rise.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float,
+        total_steps: int,
+        pct_start: float = 0.3,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        *,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        cycle_momentum: bool = True,
+    ) -> None:
+        least, most = (2 / total_steps, 1 - 1 / total_steps) if total_steps > 2 else (0.0, 0.25)
+        super().__init__(
+            optimizer,
+            max_lr,
+            total_steps,
+            pct_start=min(max(pct_start, least), most),
+            div_factor=div_factor,
+            final_div_factor=final_div_factor,
+            anneal_strategy=anneal_strategy,
+            cycle_momentum=cycle_momentum,
+        )
 
 
 @dataclass

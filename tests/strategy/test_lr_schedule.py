@@ -51,6 +51,14 @@ def test_one_cycle_rises_and_falls_over_all_rounds():
     assert 0 < got[-1] < 0.001
 
 
+@settings(max_examples=40)
+@given(st.integers(1, 60), st.floats(0, 1))
+def test_one_cycle_has_a_rate_for_every_round(rounds, share):
+    got = rates("schedule=one_cycle", f"schedule.pct_start={share}", rounds=rounds)
+    assert all(0 < rate <= 0.1 * (1 + 1e-6) for rate in got)
+    assert max(got) > 0.05 or rounds < 3
+
+
 def test_a_cooldown_is_constant_and_then_linear():
     got = rates("schedule=cooldown", rounds=20)
     assert got == pytest.approx([0.1] * 17 + [0.075, 0.05, 0.025])
