@@ -222,13 +222,14 @@ class Trainer:
     ) -> Iterator[Batch]:
         """Yield shuffled mini-batches: `local_epochs` epochs, or `local_steps` mini-batches.
 
-        `most`: the most mini-batches; 0: no bound.
+        `most`: the most steps of the optimiser; 0: no bound.
         """
         config = self.config
         limit = config.local_steps
         epochs = repeat(None) if limit is not None else repeat(None, config.local_epochs)
         size, single = config.batch_size, self.single
         every = (batches(inputs, targets, size, generator, single=single) for _ in epochs)
+        most *= self.local.accumulate  # a step of the optimiser takes as many mini-batches
         fewer = most if limit is None else min(limit, most)
         return islice(chain.from_iterable(every), fewer if most else limit)
 

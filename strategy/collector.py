@@ -108,6 +108,7 @@ class RoundCollector:
         self._slowest = SlowestReply()
         self.time_was_up = False  # True if the last round ended by its timeout, not by its quorum
         self.seconds: dict[int, float] = {}  # of the last round: from sending to reply, by node
+        self.lasted = 0.0  # seconds of the last round
 
     def resting(self) -> set[int]:
         """Return the nodes that the server must not ask in the next round.
@@ -143,6 +144,7 @@ class RoundCollector:
             limit.received(len(replies))
         limit.warn_of_missing(len(waiting))
         self._state.round += 1
+        self.lasted = grid.now - began
         self.time_was_up = bool(waiting) and grid.now >= limit.deadline
         self._remember(waiting, set(replies))
         return replies

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -71,10 +71,14 @@ class Deadline(OptionGroup):
 
 @dataclass
 class NodePace:
-    """The last plan of a node, and its newest measurements."""
+    """The last plan of a node, and its newest measurements.
+
+    `probed`: whether the density was lowered to learn the time of a byte.
+    """
 
     plan: NodePlan
-    measured: deque[Measurement]
+    measured: list[Measurement] = field(default_factory=list)
+    probed: bool = False
 
 
 class DeadlinePlanner:
@@ -108,7 +112,7 @@ class DeadlinePlanner:
             return NodePlan()
         if node not in self._paces:
             first = PROBE if self._limited else NodePlan()
-            self._paces[node] = NodePace(first, deque(maxlen=MEASUREMENTS))
+            self._paces[node] = NodePace(first)
         return self._paces[node].plan
 
     def observe(self, node: int, measured: Measurement) -> None:
@@ -118,16 +122,18 @@ class DeadlinePlanner:
             return
         pace = self._paces[node]
         # A node may report any number of steps, and on a network without delays no time passes.
-        steps, seconds = min(max(measured.steps, 1), MOST_STEPS), max(measured.seconds, TICK)
+        steps, seconds = min(max(1, measured.steps), MOST_STEPS), max(TICK, measured.seconds)
         measured = Measurement(seconds, steps, measured.size)
-        pace.measured.append(measured)
+        pace.measured = [*pace.measured, measured][-MEASUREMENTS:]
         within = SAFETY * deadline
         fixed, per_step, per_byte = fitted(pace.measured)
         factor = self._factor(pace, fixed, per_step, per_byte, within)
         if not self._limited:
             pace.plan = NodePlan(0, factor)
             return
-        rest = within - fixed - per_byte * measured.size * factor / pace.plan.density_factor
+        # With a lower density a reply may be as large as before, because of its other parts.
+        size = measured.size * max(1.0, factor / pace.plan.density_factor)
+        rest = within - fixed - per_byte * size
         steps = rest / per_step if per_step > 0 else MOST_STEPS
         # A few steps say little about many. The first bound is safe: it assigns all to the steps.
         most = max(within * measured.steps / measured.seconds, GROWTH * measured.steps, 2)
@@ -151,14 +157,27 @@ class DeadlinePlanner:
         room = max(within / 2 - fixed, within / 8)
         room = max(min(room, within - fixed - per_step), within / 64)
         sizes = [each.size for each in pace.measured]
+        alike = max(sizes) < 1.1 * min(sizes)  # so they do not tell the time of a byte
         late = fixed > within / 2 or (last.steps <= 1 and last.seconds > within)
         if sending > room:
             factor *= max(room / sending, 0.5)
-        elif late and max(sizes) < 1.1 * min(sizes):
+        elif late and not pace.probed and alike:
             factor *= 0.5  # another size will tell which part of the time is the upload's
+            pace.probed = True
+        elif factor < 1 and not alike and 1.5 * sending <= room:
+            factor = min(1.5 * factor, 1.0)  # the bytes are not what takes the time
         elif last.seconds < within / 2 and (not self._limited or last.steps < pace.plan.steps):
             factor *= min(1.5, room / sending) if sending > 0 else 1.5  # it has done all its steps
         return min(max(factor, self._options.least_factor), self._options.most_factor)
+
+    def miss(self, node: int) -> None:
+        """Halve a node's steps, or its density if it had one step: its reply came too late."""
+        if self._options.deadline is not None and node in self._paces:
+            pace = self._paces[node]
+            steps, factor = pace.plan
+            fewer = max(steps // 2, 1) if self._limited else 0
+            least = self._options.least_factor
+            pace.plan = NodePlan(fewer, factor if steps > 1 else max(factor / 2, least))
 
     def forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left the run."""
@@ -166,7 +185,7 @@ class DeadlinePlanner:
             self._paces.pop(node, None)
 
 
-def fitted(measured: deque[Measurement]) -> tuple[float, float, float]:
+def fitted(measured: Sequence[Measurement]) -> tuple[float, float, float]:
     """Return a, b, c >= 0 of seconds = a + b steps + c bytes, fitted by least squares.
 
     Of several best fits, it takes the one with the fewest parts, and of these the one with steps.
@@ -183,7 +202,7 @@ def fitted(measured: deque[Measurement]) -> tuple[float, float, float]:
     for count in (1, 2, 3):
         for chosen in combinations(range(3), count):
             found, error = _least_squares(parts[:, chosen], seconds)
-            if found.min() >= 0 and error < least - 1e-6 * total:
+            if found.min() >= 0 and error < least - 1e-9 * total:
                 best, least = np.zeros(3), error
                 best[list(chosen)] = found
     per_step, fixed, per_byte = (best / lengths).tolist()

@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import getLogger
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from compression.flower.headers import (
     STEPS,
     DownlinkHeader,
     TrainConfig,
-    number,
+    is_count,
 )
 from compression.flower.message_size import size_of
 from compression.flower.native_tensors import with_natives
@@ -227,23 +227,32 @@ class SparseAveraging(ParameterServer):
         among = self.participation
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
-        self._check_deadline()
+        self._check_deadline(config.timeout)
         steps = self.codecs.downlink is not None and self.follow == "steps"
         if self.codecs.contextual and (not steps or self.mask_received):
             raise ConfigError(
-                "coder=context is for nodes that repeat the server's steps: choose "
-                "downlink=average, say, strategy.follow=steps and strategy.mask_received=false, or "
-                "coder=entropy"
+                "coder=context is for nodes that repeat the server's steps: with downlink=full, "
+                "strategy.follow=differences or strategy.mask_received=true, give "
+                "compression.coder=entropy downlink.coder=entropy"
             )
-        if self.follow == "differences" and self.codecs.downlink is None:
+        downlink = self.codecs.downlink
+        if self.follow == "differences" and (downlink is None or downlink.exact):
             raise ConfigError(
-                "strategy.follow=differences sends differences of models: choose a downlink, such "
-                "as downlink=topk"
+                "strategy.follow=differences needs a lossy downlink, because a lossless one sends "
+                "whole models: choose one such as downlink=topk"
             )
 
-    def _check_deadline(self) -> None:
-        """Raise `ConfigError` if a deadline has nothing to plan, or a factor has no density."""
+    def _check_deadline(self, timeout: float | None) -> None:
+        """Raise `ConfigError` if a deadline has nothing to plan, or a factor has no density.
+
+        Also raise it if rounds end before their deadline: `timeout`, the most seconds of a round.
+        """
         uplink, plans = self.codecs.uplink, self.planning
+        if plans.deadline is not None and timeout is not None and plans.deadline > timeout:
+            raise ConfigError(
+                f"strategy.deadline={plans.deadline:g} is later than the end of a round: give "
+                f"timeout= a larger value than {timeout:g}"
+            )
         scalable = uplink is not None and uplink.sparsifier.scalable
         if plans.deadline is None or scalable:
             return
@@ -334,9 +343,10 @@ class Rounds:
         robust = strategy.aggregation.mean != "mean"
         self.natives = NativeMix(strategy.initial, state.natives, robust)
         self._exchange = RoundCollector(grid, state.exchange)
-        self._planner = DeadlinePlanner(
-            strategy.planning, state.paces, limited=strategy.update == "delta"
-        )
+        planning, uplink = strategy.planning, strategy.codecs.uplink
+        if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
+            planning = replace(planning, least_factor=1.0, most_factor=1.0)
+        self._planner = DeadlinePlanner(planning, state.paces, limited=strategy.update == "delta")
         self._aggregation = strategy.aggregation
         kind, trim = self._aggregation.mean, self._aggregation.trim
         self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
@@ -448,9 +458,9 @@ class Rounds:
                 if isinstance(found, PayloadError):
                     raise found
                 used[node] = self._add(node, found, rate)
-                self._measure(node, replies[node], used[node])
             except PayloadError as error:
                 failures.leave_out(node, str(error), f"round {number}: ")
+        self._measure(asked, replies, used)
         failures.end_round(number, len(used), count_received(list(replies.values())))
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
@@ -481,11 +491,19 @@ class Rounds:
         for node in nodes:
             yield node, found.pop(node)
 
-    def _measure(self, node: int, reply: Message, metrics: MetricRecord) -> None:
-        """Tell the planner a reply's seconds, steps and bytes."""
-        if self._strategy.planning.deadline is not None:
-            seconds, steps = self._exchange.seconds[node], number(values_of(metrics), STEPS)
-            self._planner.observe(node, Measurement(seconds, steps, size_of(reply.content)))
+    def _measure(
+        self, asked: list[int], replies: Mapping[int, Message], used: Mapping[int, MetricRecord]
+    ) -> None:
+        """Tell the planner the seconds, steps and bytes of the used replies, and who was late."""
+        deadline, exchange = self._strategy.planning.deadline, self._exchange
+        if deadline is None:
+            return
+        for node in asked:
+            if node not in replies and exchange.lasted >= deadline:
+                self._planner.miss(node)
+            if node in used and is_count(steps := values_of(used[node]).get(STEPS)):
+                size = size_of(replies[node].content)
+                self._planner.observe(node, Measurement(exchange.seconds[node], steps, size))
 
     def _add(self, node: int, found: ReceivedUpdate, rate: float) -> MetricRecord:
         """Add a node's update, and return its metrics; raises `PayloadError` if it is refused."""

@@ -80,8 +80,8 @@ def _cure(error: Exception, data: Data) -> str:
         if not (each.is_floating_point() or each.is_complex()) and 0 < each.numel() <= MOST_READ
     ]
     if isinstance(error, IndexError) and not data.classes and "Target" in str(error):
-        return ": the data set has targets without names of classes: give dataset.classes=[0,1,2]"
-    if isinstance(error, IndexError) and ids:
+        return ": the data set names no classes: give all of them, as in dataset.classes=[0,1,2]"
+    if isinstance(error, IndexError) and "index out of range in self" in str(error) and ids:
         largest = max(int(each.max()) for each in ids)
         return (
             f": the inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -204,6 +204,11 @@ def number(metrics: Mapping[str, Any], name: str) -> float:
     if isinstance(value, int | float) and abs(value) < most:
         return float(value)
     raise PayloadError(f"its metric {name!r} must be a finite number, not {brief(value)}")
+
+
+def is_count(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a finite number of at least 0."""
+    return isinstance(value, int | float) and 0 <= value < math.inf
 
 
 def brief(value: object) -> str:

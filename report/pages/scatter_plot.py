@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -89,11 +90,12 @@ class Scatter(Picture):
 
 def front(sent: Sequence[float], values: Sequence[float], *, higher: bool) -> list[int]:
     """Return the points that no other beats, by rising bytes: fewer bytes and no worse value."""
-    order = sorted(range(len(sent)), key=lambda i: (sent[i], -values[i] if higher else values[i]))
+    known = [i for i, value in enumerate(values) if not math.isnan(value)]
+    order = sorted(known, key=lambda i: (sent[i], -values[i] if higher else values[i]))
     found: list[int] = []
     for i in order:
-        gain = values[i] - values[found[-1]] if found else 1.0
-        if gain > 0 if higher or not found else gain < 0:
+        gain = values[i] - values[found[-1]] if found else math.inf
+        if (gain if higher or not found else -gain) > 0:
             found.append(i)
     return found
 

@@ -1,7 +1,5 @@
 """With a deadline, each node gets the local steps and the density with which it replies in time."""
 
-from collections import deque
-
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -31,14 +29,14 @@ def test_the_fit_explains_exact_measurements(points, fixed, per_step, per_byte):
     per_byte /= 1e5
     made = [Measurement(fixed + per_step * s + per_byte * b, s, b) for s, b in points]
     assume(max(each.seconds for each in made) > 1e-3)
-    a, b, c = fitted(deque(made))
+    a, b, c = fitted(made)
     assert min(a, b, c) >= 0
     for seconds, steps, size in made:
         assert a + b * steps + c * size == pytest.approx(seconds, rel=0.05, abs=0.05)
 
 
 def test_one_measurement_is_all_steps():
-    assert fitted(deque([Measurement(3.0, 2, 500)])) == pytest.approx((0, 1.5, 0))
+    assert fitted([Measurement(3.0, 2, 500)]) == pytest.approx((0, 1.5, 0))
 
 
 class Device:
@@ -111,6 +109,29 @@ def test_gradients_plan_the_density_alone():
         assert plan.density_factor <= factor
 
 
+def test_a_missed_round_halves_the_work():
+    paces = {}
+    planner = DeadlinePlanner(Deadline(deadline=1.0), paces)
+    planner.plan(1)
+    planner.observe(1, Measurement(0.05, 1, 100))
+    steps = planner.plan(1).steps
+    seen = []
+    for _ in range(8):
+        planner.miss(1)
+        seen.append(planner.plan(1))
+    assert [plan.steps for plan in seen[:3]] == [steps // 2, steps // 4, steps // 8]
+    assert seen[-1] == (1, 0.125)
+    planner.miss(2)  # a node without a plan
+    assert set(paces) == {1}
+
+
+def test_a_slow_device_keeps_its_density():
+    """A step takes longer than the deadline, so fewer entries would not help."""
+    made = rounds_of(Device(0.03, 1.0, 1e-6, 100, 800), Deadline(deadline=1.0), 12)
+    assert [plan.density_factor for plan, _ in made].count(0.5) <= 2
+    assert made[-1][0].density_factor == 1
+
+
 def test_without_a_deadline_nothing_is_planned_or_stored():
     paces = {}
     planner = DeadlinePlanner(Deadline(), paces)
@@ -135,6 +156,10 @@ def test_bounds_are_checked(options):
         (["algorithm=esgd", "strategy.deadline=1"], "give strategy.update=delta or"),
         (["algorithm=diloco", "strategy.deadline=1", "strategy.most_factor=2"], "topk"),
         (["algorithm=edgewire", "strategy.deadline=-1"], "seconds above 0"),
+        (
+            ["algorithm=edgewire", "strategy.deadline=9", "timeout=8"],
+            "give timeout= a larger value",
+        ),
     ],
 )
 def test_a_deadline_without_anything_to_plan_is_refused(words, said):
@@ -142,8 +167,10 @@ def test_a_deadline_without_anything_to_plan_is_refused(words, said):
         scheme_of(to_config(composed(*words)))
 
 
-def test_rounds_of_a_run_last_as_long_as_the_deadline(tmp_path):
-    local_run(tmp_path / "planned", *MIXED, "strategy.deadline=2")
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_rounds_of_a_run_last_as_long_as_the_deadline(tmp_path, accumulate):
+    words = [f"local.accumulate={accumulate}", "strategy.deadline=2"]
+    local_run(tmp_path / "planned", *MIXED, *words)
     local_run(tmp_path / "fixed", *MIXED)
     ends = [row["virtual_seconds"] for row in history_of(tmp_path / "planned")]
     lengths = np.diff(ends)

@@ -5,7 +5,9 @@ import pytest
 from safetensors.torch import load_file
 
 from compression import make_codec
-from compression.flower.node_replica import NOT_MADE, OTHER, NodeReplica
+from compression.flower.node_replica import LACKS, NOT_MADE, OTHER, NodeReplica
+from compression.flower.server import model_sync
+from simulation.network import Network
 from tests.local_runs import local_run
 from tests.runs import result_of
 from tests.same import expect_same
@@ -135,3 +137,23 @@ def test_an_app_s_run_is_the_same(overrides, tmp_path):
     expect_same(weights, seeded)
     assert saved["failures"] == sent["failures"] == 0
     assert saved["downlink_bytes"] < 0.7 * sent["downlink_bytes"]
+
+
+@pytest.mark.parametrize("budget", [0, 5 * FLOATS, model_sync.BUDGET])
+def test_a_node_whose_version_is_unknown_gets_the_whole_model(budget, monkeypatch, caplog):
+    """It no longer has the model before training, so no difference from it can help."""
+    monkeypatch.setattr(model_sync, "BUDGET", budget)
+    network = Network(loss=0.3, seconds_per_step=0.001)
+    federation = Federation(Trainer(seeded=start()), network, seed=3)
+    options = {"fraction_train": 0.5, "timeout": 1.0, "follow": "differences"}
+    strategy = federation.run(20, downlink=DOWNLINKS["topk"], **options)
+    assert LACKS not in caplog.text
+    assert strategy.traffic.client_updates > 15
+    assert np.isfinite(federation.models[-1]).all()
+
+
+def test_nodes_with_the_same_version_get_one_difference(monkeypatch):
+    federation = Federation(Trainer(seeded=start()))
+    strategy = federation.run(4, downlink=DOWNLINKS["qsgd"], follow="differences", deadline=5.0)
+    assert len({node for node, _ in federation.seen}) == NODES
+    assert strategy.state.deltas.count == 3  # a version for each round after the first

@@ -285,7 +285,7 @@ def test_images_with_numbers_for_classes_ask_for_the_classes(tmp_path):
     config = configured(*words, "nodes=2")
     data = data_of(config)
     with pytest.raises(
-        TaskError, match=r"without names of classes: give dataset.classes=\[0,1,2\]"
+        TaskError, match=r"names no classes: give all of them, as in dataset.classes=\[0,1,2\]"
     ):
         expect_fits(model_of(config, data), objective_of(config), data)
     config = configured(*words, "nodes=2", "dataset.classes=[0,1,2]")

@@ -106,6 +106,7 @@ class DeltaSync:
         self._seeded = seeded
         self._is_seeded = False  # whether the newest model is the model before training
         self._from_initial = from_initial and seeded is not None and self._codec is not None
+        self._made: dict[int | None, ModelUpdate] = {}  # of the newest model, by the base
 
     def offer(
         self, model: Model, form: TensorSplit, *, number: int, named: bool, ties: Ties = ()
@@ -118,6 +119,7 @@ class DeltaSync:
         copies that the payloads leave out.
         """
         self._offered = OfferedModel(model, form, named, ties, number)
+        self._made.clear()
         if self._seeded is not None:
             self._is_seeded = np.array_equal(model.vector, self._seeded)
             if self._from_initial:
@@ -125,9 +127,13 @@ class DeltaSync:
             if not self._is_seeded:
                 self._seeded = None  # no later model is the model before training
 
-    def starts_from_seed(self) -> bool:
-        """Return whether a difference from the model before training, which nodes make, is sent."""
-        return self._is_seeded or self._from_initial
+    def starts_from_seed(self, *, new: bool) -> bool:
+        """Return whether the difference from the model before training is sent (`ModelSync`).
+
+        A node that has got a later version no longer has the model before training.
+        """
+        stored = self._from_initial and INITIAL_VERSION in self._state.versions
+        return self._is_seeded or (new and stored)
 
     def context(self, version: int | None) -> None:
         """Return None: nodes do not know the same updates, so there is no shared context."""
@@ -140,6 +146,11 @@ class DeltaSync:
 
     def model_update(self, base: int | None) -> ModelUpdate:
         """Encode the newest model for nodes at the version `base` (`ModelSync.model_update`)."""
+        if base not in self._made:
+            self._made[base] = self._encoded(base)
+        return self._made[base]
+
+    def _encoded(self, base: int | None) -> ModelUpdate:
         assert self._offered is not None
         offered, codec = self._offered, self._codec
         self._state.encoded += 1
@@ -227,8 +238,8 @@ class DeltaSync:
         initial = {INITIAL_VERSION} if self._from_initial else set()
         for version in self._state.versions.keys() - set(held) - initial:
             self._drop(version)
-        while self._bytes > BUDGET:
-            self._drop(next(iter(self._state.versions)))
+        while self._bytes > BUDGET and self._state.versions.keys() - initial:
+            self._drop(next(v for v in self._state.versions if v not in initial))
 
     def crowded(self, nodes: int) -> bool:
         """Return whether so many versions are stored that the caller should call `tidy`.
@@ -316,7 +327,7 @@ class StepLogSync:
         """Return whether all updates of the server's steps after a version are stored."""
         return self._replica.version - version <= len(self.recent)
 
-    def starts_from_seed(self) -> bool:
+    def starts_from_seed(self, *, new: bool) -> bool:
         """Return whether the updates of all steps since the model before training are stored."""
         return self._follow and self.knows(INITIAL_VERSION)
 

@@ -34,8 +34,11 @@ class ModelSync(Protocol):
     def knows(self, version: int) -> bool:
         """Return whether a model update can begin at this version of the model."""
 
-    def starts_from_seed(self) -> bool:
-        """Return whether a model update can begin at version 0, the model before training."""
+    def starts_from_seed(self, *, new: bool) -> bool:
+        """Return whether a model update can begin at version 0, the model before training.
+
+        `new`: whether the node has got no version so far.
+        """
 
     def context(self, version: int | None) -> SharedContext | None:
         """Return the context of index sets that a node at a version knows; None for none."""
@@ -89,7 +92,8 @@ class VersionTracker:
         if base is not None and self.sync.knows(base):
             return base
         seeded = self._from_seed and node not in self._state.not_from_seed
-        return INITIAL_VERSION if seeded and self.sync.starts_from_seed() else None
+        new = base is None and node not in self._state.unheard
+        return INITIAL_VERSION if seeded and self.sync.starts_from_seed(new=new) else None
 
     def silent(self, node: int) -> bool:
         """Return whether the node got `SILENT` models or more, and has replied to none of them."""
