@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
 
 from report.columns import (
     COLUMNS,
@@ -132,7 +136,8 @@ class FilledTable:
         """Return where the values are from, for the text below the table."""
         definition = self.definition
         beside = in_order(parse_overrides(definition.beside))
-        words = [command(definition.experiment), beside, "dataset.root=FOLDER"]
+        root = "" if _generates_data(definition.experiment) else "dataset.root=FOLDER"
+        words = [command(definition.experiment), beside, root]
         runs = [run for row in definition.rows for run in self.runs_of(row)]
         settings = {each for settings in self.settings.values() for each in settings}
         ran = settings & self.by_settings.keys()
@@ -242,3 +247,13 @@ def fill(
         else FilledTable(table, kept[table.experiment])
         for table in page.tables
     ]
+
+
+@cache
+def _generates_data(experiment: str) -> bool:
+    """Return whether an experiment chooses a task whose data set is generated, without a folder."""
+    file = Path(__file__).parents[2] / "conf" / "experiment" / f"{experiment}.yaml"
+    made: Any = OmegaConf.load(file) if file.is_file() else {}
+    defaults = made.get("defaults", [])
+    chosen = {key for each in defaults if isinstance(each, DictConfig) for key in each}
+    return "override /task" in chosen and "override /dataset" not in chosen

@@ -211,3 +211,9 @@ def test_another_file_in_the_place_gives_one_line_and_stays(ran, capsys, file, t
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert (ran / file).read_text() == text
+
+
+def test_commands_name_a_folder_for_data_sets_that_are_files():
+    pages = {file.stem: file.read_text() for file in (ROOT / "docs" / "results").glob("*.md")}
+    assert "dataset.root=FOLDER" in " ".join(pages["few_bytes"].split())
+    assert "dataset.root" not in pages["few_bytes_characters"]
