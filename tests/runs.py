@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from PIL import Image
 
 from conf.load import HERE, compose_config, to_config
@@ -93,6 +93,11 @@ def composed(*words):
     values = [word for word in parsed if not (HERE / word.key_or_group).is_dir()]
     made = copy.deepcopy(_chosen(*(word.input_line for word in parsed if word not in values)))
     for word in values:
+        if word.is_delete():
+            group, _, key = word.key_or_group.rpartition(".")
+            with open_dict(parent := OmegaConf.select(made, group)):
+                del parent[key]
+            continue
         OmegaConf.update(
             made, word.key_or_group, word.value(), force_add=word.is_add() or word.is_force_add()
         )
