@@ -363,6 +363,7 @@ class Rounds:
             UpdateFilters(strategy.screening, state.filters),
             self._measured,
             self._aggregation.weighted_by_key,
+            None if strategy.planning.deadline is None else self._steps_of,
         )
 
     @property
@@ -490,6 +491,12 @@ class Rounds:
         self._inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
         for node in nodes:
             yield node, found.pop(node)
+
+    def _steps_of(self, node: int, metrics: MetricRecord) -> float:
+        """Return the steps that a node reports, at most as many as its plan allows."""
+        steps = values_of(metrics).get(STEPS)
+        most = self._planner.plan(node).steps
+        return min(float(steps), most) if is_count(steps) else 1.0
 
     def _measure(
         self, asked: list[int], replies: Mapping[int, Message], used: Mapping[int, MetricRecord]

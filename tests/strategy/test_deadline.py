@@ -10,7 +10,7 @@ from conf.load import to_config
 from strategy.deadline import SAFETY, Deadline, DeadlinePlanner, Measurement, fitted
 from strategy.factory import scheme_of
 from tests.local_runs import local_run
-from tests.runs import composed, history_of
+from tests.runs import composed, history_of, result_of
 
 SECONDS = st.floats(0, 10)
 MIXED = [
@@ -199,3 +199,10 @@ def test_any_report_leaves_a_plan(steps, seconds, size):
     assert type(plan.steps) is int
     assert 1 <= plan.steps <= 10**9
     assert 0.125 <= plan.density_factor <= 2
+
+
+def test_many_steps_are_no_unusual_update(tmp_path):
+    """A fast node takes a hundred times as many steps as a slow one, and moves as much further."""
+    words = [*MIXED, "rounds=8", "local_epochs=100", "screen.refuse=8", "strategy.deadline=2"]
+    local_run(tmp_path / "run", *words)
+    assert result_of(tmp_path / "run")["failures"] == 0

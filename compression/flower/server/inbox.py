@@ -78,7 +78,8 @@ class UpdateInbox:
 
     `split`: divides an update into trained entries and BatchNorm's statistics. `measured`: names of
     metrics that each reply must hold as finite numbers. `weighted_by_key`: the metric with a node's
-    weight; None: equal weights.
+    weight; None: equal weights. `steps`: returns a node's local steps, if nodes take different
+    numbers of them; then the filters compare the norms of updates per step.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class UpdateInbox:
         filters: UpdateFilters,
         measured: Sequence[str],
         weighted_by_key: str | None = None,
+        steps: Callable[[int, MetricRecord], float] | None = None,
     ) -> None:
         self._session, self._split, self.filters = session, split, filters
+        self._steps = steps
         self._measured, self._weight = measured, weighted_by_key
 
     def read(
@@ -108,7 +111,10 @@ class UpdateInbox:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._split.cut(update)
         far = distance(reported, natives) if natives else None
-        norms = UpdateNorms(norm_of(values), far, statistics, start)
+        long = norm_of(values)
+        if self._steps is not None:
+            long /= max(1.0, self._steps(node, metrics))
+        norms = UpdateNorms(long, far, statistics, start)
         parts = indices, values, statistics
         return ReceivedUpdate(update.indices, *parts, metrics, weight, reported, norms)
 
