@@ -19,6 +19,8 @@ GROWTH = 8  # the most times as many steps as in the last measurement
 TICK, MOST_STEPS = 1e-6, 10**9  # the least seconds and the most steps that are reckoned with
 TRIED = 1.25  # the most of the planned time that one step more may take, to learn its time
 RECENT = 0.7  # the weight of a measurement relative to the next newer one
+ALIKE = 1.05  # numbers whose largest is below this multiple of the smallest tell no rate
+MEMORY = 0.01  # the weight of a node's last fit relative to that of its measurements
 
 
 class Measurement(NamedTuple):
@@ -71,13 +73,14 @@ class Deadline(OptionGroup):
 
 @dataclass
 class NodePace:
-    """The last plan of a node, and its newest measurements.
+    """The last plan of a node, its newest measurements, and what `fitted` returned for them.
 
     `probed`: whether the density was lowered to learn the time of a byte.
     """
 
     plan: NodePlan
     measured: list[Measurement] = field(default_factory=list)
+    fit: tuple[float, float, float] | None = None
     probed: bool = False
 
 
@@ -91,11 +94,12 @@ class DeadlinePlanner:
     The server measures the times with the grid's clock, which is virtual in a simulation. So the
     same rule works in simulation and on devices, and nodes need no clock.
 
-    The first plan is one step at the codec's density. While the measurements cannot tell the three
-    parts from each other, the model assigns the time to the steps. So the number of steps grows
-    from below. A node gets a lower density if the time without its steps takes more than half of
-    the deadline. It gets a higher one, up to `most_factor`, if all its steps leave half of the
-    time.
+    The first plan is one step at the codec's density. The first fit assigns all the time to the
+    steps, and each fit stays near to the last one. So the number of steps grows from below, and
+    noise cannot change what measurements of equal steps and sizes do not tell.
+
+    A node gets a lower density if the time without its steps takes more than half of the deadline.
+    It gets a higher one, up to `most_factor`, if all its steps leave half of the time.
 
     `paces`: the state, which a checkpoint holds. `limited`: False if an update is one gradient, so
     that there are no steps to plan.
@@ -126,7 +130,7 @@ class DeadlinePlanner:
         measured = Measurement(seconds, steps, measured.size)
         pace.measured = [*pace.measured, measured][-MEASUREMENTS:]
         within = SAFETY * deadline
-        fixed, per_step, per_byte = fitted(pace.measured)
+        pace.fit = fixed, per_step, per_byte = fitted(pace.measured, pace.fit)
         factor = self._factor(pace, fixed, per_step, per_byte, within)
         if not self._limited:
             pace.plan = NodePlan(0, factor)
@@ -135,10 +139,12 @@ class DeadlinePlanner:
         size = measured.size * max(1.0, factor / pace.plan.density_factor)
         rest = within - fixed - per_byte * size
         steps = rest / per_step if per_step > 0 else MOST_STEPS
-        # A few steps say little about many. The first bound is safe: it assigns all to the steps.
-        most = max(within * measured.steps / measured.seconds, GROWTH * measured.steps, 2)
-        same = len({each.steps for each in pace.measured}) == 1
-        if same and len(pace.measured) < MEASUREMENTS:
+        # The first bound is safe: it assigns all to the steps. Numbers of steps that differ little
+        # say little about many steps. If they are equal, the fit assigns all but the bytes to them.
+        counts = [each.steps for each in pace.measured]
+        growth = min((max(counts) / min(counts)) ** 3, GROWTH) if not _alike(counts) else 2.0
+        most = max(within * measured.steps / measured.seconds, growth * measured.steps)
+        if _alike(counts) and len(pace.measured) < MEASUREMENTS:
             more = measured.steps + 1  # another number of steps tells what a step takes
             if measured.seconds * more / measured.steps <= TRIED * within:
                 steps = max(steps, more)
@@ -156,8 +162,7 @@ class DeadlinePlanner:
         sending = per_byte * last.size
         room = max(within / 2 - fixed, within / 8)
         room = max(min(room, within - fixed - per_step), within / 64)
-        sizes = [each.size for each in pace.measured]
-        alike = max(sizes) < 1.1 * min(sizes)  # so they do not tell the time of a byte
+        alike = _alike([each.size for each in pace.measured])  # they do not tell a byte's time
         late = fixed > within / 2 or (last.steps <= 1 and last.seconds > within)
         if sending > room:
             factor *= max(room / sending, 0.5)
@@ -185,10 +190,14 @@ class DeadlinePlanner:
             self._paces.pop(node, None)
 
 
-def fitted(measured: Sequence[Measurement]) -> tuple[float, float, float]:
+def fitted(
+    measured: Sequence[Measurement], before: tuple[float, float, float] | None = None
+) -> tuple[float, float, float]:
     """Return a, b, c >= 0 of seconds = a + b steps + c bytes, fitted by least squares.
 
     Of several best fits, it takes the one with the fewest parts, and of these the one with steps.
+    `before`: the last fit of this node, which the result stays near to (ridge regression towards
+    it). So measurements that do not vary do not change how the time is divided.
     """
     rows = np.array(measured, dtype=np.float64)
     weights = RECENT ** (np.arange(len(rows))[::-1] / 2)
@@ -198,6 +207,11 @@ def fitted(measured: Sequence[Measurement]) -> tuple[float, float, float]:
     lengths = np.maximum(np.linalg.norm(parts, axis=0), 1e-12)
     parts = parts / lengths
     total = float(seconds @ seconds)
+    if before is not None:
+        near = math.sqrt(MEMORY)
+        last = np.array([before[1], before[0], before[2]]) * lengths
+        parts = np.vstack([parts, near * np.eye(3)])
+        seconds = np.concatenate([seconds, near * last])
     best, least = np.zeros(3), math.inf
     for count in (1, 2, 3):
         for chosen in combinations(range(3), count):
@@ -207,6 +221,10 @@ def fitted(measured: Sequence[Measurement]) -> tuple[float, float, float]:
                 best[list(chosen)] = found
     per_step, fixed, per_byte = (best / lengths).tolist()
     return fixed, per_step, per_byte
+
+
+def _alike(numbers: Sequence[float]) -> bool:
+    return max(numbers) < ALIKE * min(numbers)
 
 
 def _least_squares(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from conf import ConfigError
@@ -64,7 +64,6 @@ def rounds_of(device, options, rounds, **kind):
     return made
 
 
-@settings(derandomize=True)  # with noise, a plan can be late by more than any bound
 @given(
     st.floats(0.001, 1),
     st.floats(1e-4, 3),
@@ -78,14 +77,14 @@ def test_replies_come_in_time_and_use_it(fixed, per_step, per_byte, most, size, 
     device = Device(fixed, per_step, per_byte, most, size, noise)
     least = fixed + per_step + per_byte * (60 + size * Deadline.least_factor)
     options = Deadline(deadline=slack * 1.05 * least / SAFETY, most_factor=4.0)
-    last = rounds_of(device, options, 30)[-8:]
+    last = rounds_of(device, options, 30)[-16:]
     for plan, found in last:
         assert plan.steps >= 1
         assert options.least_factor <= plan.density_factor <= options.most_factor
-        assert found.seconds <= (1 + 4 * noise) * options.deadline
-    plan, found = last[-1]
-    slack = options.deadline - found.seconds
-    assert found.steps == most or slack < 1.2 * per_step + 0.45 * options.deadline
+        assert found.seconds <= options.deadline
+    done = max(found.steps for _, found in last)
+    slack = options.deadline - max(found.seconds for _, found in last)
+    assert done == most or slack < 1.2 * per_step + 0.45 * options.deadline
 
 
 def test_a_slow_uplink_gets_fewer_entries_and_a_fast_one_more():
