@@ -145,6 +145,7 @@ class Sparsifier(Method, ABC):
     repeats: ClassVar[bool] = False  # True: it may send the same indices as in the last step
     selects: ClassVar[bool] = True  # True: it may leave coordinates out
     scalable: ClassVar[bool] = False  # True: it has a density, and uses the step's `density_factor`
+    incremental: ClassVar[bool] = False  # True: it sends changes, which the receiver has to add up
 
     @property
     def residual_key(self) -> str | None:

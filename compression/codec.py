@@ -75,6 +75,11 @@ class Codec:
                 f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
                 "feedback=false: a node stores nothing that could decay"
             )
+        if self.residual_decay != 1 and self.sparsifier.incremental:
+            raise ValueError(
+                f"option residual_decay does not go with sparsifier {self.sparsifier.name}: its "
+                "residual must hold all that the receiver lacks"
+            )
         if self.feedback and not self.sparsifier.contracts:
             raise ValueError(
                 f"option feedback does not go with {self.sparsifier.name} as it is set: what it "

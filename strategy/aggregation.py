@@ -27,13 +27,17 @@ class MeanState:
     """The state of `SparseMean`: the updates that it has added up.
 
     `sum`: their weighted sum, float32 (n,). `sets`: the indices of each sparse update. `dense`:
-    whether one of them was dense. `weight`: the sum of their weights.
+    whether one of them was dense. `weight`: the sum of their weights. `sent`: the weight of the
+    sparse updates that hold an entry, float32 (n,), or (0,) if it is not needed. `whole`: the
+    weight of the dense updates.
     """
 
     sum: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     sets: list[NDArray[np.uint32]] = field(default_factory=list)
     dense: bool = False
     weight: float = 0.0
+    sent: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    whole: float = 0.0
 
 
 class SparseMean:
@@ -41,8 +45,7 @@ class SparseMean:
 
     `sender_exponent`: an entry of the mean is multiplied by (W / w)^`sender_exponent`, where W is
     the weight of all nodes and w is that of the nodes that sent the entry. With 0 it is the mean
-    over all nodes, and with 1 the mean over the nodes that sent the entry. A checkpoint does not
-    store w, so the mean has to be taken before the next checkpoint.
+    over all nodes, and with 1 the mean over the nodes that sent the entry.
 
     It needs five bytes of memory for each of the n entries, for any number of nodes; nine with a
     `sender_exponent`.
@@ -56,9 +59,8 @@ class SparseMean:
             state.sum = np.zeros(size, dtype=np.float32)
         self._sum = state.sum
         self._exponent = np.float32(sender_exponent)
-        # The weight of the sparse updates that hold an entry, and that of the dense updates.
-        self._sent = np.zeros(size if sender_exponent else 0, dtype=np.float32)
-        self._whole = np.float32(0)
+        if sender_exponent and not len(state.sent):
+            state.sent = np.zeros(size, dtype=np.float32)
         self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
 
     @quiet
@@ -72,13 +74,13 @@ class SparseMean:
         values = values if weight == 1.0 else values * np.float32(weight)
         if indices is None:
             self._state.dense = True
-            self._whole += np.float32(weight)
+            self._state.whole += weight
             self._sum += values
         else:
             self._state.sets.append(indices)
             add_at(self._sum, indices, values)
             if self._exponent:
-                self._sent[indices] += np.float32(weight)  # the indices differ from each other
+                self._state.sent[indices] += np.float32(weight)  # the indices are distinct
 
     @quiet
     def take(self) -> tuple[Indices | None, Vector]:
@@ -98,12 +100,11 @@ class SparseMean:
             self._sum[union] = 0
         if self._exponent:
             held = slice(None) if union is None else union
-            sent = self._sent[held] + self._whole
+            sent = state.sent[held] + np.float32(state.whole)
             # An entry that no node sent is 0, whatever its factor is.
             values *= (weight / np.where(sent > 0, sent, weight)) ** self._exponent
-            self._sent[held] = 0
-        self._whole = np.float32(0)
-        state.sets, state.dense, state.weight = [], False, 0.0
+            state.sent[held] = 0
+        state.sets, state.dense, state.weight, state.whole = [], False, 0.0, 0.0
         return union, values
 
     def _union(self) -> Indices | None:

@@ -140,7 +140,8 @@ class Asynchronous(ParameterServer):
     `mixing`: the server averages models instead of applying updates. `buffer`: the number of
     updates whose mean the server applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm
     1). If it is above 1, staleness counts steps and not updates. Updates that are still in the
-    buffer at the end are not used. `sending`: how many messages a node gets. With a downlink codec
+    buffer at the end are not used. `sender_exponent`: an entry of the buffer's mean is multiplied
+    by (buffer / updates that hold it)^`sender_exponent`, as `SparseMean` says. `sending`: how many messages a node gets. With a downlink codec
     in `codecs`, a node gets the change since the version of the model that the node has confirmed.
     The next change also corrects the error of this encoding.
 
@@ -162,6 +163,7 @@ class Asynchronous(ParameterServer):
         server_lr: float = 1.0,
         mixing: Mixing = Mixing(),
         buffer: int = 1,
+        sender_exponent: float = 0.0,
         sending: Sending = Sending(),
         record_every: int = 1,
         codecs: Codecs = NO_CODECS,
@@ -171,6 +173,11 @@ class Asynchronous(ParameterServer):
         expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
         if buffer > pushes:
             raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")
+        if not 0 <= sender_exponent <= 1 or (sender_exponent and buffer == 1):
+            raise ValueError(
+                "sender_exponent is from 0 to 1, and a value above 0 goes with a buffer above 1, "
+                f"not {sender_exponent:g} with buffer={buffer}"
+            )
         if mixing.mix and (update != "delta" or buffer > 1 or server_lr > 1):
             raise ValueError("mix goes with update=delta, buffer=1 and a server_lr of at most 1")
         if mixing.proximal_mu and update != "delta":
@@ -186,6 +193,7 @@ class Asynchronous(ParameterServer):
             raise ValueError("in_flight above 1 goes with methods that keep no memory")
         self.pushes, self.staleness, self.mixing, self.buffer = pushes, staleness, mixing, buffer
         self.sending, self.record_every = sending, record_every
+        self.sender_exponent = float(sender_exponent)
 
     @property
     def done(self) -> int:
@@ -300,7 +308,7 @@ class Pushes:
             grid.read_records_with(restored)
         grid.discard = self._session.count_unused
         self._statistics = StatisticsMix(self.layout, state.mix)
-        self._mean = SparseMean(self._statistics.trained, state.mean)
+        self._mean = SparseMean(self._statistics.trained, state.mean, strategy.sender_exponent)
         self._late, self._scheduler = (
             Stragglers(grid, state.late),
             BackoffScheduler(strategy.sending.most, strategy.failures, state.scheduler),

@@ -20,6 +20,7 @@ from strategy.base import Codecs, ParameterServer
 from strategy.federated import Federated
 from strategy.flower_checks import expect_limits
 from strategy.pipeline.strategy import PipelineStrategy
+from strategy.synchronous import SparseAveraging
 from task.datasets import Data
 from task.errors import TaskError
 
@@ -131,6 +132,7 @@ def scheme_of(config: Config) -> CountedStrategy:
             )
         uplink, from_seed = codec_of(config), config.downlink.from_seed
         _expect_context(Codecs(uplink, downlink), config, known=False)
+        _expect_incremental(Codecs(uplink, downlink), made, config)
         return Federated(
             made,
             downlink,
@@ -163,6 +165,7 @@ def scheme_of(config: Config) -> CountedStrategy:
             "model that is cut over nodes"
         )
     _expect_context(codecs, config, known=getattr(scheme, "knows_context", False))
+    _expect_incremental(codecs, scheme, config)
     return scheme
 
 
@@ -173,6 +176,33 @@ def _expect_context(codecs: Codecs, config: Config, *, known: bool) -> None:
             "coder=context is for strategy=sparse_averaging, where nodes know the updates of all "
             "nodes: choose coder=entropy"
         )
+
+
+def _expect_incremental(codecs: Codecs, strategy: object, config: Config) -> None:
+    """Raise `ConfigError` if nodes send changes that the strategy does not add up, or vice versa.
+
+    The sums are right only if the server uses the changes of all nodes, each with the same weight
+    in every round.
+    """
+    uplink, downlink = codecs.uplink, codecs.downlink
+    sends = uplink is not None and uplink.sparsifier.incremental
+    adds = getattr(getattr(strategy, "optimizer", None), "incremental", False)
+    if sends != adds:
+        raise ConfigError(
+            "compression.sparsifier=ef21 goes with strategy/optimizer=ef21, and the other way "
+            "round: nodes send changes of their updates, and the server adds them up"
+        )
+    for group, codec in (("downlink", downlink), ("gradients", gradients_of(config))):
+        if codec is not None and codec.sparsifier.incremental:
+            raise ConfigError(f"{group}.sparsifier=ef21 is for what nodes send: choose topk")
+    if isinstance(strategy, SparseAveraging) and adds:
+        all_nodes = strategy.participation.fraction_train == 1 == strategy.participation.quorum
+        how = strategy.aggregation
+        if not all_nodes or how.mean != "mean" or how.sender_exponent:
+            raise ConfigError(
+                "strategy/optimizer=ef21 adds up the changes of all nodes: it goes with "
+                "fraction_train=1, quorum=1, mean=mean and sender_exponent=0"
+            )
 
 
 def _expect_local(config: Config) -> None:

@@ -205,7 +205,7 @@ class SparseAveraging(ParameterServer):
         if mask_received and uplink and uplink.exact_names:
             raise ValueError("mask_received does not go with compression.exact=")
         if not isinstance(optimizer, ServerOptimizer):
-            raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum or adam")
+            raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum, nesterov, adam or ef21")
         self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
         self.verify_every, self.mask_received = verify_every, mask_received
         self.planning, self.follow = planning, follow

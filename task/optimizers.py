@@ -23,6 +23,7 @@ class ServerOptimizer(ABC):
     """Base class of the server's optimisers: one step, with a state that the caller stores."""
 
     names: tuple[str, ...] = ()  # names of the arrays in its state, each float32 (n,)
+    incremental = False  # True: the gradients that it gets are changes, which it adds up
 
     def state(self, size: int) -> State:
         """Return the state before the first step: arrays of zeros, float32 (size,)."""
@@ -85,6 +86,26 @@ class Momentum(ServerOptimizer):
                 moved = kept * velocity
                 moved[at] += gradient
             x -= np.float32(lr) * moved
+
+
+@dataclass(frozen=True)
+class EF21Estimate(ServerOptimizer):
+    """h = h + g; x = x - lr h, for nodes that send changes of their updates (sparsifier `ef21`).
+
+    Richtarik, Sokolov, Fatkhullin 2021, "EF21", Algorithm 2: h is the server's estimate of the mean
+    update. It is the mean of the nodes' sums only if all nodes take part in every round.
+    """
+
+    names = ("estimate",)
+    incremental = True
+
+    def step(
+        self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
+    ) -> None:
+        """Take the step."""
+        estimate = state["estimate"]
+        estimate[at] += gradient
+        x -= np.float32(lr) * estimate
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from task.errors import TaskError
-from task.optimizers import SGD, Adam, Momentum
+from task.optimizers import SGD, Adam, EF21Estimate, Momentum
 
 SIZE, STEPS = 60, 20
 EVERYWHERE = slice(None)
 RULES = [
     *(SGD(), Momentum(), Momentum(momentum=0.0), Adam(), Adam(0.5, 0.9, 1e-3)),
-    Momentum(0.8, nesterov=True),
+    *(Momentum(0.8, nesterov=True), EF21Estimate()),
 ]
 LAZY = [
     *(Momentum(0.8, lazy=True), Adam(0.7, 0.95, lazy=True)),
@@ -64,7 +64,8 @@ def assert_same(left, right):
 def torchs(rule, parameters):
     if isinstance(rule, Adam):
         return torch.optim.Adam(parameters, betas=(rule.beta1, rule.beta2), eps=rule.eps)
-    momentum, nesterov = getattr(rule, "momentum", 0.0), getattr(rule, "nesterov", False)
+    momentum = 1.0 if rule.incremental else getattr(rule, "momentum", 0.0)
+    nesterov = getattr(rule, "nesterov", False)
     return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov)
 
 
