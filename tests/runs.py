@@ -28,10 +28,13 @@ def choices(group):
 def anywhere(group):
     """Return overrides for each choice of `compression` or `downlink`, for use with any strategy.
 
-    The coder `context` is for `strategy=sparse_averaging`, so `entropy` takes its place.
+    The coder `context` is for `strategy=sparse_averaging`, so `entropy` takes its place. `ef21`
+    needs its own optimiser at the server, so it is left out.
     """
     found = {}
     for name in choices(group):
+        if name == "ef21":
+            continue
         coder = OmegaConf.load(HERE / group / f"{name}.yaml").get("coder")
         found[name] = [f"{group}={name}"]
         found[name] += [f"{group}.coder=entropy"] if coder == "context" else []

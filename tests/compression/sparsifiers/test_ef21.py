@@ -33,7 +33,7 @@ def test_with_all_entries_it_is_sgd(tmp_path):
     local_run(tmp_path / "ef21", "algorithm=ef21_sgdm", *whole, *words)
     local_run(tmp_path / "sgd", "algorithm=sgd", *words)
     ours, theirs = result_of(tmp_path / "ef21"), result_of(tmp_path / "sgd")
-    assert ours["final_loss"] == pytest.approx(theirs["final_loss"], rel=1e-4)
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize(
