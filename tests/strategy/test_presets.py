@@ -37,7 +37,7 @@ REMOVED = {
     "fedadam_topk": [
         "~strategy.optimizer.beta2", "~strategy.optimizer.eps", "strategy.server_lr=1",
     ],
-    "edgewire_gradients": ["~downlink.warmup_steps"],
+    "edgewire_gradients": ["downlink.warmup_steps=null"],
 }  # fmt: skip
 
 
