@@ -93,3 +93,16 @@ def test_a_stopped_run_keeps_its_files(server, command, tmp_path):
         code, _, folder = command(*WORDS, "rounds=100000", f"engine.address={server}")
     assert code == 128 + signal.SIGTERM
     assert result_of(folder)["ended"] == "interrupted"
+
+
+def test_a_deadline_bounds_the_rounds(server, command):
+    """Without the deadline, 2,000 epochs of a round would take 30 seconds and more."""
+    words = ["engine=superlink", "algorithm=edgewire", "nodes=2", "rounds=6", "eval_every=1"]
+    words += ["local_epochs=2000", "strategy.deadline=1", f"engine.address={server}"]
+    with Fleet(server, 2):
+        code, _, folder = command(*words)
+    assert code == 0
+    lines = (folder / "history.jsonl").read_text().splitlines()
+    ends = [json.loads(line)["seconds"] for line in lines]
+    assert result_of(folder)["failures"] == 0
+    assert max(b - a for a, b in zip(ends[1:-1], ends[2:], strict=True)) < 10
