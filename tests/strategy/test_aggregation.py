@@ -1,11 +1,13 @@
 """The mean of sparse updates equals the mean of the same updates filled with zeros."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.aggregation import SparseMean
+from strategy.aggregation import MeanState, SparseMean
 
 # The values are multiples of 1/4, so sums are exact and means can be compared bit for bit.
 weights = st.sampled_from([1.0, 2.0, 4.0, 0.5, 3.0])
@@ -110,3 +112,18 @@ def test_the_exponent_counts_the_weight_of_the_nodes_that_sent_an_entry(given_ro
         factor = (weight / np.where(sent > 0, sent, weight)) ** exponent
         expected = total / weight * factor
         np.testing.assert_allclose(whole(size, union, values), expected, rtol=1e-5, atol=1e-6)
+
+
+@given(rounds(), st.sampled_from([0.0, 0.5]))
+def test_a_mean_goes_on_from_its_state(given_rounds, exponent):
+    """A checkpoint may hold the state after any update, as in a buffer."""
+    size, several = given_rounds
+    mean, state = SparseMean(size, sender_exponent=exponent), MeanState()
+    for one in several:
+        union, values = added(mean, one)
+        for indices, numbers, weight in one:
+            SparseMean(size, state, exponent).add(indices, numbers, weight)
+            state = deepcopy(state)
+        found, resumed = SparseMean(size, state, exponent).take()
+        np.testing.assert_array_equal(union, found)
+        np.testing.assert_array_equal(values, resumed)

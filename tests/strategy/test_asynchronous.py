@@ -152,6 +152,8 @@ WRONG = [
     ({"proximal_mu": 0.1}, "proximal_mu, a number of at least 0, goes with update=delta"),
     ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu, a number"),
     ({"buffer": 5, "pushes": 4}, "buffer=5 is never full"),
+    ({"sender_exponent": 0.5}, "a buffer above 1"),
+    ({"sender_exponent": 1.5, "buffer": 2}, "from 0 to 1"),
     ({"staleness": 3}, "staleness is chosen by"),
     (
         {"codecs": Codecs(downlink=make_codec(quantizer="int8")), "in_flight": 2},
