@@ -188,6 +188,7 @@ def test_presets_have_the_listed_downlinks():
     )
     lossy = {"edgewire": (True, "lloyd", "context"), "stc": (True, "lloyd", "entropy")}
     lossy |= {"edgewire_gradients": lossy["edgewire"], "edgewire_async": lossy["stc"]}
+    lossy["edgewire_sampled"] = lossy["stc"]
     lossy["qafel"] = True, "qsgd", "entropy"
     special = {"sgd": (True, "float32", "raw"), **lossy, **both}
     whole = (
