@@ -75,15 +75,25 @@ class Codec:
                 f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
                 "feedback=false: a node stores nothing that could decay"
             )
-        if self.residual_decay != 1 and self.sparsifier.incremental:
-            raise ValueError(
-                f"option residual_decay does not go with sparsifier {self.sparsifier.name}: its "
-                "residual must hold all that the receiver lacks"
-            )
+        if self.sparsifier.incremental:
+            self._expect_sums()
         if self.feedback and not self.sparsifier.contracts:
             raise ValueError(
                 f"option feedback does not go with {self.sparsifier.name} as it is set: what it "
                 "sends is further from the update than nothing is"
+            )
+
+    def _expect_sums(self) -> None:
+        """Raise `ValueError` for options with which a receiver's sum would lack what was sent."""
+        wrong = {
+            "residual_decay": self.residual_decay != 1,
+            "feedback=false": not (self.feedback or self.quantizer.exact),
+            "exact": bool(self.exact_names),
+        }
+        for option in (name for name, found in wrong.items() if found):
+            raise ValueError(
+                f"option {option} does not go with sparsifier {self.sparsifier.name}: the receiver "
+                "adds up what it gets, so the residual must hold all that it lacks"
             )
 
     @property

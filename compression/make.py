@@ -20,7 +20,7 @@ def make_codec(
 ) -> Codec:
     """Build a codec from names and options; an option with the value None is ignored.
 
-    ``feedback``: error feedback (`Codec`); None turns it on for the quantizers that need it.
+    ``feedback``: error feedback (`Codec`); None turns it on for the methods that need it.
     ``exact``: patterns of names ("head.*"); tensors with such a name are sent exactly, as float32.
     ``residual_decay``: the factor, from 0 to 1, by which a node multiplies what it has not sent
     before it adds the next update; None is 1.
@@ -41,7 +41,8 @@ def make_codec(
             )
     made = [_make(cls, given) for cls in classes.values()]
     writing = cast(Quantizer, made[1])
-    feedback = writing.feedback if feedback is None else feedback
+    if feedback is None:  # what an incremental sparsifier's quantizer loses would be lost for ever
+        feedback = writing.feedback or (made[0].incremental and not writing.exact)
     names = _patterns(exact)
     decay = 1.0
     if residual_decay is not None:

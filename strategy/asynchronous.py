@@ -141,9 +141,10 @@ class Asynchronous(ParameterServer):
     updates whose mean the server applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm
     1). If it is above 1, staleness counts steps and not updates. Updates that are still in the
     buffer at the end are not used. `sender_exponent`: an entry of the buffer's mean is multiplied
-    by (buffer / updates that hold it)^`sender_exponent`, as `SparseMean` says. `sending`: how many messages a node gets. With a downlink codec
-    in `codecs`, a node gets the change since the version of the model that the node has confirmed.
-    The next change also corrects the error of this encoding.
+    by (buffer / updates that hold it)^`sender_exponent`, as `SparseMean` says. `sending`: how many
+    messages a node gets. With a downlink codec in `codecs`, a node gets the change since the
+    version of the model that the node has confirmed. The next change also corrects the error of
+    this encoding.
 
     The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
     `record_every` pushes. If a node does not reply within the timeout, the server sends it a new

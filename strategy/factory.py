@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
-from compression import Layout
+from compression import Codec, Layout
 from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
@@ -189,20 +189,37 @@ def _expect_incremental(codecs: Codecs, strategy: object, config: Config) -> Non
     adds = getattr(getattr(strategy, "optimizer", None), "incremental", False)
     if sends != adds:
         raise ConfigError(
-            "compression.sparsifier=ef21 goes with strategy/optimizer=ef21, and the other way "
-            "round: nodes send changes of their updates, and the server adds them up"
+            "compression.sparsifier=ef21 goes with strategy=sparse_averaging and "
+            "strategy/optimizer=ef21, and the other way round: nodes send changes of their "
+            "updates, and the server adds them up"
         )
     for group, codec in (("downlink", downlink), ("gradients", gradients_of(config))):
         if codec is not None and codec.sparsifier.incremental:
             raise ConfigError(f"{group}.sparsifier=ef21 is for what nodes send: choose topk")
     if isinstance(strategy, SparseAveraging) and adds:
-        all_nodes = strategy.participation.fraction_train == 1 == strategy.participation.quorum
-        how = strategy.aggregation
-        if not all_nodes or how.mean != "mean" or how.sender_exponent:
+        how, among = strategy.aggregation, strategy.participation
+        wrong = {
+            "strategy.fraction_train=1": among.fraction_train != 1,
+            "strategy.quorum=1": among.quorum != 1,
+            "strategy.mean=mean": how.mean != "mean",
+            "strategy.sender_exponent=0": how.sender_exponent != 0,
+            "strategy.weighted_by_key=null": how.weighted_by_key is not None,
+            "strategy.mask_received=false": strategy.mask_received,
+            "screen.clip=null": config.screen.clip is not None,
+            "downlink=average": strategy.follow == "steps" and downlink and _forgets(downlink),
+        }
+        for cure in (cure for cure, found in wrong.items() if found):
             raise ConfigError(
-                "strategy/optimizer=ef21 adds up the changes of all nodes: it goes with "
-                "fraction_train=1, quorum=1, mean=mean and sender_exponent=0"
+                "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them: "
+                f"give {cure}"
             )
+
+
+def _forgets(codec: Codec) -> bool:
+    """Return whether a codec never sends a part of what it gets."""
+    if codec.residual_decay != 1 or not (codec.keeps or codec.exact):
+        return True
+    return not (codec.feedback or codec.quantizer.exact)
 
 
 def _expect_local(config: Config) -> None:

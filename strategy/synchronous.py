@@ -205,7 +205,9 @@ class SparseAveraging(ParameterServer):
         if mask_received and uplink and uplink.exact_names:
             raise ValueError("mask_received does not go with compression.exact=")
         if not isinstance(optimizer, ServerOptimizer):
-            raise ValueError("optimizer is chosen by strategy/optimizer=sgd, momentum, nesterov, adam or ef21")
+            raise ValueError(
+                "optimizer is chosen by strategy/optimizer=, see conf/strategy/optimizer"
+            )
         self.optimizer, self.participation, self.aggregation = optimizer, participation, aggregation
         self.verify_every, self.mask_received = verify_every, mask_received
         self.planning, self.follow = planning, follow
@@ -426,6 +428,7 @@ class Rounds:
         left out, unless this would leave out all nodes.
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
+        self._present = len(nodes)
         if gone := self._session.gone(lambda: nodes):
             for each in (self._exchange, self._inbox.filters, self._planner, strategy):
                 each.forget(gone)
@@ -465,7 +468,7 @@ class Rounds:
         failures.end_round(number, len(used), count_received(list(replies.values())))
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
-            self._step(rate)
+            self._step(rate, len(used))
             self._session.acks.applied(used)
 
     def _read(
@@ -532,12 +535,14 @@ class Rounds:
             for name in self._measured
         }
 
-    def _step(self, rate: float) -> None:
-        """Take the optimiser's step with the mean of the added updates.
+    def _step(self, rate: float, used: int) -> None:
+        """Take the optimiser's step with the mean of the added updates; `used`: their number.
 
         With a downlink codec, the nodes later repeat this step.
         """
         indices, values = self._mean.take()
+        if self._strategy.optimizer.incremental and used != self._present:
+            values = values * np.float32(used / self._present)  # the other nodes sent no change
         if self._downlink is None and not is_finite(values):  # a downlink codec checks this itself
             raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
         indices, values = self._statistics.joined(indices, values, self._replica.model)

@@ -8,7 +8,7 @@ import numpy as np
 from ..base import SparsifyContext, Vector, get_or_zeros
 from ..layout import Layout
 from ..registry import register
-from ..validation import expect_between
+from ..validation import expect_share
 from .topk import TopK
 
 
@@ -21,8 +21,8 @@ class EF21(TopK):
     2023, "Momentum provably improves error feedback!", Algorithm 1 (EF21-SGDM): v = (1 - ``eta``) v
     + ``eta`` g, and h = h + sent. With ``eta`` = 1 it is EF21. The server's estimate of the mean
     update is the sum of all that it has received (``strategy/optimizer=ef21``). The residual holds
-    v - h, so v's change is added to it. Both papers set h to the first whole update; here h is 0
-    at first, and the first payload is as sparse as the others. The options of `TopK` hold here too.
+    v - h, so v's change is added to it. v and h are 0 at first, so the first payload is as sparse
+    as the others. The options of `TopK` hold here too.
     """
 
     name: ClassVar[str] = "ef21"
@@ -33,7 +33,7 @@ class EF21(TopK):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        expect_between(self.name, "eta", self.eta, 0, 1)
+        expect_share(self.name, "eta", self.eta)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return eight bytes per parameter, for v - h and v."""

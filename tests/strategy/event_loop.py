@@ -19,7 +19,9 @@ CODECS = {
 }
 
 
-def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1):
+def event_loop(
+    network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1, exponent=0.0
+):
     """Train without messages or server code; return all models, and each update's time and sender.
 
     Staleness is counted from the index sets of all earlier steps of the server.
@@ -27,6 +29,7 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
     clock, heap, x = VirtualClock(network, seed), [], start()
     sums, pending, version, share = np.zeros(SIZE, np.float32), 0, 0, 0.0
     history, models, trace, changed = [], [start()], [], set()
+    held = np.zeros(SIZE, np.float32)
     memories, count = {n: {} for n in range(1, nodes + 1)}, dict.fromkeys(range(1, nodes + 1), 0)
 
     def send(node, now):
@@ -56,12 +59,15 @@ def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in
         # Running statistics get one factor for all entries.
         share += float(factor if np.ndim(factor) == 0 else factor[-1])
         changed |= set(at.tolist())
+        held[at] += 1
         pending += 1
         if pending == buffer:
             mean = sums / np.float32(buffer)
+            mean *= (np.float32(buffer) / np.where(held > 0, held, buffer)) ** np.float32(exponent)
             x[:TRAINED] -= np.float32(0.5) * mean[:TRAINED]
             mixed = (buffer - share) * x[TRAINED:].astype(np.float64) + sums[TRAINED:]
             x[TRAINED:] = mixed / buffer
+            held[:] = 0
             sums[:], pending, version, share = 0, 0, version + 1, 0.0
             history.append(changed)
             changed = set()

@@ -44,6 +44,17 @@ def test_the_server_equals_an_event_loop(policy, codec):
     assert strategy.traffic.failures == 0
 
 
+@pytest.mark.parametrize("exponent", [0.5, 1.0])
+def test_entries_that_few_updates_hold_count_more(exponent):
+    federation = Federation(Trainer(steps=at_once, **CODECS["topk"]), WAITS, seed=3)
+    federation.push(30, staleness=POLICIES["none"](), buffer=3, sender_exponent=exponent)
+    codec = make_codec(**CODECS["topk"])
+    models, trace = event_loop(WAITS, 30, "none", codec, seed=3, buffer=3, exponent=exponent)
+    plain, _ = event_loop(WAITS, 30, "none", codec, seed=3, buffer=3)
+    assert_same(federation, models, trace)
+    assert not np.allclose(models[-1], plain[-1])
+
+
 @pytest.mark.parametrize("waiting", ["exponential", "fixed", "none"])
 def test_other_waiting_distributions(waiting):
     network = Network(waiting=waiting, waiting_seconds=0.5, latency_ms=20)

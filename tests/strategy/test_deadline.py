@@ -35,6 +35,17 @@ def test_the_fit_explains_exact_measurements(points, fixed, per_step, per_byte):
         assert a + b * steps + c * size == pytest.approx(seconds, rel=0.05, abs=0.05)
 
 
+def test_noise_of_equal_replies_does_not_divide_the_time_anew():
+    draw, before = np.random.default_rng(0), (1.0, 0.1, 0.001)
+    made = [Measurement(3.0 * (1 + 0.05 * draw.random()), 10, 1000) for _ in range(8)]
+    after = before
+    for _ in range(10):
+        after = fitted(made, after)
+    parts = np.array([after[0], 10 * after[1], 1000 * after[2]])
+    np.testing.assert_allclose(parts, 1, atol=0.05)
+    assert fitted(made) == pytest.approx((0, 0.3, 0), rel=0.06)
+
+
 def test_one_measurement_is_all_steps():
     assert fitted([Measurement(3.0, 2, 500)]) == pytest.approx((0, 1.5, 0))
 
