@@ -42,7 +42,8 @@ def make_codec(
     made = [_make(cls, given) for cls in classes.values()]
     writing = cast(Quantizer, made[1])
     if feedback is None:  # what an incremental sparsifier's quantizer loses would be lost for ever
-        feedback = writing.feedback or (made[0].incremental and not writing.exact)
+        sums = cast(Sparsifier, made[0]).incremental
+        feedback = writing.feedback or (sums and not writing.exact)
     names = _patterns(exact)
     decay = 1.0
     if residual_decay is not None:
