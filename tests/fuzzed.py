@@ -53,6 +53,8 @@ def words_of(case: str, replies: int, bad: int) -> list[str]:
         found += [f"eval_every={pushes}"]
     else:
         found += [f"rounds={turns}", f"eval_every={turns}"]
+    if strategy.get("fraction_train", 1) < 1:  # too few of the nodes would get a message
+        found += ["strategy.fraction_train=1"]
     if segments:
         found += ["strategy.segments=2"]
     elif "model=" not in case:

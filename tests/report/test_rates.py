@@ -39,6 +39,7 @@ BESIDE = {
     "no staleness rule, at AdaComp's rate of 0.1",  # this row shows a rate that is not the best
     *("momentum SGD, lr 0.1", "F2I (int8), lr 0.1"),  # these use twice the best rate
     *("F2I (int8), lr 0.2", "eSGD, `beta=1`, lr 0.2"),  # one seed fell at the best rate
+    "EF21-SGDM, 1 %, lr 0.8",  # two seeds fell at the best rate
 }
 
 
