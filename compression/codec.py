@@ -106,6 +106,12 @@ class Codec:
         """Whether a node stores unsent values; then `restore` can add a lost payload to them."""
         return self.feedback or self.sparsifier.residual_key is not None
 
+    @property
+    def sends_all(self) -> bool:
+        """Whether what one payload lacks is sent by a later one; `exact_names` are left aside."""
+        lossless = self.feedback or self.quantizer.exact
+        return self.exact or (self.keeps and self.residual_decay == 1 and lossless)
+
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""
         inner = self._separation(layout)

@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
-from compression import Codec, Layout
+from compression import Layout
 from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
@@ -20,7 +20,6 @@ from strategy.base import Codecs, ParameterServer
 from strategy.federated import Federated
 from strategy.flower_checks import expect_limits
 from strategy.pipeline.strategy import PipelineStrategy
-from strategy.synchronous import SparseAveraging
 from task.datasets import Data
 from task.errors import TaskError
 
@@ -179,11 +178,7 @@ def _expect_context(codecs: Codecs, config: Config, *, known: bool) -> None:
 
 
 def _expect_incremental(codecs: Codecs, strategy: object, config: Config) -> None:
-    """Raise `ConfigError` if nodes send changes that the strategy does not add up, or vice versa.
-
-    The sums are right only if the server uses the changes of all nodes, each with the same weight
-    in every round.
-    """
+    """Raise `ConfigError` if nodes send changes and the strategy adds none up, or vice versa."""
     uplink, downlink = codecs.uplink, codecs.downlink
     sends = uplink is not None and uplink.sparsifier.incremental
     adds = getattr(getattr(strategy, "optimizer", None), "incremental", False)
@@ -196,30 +191,6 @@ def _expect_incremental(codecs: Codecs, strategy: object, config: Config) -> Non
     for group, codec in (("downlink", downlink), ("gradients", gradients_of(config))):
         if codec is not None and codec.sparsifier.incremental:
             raise ConfigError(f"{group}.sparsifier=ef21 is for what nodes send: choose topk")
-    if isinstance(strategy, SparseAveraging) and adds:
-        how, among = strategy.aggregation, strategy.participation
-        wrong = {
-            "strategy.fraction_train=1": among.fraction_train != 1,
-            "strategy.quorum=1": among.quorum != 1,
-            "strategy.mean=mean": how.mean != "mean",
-            "strategy.sender_exponent=0": how.sender_exponent != 0,
-            "strategy.weighted_by_key=null": how.weighted_by_key is not None,
-            "strategy.mask_received=false": strategy.mask_received,
-            "screen.clip=null": config.screen.clip is not None,
-            "downlink=average": strategy.follow == "steps" and downlink and _forgets(downlink),
-        }
-        for cure in (cure for cure, found in wrong.items() if found):
-            raise ConfigError(
-                "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them: "
-                f"give {cure}"
-            )
-
-
-def _forgets(codec: Codec) -> bool:
-    """Return whether a codec never sends a part of what it gets."""
-    if codec.residual_decay != 1 or not (codec.keeps or codec.exact):
-        return True
-    return not (codec.feedback or codec.quantizer.exact)
 
 
 def _expect_local(config: Config) -> None:

@@ -230,6 +230,7 @@ class SparseAveraging(ParameterServer):
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
         self._check_deadline(config.timeout)
+        self._check_sums(config)
         steps = self.codecs.downlink is not None and self.follow == "steps"
         if self.codecs.contextual and (not steps or self.mask_received):
             raise ConfigError(
@@ -242,6 +243,32 @@ class SparseAveraging(ParameterServer):
             raise ConfigError(
                 "strategy.follow=differences needs a lossy downlink, because a lossless one sends "
                 "whole models: choose one such as downlink=topk"
+            )
+
+    def _check_sums(self, config: Config) -> None:
+        """Raise `ConfigError` if the optimiser adds up changes of which the nodes' sums differ.
+
+        The sums are right only if the server uses the changes of all nodes as they sent them, each
+        with the same weight in every round, and the nodes get the whole mean in the end.
+        """
+        if not self.optimizer.incremental:
+            return
+        how, among, downlink = self.aggregation, self.participation, self.codecs.downlink
+        forgets = downlink is not None and not downlink.sends_all
+        wrong = {
+            "strategy.fraction_train=1": among.fraction_train != 1,
+            "strategy.quorum=1": among.quorum != 1,
+            "strategy.mean=mean": how.mean != "mean",
+            "strategy.sender_exponent=0": how.sender_exponent != 0,
+            "strategy.weighted_by_key=null": how.weighted_by_key is not None,
+            "strategy.mask_received=false": self.mask_received,
+            "screen.clip=null": config.screen.clip is not None,
+            "downlink=average": self.follow == "steps" and forgets,
+        }
+        for cure in (cure for cure, found in wrong.items() if found):
+            raise ConfigError(
+                "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them: "
+                f"give {cure}"
             )
 
     def _check_deadline(self, timeout: float | None) -> None:
