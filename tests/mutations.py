@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from compression import Layout, PayloadError, Update, decode_update, make_codec
 from compression.flower.compact_records import COMPACT, compact, is_compact, restored
 from compression.flower.headers import HEADER, UplinkHeader
+from compression.flower.message_size import CARRIER
 from compression.flower.records import STYPE
 from compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery, encoded_again, with_checksum
@@ -27,6 +28,17 @@ HUGE = (1 << 20, 1 << 30, 1 << 31, 1 << 32, 1 << 40, 1 << 62)
 
 def payload_array(payload: bytes) -> Array:
     return Array("uint8", (len(payload),), STYPE, payload)
+
+
+def payloads_of(content: Any, kind: str = STYPE) -> list[tuple[str, str, Array]]:
+    """Return the names of all Arrays of a kind, and the Arrays."""
+    return [
+        (record, name, array)
+        for record, found in content.items()
+        if isinstance(found, ArrayRecord)
+        for name, array in found.items()
+        if array.stype == kind
+    ]
 
 
 def header(descr: str, shape: str) -> str:
@@ -83,7 +95,8 @@ class Mutator:
     def hear(self, reply: Message) -> None:
         """Store an honest reply's payloads."""
         if not reply.has_error():
-            self.before.extend((name, array.data) for _, name, array in self.payloads(reply))
+            found = payloads_of(restored(reply.content))
+            self.before.extend((name, array.data) for _, name, array in found)
 
     def __call__(self, reply: Message) -> tuple[Message, list[str]]:
         """Return a mutated reply, and the names of the mutations."""
@@ -112,13 +125,7 @@ class Mutator:
         return choices[int(self.draw.integers(len(choices)))]
 
     def payloads(self, reply: Message) -> list[tuple[str, str, Array]]:
-        return [
-            (record, name, array)
-            for record, found in reply.content.items()
-            if isinstance(found, ArrayRecord)
-            for name, array in found.items()
-            if array.stype == STYPE
-        ]
+        return payloads_of(reply.content)
 
     # Mutations of records.
 
@@ -226,12 +233,17 @@ class Mutator:
         return f"{key}={value!r}"[:60]
 
     def lie_in_compact(self, reply: Message) -> str:
-        """Replace, drop or double some bytes of compact records."""
-        data = bytearray(reply.content[HEADER][COMPACT])
-        place = int(self.draw.integers(len(data)))
+        """Replace, drop or double some bytes of compact records, mostly near their start."""
+        carriers = payloads_of(reply.content, CARRIER)
+        record, name, array = self.some(carriers) if carriers else (HEADER, "", None)
+        data = bytearray(array.data if array else reply.content[HEADER][COMPACT])
+        place = int(self.draw.integers(self.some((len(data), min(len(data), 40)))))
         new = self.draw.bytes(int(self.draw.integers(3)))
         data[place : place + int(self.draw.integers(3))] = new
-        reply.content[HEADER] = ConfigRecord({COMPACT: bytes(data)})
+        if array:
+            reply.content[record][name] = Array("uint8", (len(data),), CARRIER, bytes(data))
+        else:
+            reply.content[HEADER] = ConfigRecord({COMPACT: bytes(data)})
         return f"{place}: {new.hex()}"
 
     def lie_in_metrics(self, reply: Message) -> str:

@@ -1,9 +1,15 @@
-"""Puts a message's ConfigRecords and MetricRecords into one record of few bytes.
+"""Puts a message's ConfigRecords and MetricRecords into few bytes, before its payload if it has one.
 
 Flower serialises each value with its name. A message for training of this project's has about eight
-short values, which take about 160 bytes. In compact form they take about 60 bytes. The header of a
-message (`headers.py`) is one of the records. The arrays of a message do not change.
+short values, which take about 160 bytes. In compact form they take about 35 bytes. The header of a
+message (`headers.py`) is one of the records.
 
+The bytes stand before the first payload, in the same Array, whose `stype` is then `CARRIER`. A
+ConfigRecord of Flower's for them would take 23 bytes. The payload is copied for that. Messages
+whose first payload is longer than `LONGEST` bytes, and messages without payload, have this
+ConfigRecord. All other arrays of a message do not change.
+
+    array   = varint(bytes of content) content payload
     content = FORMAT record*
     record  = name  varint(2 * number of values + kind: 0 for a ConfigRecord, 1 for a MetricRecord)
               (name value)*
@@ -17,18 +23,21 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..base import PayloadError
 from ..wire_header import Reader, varint
 from .headers import HEADER, NAMES
-from .records import filled, values_of
+from .message_size import CARRIER
+from .records import STYPE, array_of, filled, values_of
 
 FORMAT = 1  # of the bytes; another release may read fewer names, or others
-COMPACT = ""  # the name of the only value in the record HEADER of a compact content
+COMPACT = ""  # the name of the only value in the record HEADER of a content without carrier
+LONGEST = 1 << 16  # bytes: the longest payload that is copied behind the records
 _CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
 # Tags of values. A byte below INT is an integer by itself.
 INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST, UINT64 = range(240, 250)
+Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _SINGLE, _DOUBLE, _LARGE = struct.Struct("<f"), struct.Struct("<d"), struct.Struct("<Q")
 _LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
 
@@ -36,11 +45,13 @@ _LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
 def is_compact(content: RecordDict) -> bool:
     """Return whether a content's records are in compact form."""
     record = values_of(content).get(HEADER)
-    return isinstance(record, ConfigRecord) and COMPACT in values_of(record)
+    if isinstance(record, ConfigRecord) and COMPACT in values_of(record):
+        return True
+    return _first(content, CARRIER) is not None
 
 
 def compact(content: RecordDict) -> RecordDict:
-    """Return a content with the same arrays, and with all other records in compact form.
+    """Return a content with the same payloads and arrays, and all other records in compact form.
 
     Raises `PayloadError` for a value that Flower does not serialise either, such as an integer of
     70 bits, and for arrays named like the header.
@@ -50,14 +61,20 @@ def compact(content: RecordDict) -> RecordDict:
         if isinstance(record, ArrayRecord):
             if name == HEADER:
                 raise PayloadError(f"the name {HEADER!r} is reserved: give arrays another name")
+            if any(array.stype == CARRIER for array in values_of(record).values()):
+                raise PayloadError(f"arrays of the kind {CARRIER!r} are reserved: give another")
             arrays[name] = record
             continue
         values = values_of(record)
         parts += [_named(name), varint(2 * len(values) + isinstance(record, MetricRecord))]
         for key, value in values.items():
             parts += [_named(key), _written(key, value)]
-    arrays[HEADER] = filled(ConfigRecord, {COMPACT: b"".join(parts)})
-    return filled(RecordDict, arrays)
+    written = b"".join(parts)
+    made = filled(RecordDict, arrays)
+    place = _first(made, STYPE)
+    if place is None or len(place[2].data) > LONGEST:
+        return filled(RecordDict, {**arrays, HEADER: filled(ConfigRecord, {COMPACT: written})})
+    return _with_array(made, place, CARRIER, varint(len(written)) + written + place[2].data)
 
 
 def restored(content: RecordDict) -> RecordDict:
@@ -69,12 +86,21 @@ def restored(content: RecordDict) -> RecordDict:
     """
     if not is_compact(content):
         return content
-    said = values_of(content)
-    data = values_of(said[HEADER])
-    if len(data) > 1 or type(data[COMPACT]) is not bytes:
-        raise PayloadError("its compact records must be the only value of their record, as bytes")
-    records = {name: record for name, record in said.items() if name != HEADER}
-    reader = Reader(memoryview(data[COMPACT]))
+    if (place := _first(content, CARRIER)) is not None:
+        carrier = Reader(memoryview(place[2].data))
+        data = carrier.take(carrier.varint())
+        payload = bytes(carrier.view[carrier.position :])
+        content = _with_array(content, place, STYPE, payload)
+        if _first(content, CARRIER) is not None:
+            raise PayloadError("its compact records stand before two payloads")
+        records = dict(values_of(content))
+    else:
+        records = dict(values_of(content))
+        alone = values_of(records.pop(HEADER))
+        if len(alone) > 1 or type(alone[COMPACT]) is not bytes:
+            raise PayloadError("its compact records must be the only value of a record, as bytes")
+        data = memoryview(alone[COMPACT])
+    reader = Reader(data)
     if reader.byte() != FORMAT:
         raise PayloadError("its compact records have a format of another release")
     while reader.position < len(reader.view):
@@ -89,6 +115,24 @@ def restored(content: RecordDict) -> RecordDict:
             raise PayloadError("its compact metrics must be numbers, or lists of numbers")
         records[name] = filled(MetricRecord, values) if kind else filled(ConfigRecord, values)
     return filled(RecordDict, records)
+
+
+def _first(content: RecordDict, kind: str) -> Place | None:
+    """Return where the first Array of a kind (`stype`) is; None if there is none."""
+    for name, record in values_of(content).items():
+        if isinstance(record, ArrayRecord):
+            for key, array in values_of(record).items():
+                if array.stype == kind:
+                    return name, key, array
+    return None
+
+
+def _with_array(content: RecordDict, place: Place, kind: str, data: bytes) -> RecordDict:
+    """Return a content in which the Array at a place is of another kind and holds `data`."""
+    name, key, _ = place
+    records = values_of(content)
+    arrays = {**values_of(records[name]), key: array_of(data, kind)}
+    return filled(RecordDict, {**records, name: filled(ArrayRecord, arrays)})
 
 
 def _named(name: str) -> bytes:

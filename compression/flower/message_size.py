@@ -8,6 +8,8 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 PLAIN = "numpy.ndarray"  # `stype` of Flower's own Arrays; Arrays with another stype hold payloads
+# `stype` of an Array with compact records before a payload: their length, the records, the payload.
+CARRIER = "edgewire.records+payload"
 FEW = 64  # up to this length it is cheaper to read a list's values than to serialise the record
 # The most cached lengths; the most characters in all names of a record with a cached length.
 MOST_KEPT, LONGEST = 4096, 1024
@@ -42,10 +44,23 @@ def measured(content: RecordDict, header: str) -> Size:
             whole += size
             continue
         for array in record.__dict__["_data"].values():
-            size = len(array.data)
-            payloads += size if array.stype != PLAIN else 0
+            kind, size = array.stype, len(array.data)
+            before = _before_payload(array.data) if kind == CARRIER else 0
+            noted += before
+            payloads += size - before if kind != PLAIN else 0
             whole += size
     return payloads, noted, whole
+
+
+def _before_payload(data: bytes) -> int:
+    """Return how many bytes of a carrier stand before its payload, at most all of them."""
+    length = shift = 0
+    for place, byte in enumerate(data[:9]):
+        length |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return min(place + 1 + length, len(data))
+    return len(data)
 
 
 def record_bytes(record: ConfigRecord | MetricRecord) -> int:

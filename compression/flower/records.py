@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..base import PayloadError
 from ..layout import Layout
+from .message_size import CARRIER
 
 Vector = NDArray[np.float32]
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
@@ -184,13 +185,13 @@ def payload_record(payload: bytes) -> ArrayRecord:
 
 def payload_records(payloads: Mapping[str, bytes]) -> ArrayRecord:
     """Return an ArrayRecord with one Array per payload."""
-    return filled(ArrayRecord, {name: _array_of(p) for name, p in payloads.items()})
+    return filled(ArrayRecord, {name: array_of(p) for name, p in payloads.items()})
 
 
-def _array_of(payload: bytes) -> Array:
+def array_of(payload: bytes, kind: str = STYPE) -> Array:
     """Return an Array that holds a payload; Flower's constructor takes 23 calls."""
     array = Array.__new__(Array)
-    array.__dict__.update(dtype="uint8", shape=(len(payload),), stype=STYPE, data=payload)
+    array.__dict__.update(dtype="uint8", shape=(len(payload),), stype=kind, data=payload)
     return array
 
 
@@ -203,14 +204,13 @@ def payload_of(content: RecordDict) -> tuple[str, bytes] | None:
     return None
 
 
-def payloads_of(content: RecordDict) -> list[bytes]:
-    """Return the payloads in all records of a message."""
-    return [
-        array.data
+def payloads_in(content: RecordDict) -> int:
+    """Return how many payloads a message holds, also if its records are in compact form."""
+    return sum(
+        array.stype in (STYPE, CARRIER)
         for _, record in records(content, ArrayRecord)
         for array in values_of(record).values()
-        if array.stype == STYPE
-    ]
+    )
 
 
 def expect_readable(content: RecordDict) -> None:

@@ -37,7 +37,7 @@ from ..records import (
     filled,
     message_to,
     payload_of,
-    payloads_of,
+    payloads_in,
     records,
     to_vector,
     values_of,
@@ -287,7 +287,7 @@ class ServerSession:
     def count_unused(self, reply: Message) -> None:
         """Count the bytes of a reply that the server fetches and does not use."""
         if not reply.has_error():
-            plain_bytes = self.plain_bytes if payloads_of(reply.content) else 0
+            plain_bytes = self.plain_bytes if payloads_in(reply.content) else 0
             self.traffic.count_received(measured(reply.content, HEADER), plain_bytes)
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
@@ -304,13 +304,13 @@ class ServerSession:
                 self._differing.add(node)
             raise PayloadError(reason_of(reply))
         content = reply.content
-        payloads = payloads_of(content)
+        payloads = payloads_in(content)
         self.traffic.count_received(measured(content, HEADER), plain_bytes if payloads else 0)
-        native = self.initial.arrays and native_payload(content) is not None
-        if len(payloads) > 1 + bool(native):
-            raise PayloadError(f"the reply holds {len(payloads)} payloads, one is asked for")
         if self._compact:
             content = reply.content = restored(content)
+        native = self.initial.arrays and native_payload(content) is not None
+        if payloads > 1 + bool(native):
+            raise PayloadError(f"the reply holds {payloads} payloads, one is asked for")
         header = read(content, UplinkHeader)
         if header.number != asked:
             self.versions.invalidate(node)

@@ -11,10 +11,18 @@ from hypothesis import strategies as st
 from client.app import TrainConfig
 from compression import PayloadError
 from compression.flower import headers
-from compression.flower.compact_records import COMPACT, NAMES, compact, is_compact, restored
+from compression.flower.compact_records import (
+    COMPACT,
+    LONGEST,
+    NAMES,
+    compact,
+    is_compact,
+    restored,
+)
 from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, written
-from compression.flower.message_size import size_of
-from compression.flower.records import filled
+from compression.flower.message_size import CARRIER, measured, size_of
+from compression.flower.records import array_of, filled, payload_records, payloads_in
+from compression.wire_header import varint
 
 INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
 FLOATS = st.floats() | st.floats(width=32)
@@ -28,6 +36,9 @@ CONFIGS = st.dictionaries(KEYS, NUMBERS | OTHERS | LISTS).map(ConfigRecord)
 CONTENTS = st.dictionaries(KEYS, METRICS | CONFIGS, max_size=4).map(RecordDict)
 
 
+PAYLOADS = st.dictionaries(TEXT, st.binary(max_size=300) | st.just(bytes(LONGEST + 1)), max_size=3)
+
+
 def plain(content):
     """Return a content's values with their types; NaN becomes equal to itself."""
     return [
@@ -38,6 +49,11 @@ def plain(content):
 
 def bytes_of(content):
     return content[HEADER][COMPACT]
+
+
+def carried(data, payload=b"payload"):
+    """Return a content with an Array of these bytes, which stand before a payload."""
+    return RecordDict({"arrays": ArrayRecord({"p": array_of(data + payload, CARRIER)})})
 
 
 def holding(data):
@@ -58,14 +74,54 @@ def test_arrays_stay_as_they_are():
     assert restored(made)["arrays"] is made["arrays"] is arrays
 
 
+@given(CONTENTS, PAYLOADS)
+def test_records_stand_before_a_short_payload(content, payloads):
+    """All bytes are counted: those of the records as the header, those of the payloads."""
+    whole = RecordDict({"": payload_records(payloads), **content})
+    made = compact(whole)
+    assert is_compact(made)
+    assert plain(restored(made)) == plain(whole)
+    first = next(iter(payloads.values()), None)
+    short = first is not None and len(first) <= LONGEST
+    assert short == (HEADER not in made)
+    size = sum(map(len, payloads.values()))
+    assert payloads_in(made) == len(payloads)
+    assert measured(made, HEADER) == (size, size_of(made) - size, size_of(made))
+    if short:
+        alone = len(bytes_of(compact(content)))
+        assert size_of(made) - size - alone == len(varint(alone))
+
+
 @given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: b"\1" + data))
 def test_any_bytes_are_restored_or_refused(data):
-    try:
-        content = restored(holding(data))
-    except PayloadError:
-        return
-    for record in content.values():  # Flower accepts the names and the types
-        type(record)(dict(record))
+    for hostile in (holding(data), carried(data), carried(varint(len(data)) + data)):
+        payloads, noted, whole = measured(hostile, HEADER)
+        assert payloads + noted == whole
+        try:
+            content = restored(hostile)
+        except PayloadError:
+            continue
+        for record in content.values():  # Flower accepts the names and the types
+            type(record)(dict(record))
+
+
+def test_a_carrier_s_own_length_is_not_believed():
+    long = varint(1 << 40)
+    assert measured(carried(long, b""), HEADER) == (0, len(long), len(long))
+    with pytest.raises(PayloadError, match="ends"):
+        restored(carried(long))
+
+
+def test_records_before_two_payloads_are_refused():
+    twice = payload_records({"a": b"", "b": b""})
+    arrays = {name: array_of(varint(1) + b"\1", CARRIER) for name in twice}
+    with pytest.raises(PayloadError, match="two payloads"):
+        restored(RecordDict({"arrays": ArrayRecord(arrays)}))
+
+
+def test_arrays_of_the_kind_of_a_carrier_are_refused():
+    with pytest.raises(PayloadError, match="reserved"):
+        compact(carried(b"\1\1"))
 
 
 @given(CONTENTS.filter(len), st.data())
