@@ -1,4 +1,4 @@
-"""Puts a message's ConfigRecords and MetricRecords into few bytes, before its payload if it has one.
+"""Puts a message's ConfigRecords and MetricRecords into few bytes, before its payload if any.
 
 Flower serialises each value with its name. A message for training of this project's has about eight
 short values, which take about 160 bytes. In compact form they take about 35 bytes. The header of a
