@@ -36,7 +36,17 @@ from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, q
 from .layout import Layout
 from .scatter import add_at, subtract_at
 from .validation import expect_between
-from .wire import ALL, INDICES, REPEATED, assemble, digest, ids_of, tables, with_native_table
+from .wire import (
+    ALL,
+    INDICES,
+    REPEATED,
+    Body,
+    assemble,
+    digest,
+    ids_of,
+    tables,
+    with_native_table,
+)
 from .wire_header import varint
 from .wire_natives import NativeTensor, natives_bytes
 
@@ -150,7 +160,8 @@ class Codec:
         memory, and has stored its indices. If the indices of this payload are the same, they are
         not sent again.
         ``own``: the tensors that are sent in their own dtype, sorted by position in the model.
-        ``context``: what the receiver knows too, for a coder that uses it; None: nothing.
+        ``context``: what the receiver knows too, for a coder that uses it; None: nothing. With such
+        a coder and without ``names`` the payload has the short form, which holds no shapes.
         ``density_factor``: multiplies the density of a sparsifier that is ``scalable``.
 
         Raises ValueError for a vector or memory that does not fit the layout. Raises PayloadError
@@ -180,7 +191,7 @@ class Codec:
         short = known is not None and not names
         head = self._head(layout, inner, indices, names, same and as_before, short)
         listed = _listed(cut, exact, None if same and as_before else indices, known)
-        payload = self._assemble(with_native_table(head, own), listed, streams, parts, raw)
+        payload = self._assemble(with_native_table(head, own), layout, listed, streams, parts, raw)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
             if self.sparsifier.residual_key is None:
@@ -225,7 +236,7 @@ class Codec:
         known = self._known(context, layout)
         head = self._head(layout, inner, indices, False, False, known is not None)
         listed = _listed(own, exact, indices, known)
-        return self._assemble(head, listed, streams, parts)
+        return self._assemble(head, layout, listed, streams, parts)
 
     def _known(self, context: SharedContext | None, layout: Layout) -> IndexContext | None:
         """Return the context of the index set, if the coder uses one."""
@@ -321,7 +332,7 @@ class Codec:
     ) -> bytes:
         """Return the payload's header up to the selection.
 
-        A receiver that knows the context has the layout, so a short header is enough for it.
+        A receiver that knows the context has the layout, so the short form is enough for it.
         """
         head = tables(layout, self.ids, names, inner.exact if inner else (), short=short)
         return head + _selected(indices, repeated)
@@ -329,6 +340,7 @@ class Codec:
     def _assemble(
         self,
         head: bytes,
+        layout: Layout,
         listed: list[tuple[Any, Spec]],
         streams: Sequence[Array],
         parts: TensorSlices,
@@ -338,16 +350,14 @@ class Codec:
         listed = [*listed, *zip(streams, self.quantizer.specs(params, parts), strict=True)]
         if own is not None:
             listed.append((own, Spec(Kind.BYTES, own.dtype, own.size)))
-        numbers = [len(params), *params, len(listed)]
-        bodies: list[Buffer] = []
+        bodies: list[Body] = []
         for array, spec in listed:
             stream = array.astype(spec.dtype, copy=False)
             coded = self.coder.encode(stream, spec) if spec.nbytes >= _SMALL else None
             smaller = coded is not None and len(coded) < spec.nbytes
             body = coded if coded is not None and smaller else stream.data
-            numbers.append(memoryview(body).nbytes << 1 | smaller)
-            bodies.append(body)
-        return assemble(head + b"".join(map(varint, numbers)), bodies)
+            bodies.append(Body(memoryview(body), smaller))
+        return assemble(head + b"".join(map(varint, (len(params), *params))), bodies, layout)
 
 
 def _listed(

@@ -141,7 +141,7 @@ def decode_update(
 
     ``layout``: the layout of the whole model. The payload must have the same shapes. If it has
     names, it must also have the same names and dtypes. Without a layout, any tensors are accepted,
-    up to ``max_size`` entries and ``max_tensors`` tensors.
+    up to ``max_size`` entries and ``max_tensors`` tensors, but no payload in the short form.
     ``own``: increasing positions in ``layout`` of the tensors that must be sent in their own dtype;
     all other tensors must be in the vector.
     ``exact``: positions, among the vector's tensors, of the tensors that must be exact; None allows

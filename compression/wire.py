@@ -1,4 +1,7 @@
-"""Reads and writes a payload: header, streams and checksum (format: docs/payload.md)."""
+"""Reads and writes a payload: header, streams and checksum (format: docs/payload.md).
+
+A payload has one of two forms. The short form holds no shapes, for a receiver that knows them.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,12 +24,11 @@ from .base import (
 from .layout import Layout
 from .registry import by_id
 from .wire_header import (
-    DIGEST_SIZE,
     MAX_TENSORS,
     Reader,
     name_table,
     read_layout,
-    shape_digest,
+    shape_hash,
     shape_table,
     skip_layout,
     varint,
@@ -36,13 +38,32 @@ from .wire_natives import Declared, NativeTensor, expect_natives, native_table, 
 MAGIC = b"EWP"
 VERSION = 1
 # Flags: the payload has a table of names, of exact tensors, of tensors in their own dtype.
-# With the last flag the payload holds a digest of the table of shapes in place of the table.
-NAMED, EXACT, OWN, DIGEST = 1, 2, 4, 8
+NAMED, EXACT, OWN = 1, 2, 4
+# The first byte of a payload in the short form, version 1, to which the flags EXACT and OWN are
+# added. A later version gets another number.
+SHORT = 0xD0
 ALL, INDICES, REPEATED = 0, 1, 2  # how a payload says which entries it holds
-_PREFIX = 8  # bytes before the tables
-_IDS = slice(4, 7)  # the stages' ids in the prefix
-_CHECKSUM = 8  # bytes at the end
 _MOST_NUMBERS = 16  # the most streams, and the most parameters of a quantizer
+
+
+class _Form(NamedTuple):
+    """The places of a payload's fixed parts."""
+
+    prefix: int  # bytes before the tables
+    ids: slice  # the stages' ids
+    flags: int  # the byte with the flags
+    mark: int  # what this byte is without flags
+    checksum: int  # bytes at the end
+
+
+_LONG = _Form(prefix=8, ids=slice(4, 7), flags=7, mark=0, checksum=8)
+_SHORT = _Form(prefix=4, ids=slice(1, 4), flags=0, mark=SHORT, checksum=4)
+
+
+def _form_of(payload: Buffer) -> _Form:
+    """Return the form of a payload, by its first byte."""
+    view = memoryview(payload)
+    return _SHORT if len(view) and view[0] & ~(EXACT | OWN) == SHORT else _LONG
 
 
 class Body(NamedTuple):
@@ -73,14 +94,17 @@ def tables(
 ) -> bytes:
     """Return the first part of a payload's header: prefix, shapes, names, and exact tensors.
 
-    This part is equal for all updates of a model by the same codec. ``short``: in place of shapes
-    and names it holds a digest of the shapes, for a receiver that has the layout.
+    This part is equal for all updates of a model by the same codec. ``short``: it holds no shapes
+    and no names, for a receiver that has the layout.
     """
-    flags = bytes((DIGEST * short | NAMED * (named and not short) | EXACT * bool(exact),))
-    parts = [MAGIC, bytes((VERSION,)), ids, flags]
-    parts.append(shape_digest(layout) if short else shape_table(layout))
-    if named and not short:
-        parts.append(name_table(layout))
+    flags = EXACT * bool(exact)
+    if short:
+        parts = [bytes((SHORT | flags,)), ids]
+    else:
+        parts = [MAGIC, bytes((VERSION,)), ids, bytes((NAMED * named | flags,))]
+        parts.append(shape_table(layout))
+        if named:
+            parts.append(name_table(layout))
     if exact:
         gaps = (tensor - last - 1 for last, tensor in pairwise((-1, *exact)))
         parts += [varint(len(exact)), *map(varint, gaps)]
@@ -89,24 +113,50 @@ def tables(
 
 def ids_of(payload: Buffer) -> bytes:
     """Return the three bytes with the methods' ids in a payload; nothing is checked."""
-    return bytes(memoryview(payload)[_IDS])
+    return bytes(memoryview(payload)[_form_of(payload).ids])
 
 
 def with_native_table(head: bytes, own: Sequence[NativeTensor]) -> bytes:
     """Insert the table of tensors in their own dtype into a header's first part (`tables`)."""
     if not own:
         return head
-    flags = bytes((head[_PREFIX - 1] | OWN,))
-    return head[: _PREFIX - 1] + flags + native_table(own) + head[_PREFIX:]
+    form = _form_of(head)
+    prefix = bytearray(head[: form.prefix])
+    prefix[form.flags] |= OWN
+    return bytes(prefix) + native_table(own) + head[form.prefix :]
 
 
-def assemble(head: bytes, bodies: Sequence[Buffer]) -> bytes:
-    """Join header, padding, streams and checksum to a payload; values are copied only here."""
-    parts = [head + bytes(-len(head) % 8), *bodies]
-    checksum = xxh3_64()
+def assemble(head: bytes, bodies: Sequence[Body], layout: Layout) -> bytes:
+    """Join header, directory, padding, streams and checksum to a payload.
+
+    Values are copied only here. ``layout``: the layout of the vector.
+    """
+    form = _form_of(head)
+    sizes = [body.view.nbytes << 1 | body.coded for body in bodies]
+    if form is _SHORT and sizes:
+        sizes[-1] &= 1  # the last stream's length follows from the payload's
+    head += b"".join(map(varint, (len(sizes), *sizes)))
+    if form is _LONG:
+        head += bytes(-len(head) % 8)
+    parts: list[Buffer] = [head, *(body.view for body in bodies)]
+    return b"".join([*parts, _checksum(parts, form, layout)])
+
+
+def _checksum(parts: Sequence[Buffer], form: _Form, layout: Layout | None) -> bytes:
+    """Return the checksum of a payload's earlier bytes.
+
+    In the short form it also depends on the shapes. So a receiver with another layout refuses the
+    payload. Raises PayloadError for this form without a layout.
+    """
+    seed = 0
+    if form is _SHORT:
+        if layout is None:
+            raise PayloadError("payload holds no shapes: they must be known here")
+        seed = shape_hash(layout)
+    found = xxh3_64(seed=seed)
     for part in parts:
-        checksum.update(part)
-    return b"".join([*parts, checksum.intdigest().to_bytes(_CHECKSUM, "little")])
+        found.update(part)
+    return found.intdigest().to_bytes(8, "little")[: form.checksum]
 
 
 def parse(
@@ -128,43 +178,52 @@ def parse(
     layout of the vector; then any tensors in their own dtype are accepted. Raises PayloadError for
     any other payload.
     """
-    view = memoryview(payload).cast("B")
-    if len(view) < _PREFIX + _CHECKSUM or view[:3] != MAGIC:
-        raise PayloadError("these bytes are no payload")
-    if view[3] != VERSION:
-        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
-    view, checksum = view[:-_CHECKSUM], view[-_CHECKSUM:]
-    if xxh3_64_intdigest(view) != int.from_bytes(checksum, "little"):
-        raise PayloadError("payload is damaged: its checksum does not match")
-    sparsifier, quantizer, coder, flags = view[4:_PREFIX]
-    if flags & ~(NAMED | EXACT | OWN | DIGEST) or (flags & NAMED and flags & DIGEST):
+    vector = layout if layout is None or of_vector else layout.without(own)
+    form, view = _checked(memoryview(payload).cast("B"), vector)
+    sparsifier, quantizer, coder = view[form.ids]
+    flags = view[form.flags] ^ form.mark
+    if flags & ~(NAMED | EXACT | OWN):
         raise PayloadError(f"payload has unknown flags {flags:#x}")
-    reader = Reader(view, _PREFIX)
+    reader = Reader(view, form.prefix)
     if layout is None or of_vector:
         there = read_natives(reader, max_size, max_tensors) if flags & OWN else ()
     else:
         there = expect_natives(reader, bool(flags & OWN), layout, own)
-        layout = layout.without(own)
-    if flags & DIGEST:
-        layout = _by_digest(reader, layout)
-    elif layout is None:
-        layout = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)
-    else:
-        skip_layout(reader, bool(flags & NAMED), layout)
-    exactly = _read_exact(reader, len(layout)) if flags & EXACT else ()
+    if vector is None:
+        vector = read_layout(reader, bool(flags & NAMED), max_size, max_tensors)
+    elif form is _LONG:
+        skip_layout(reader, bool(flags & NAMED), vector)
+    exactly = _read_exact(reader, len(vector)) if flags & EXACT else ()
     if exact is not None and exactly != exact:
         raise PayloadError("payload holds other exact tensors than this method sends")
     return Parsed(
         by_id("sparsifier", sparsifier),  # type: ignore[arg-type]
         by_id("quantizer", quantizer),  # type: ignore[arg-type]
         by_id("coder", coder),  # type: ignore[arg-type]
-        layout,
+        vector,
         there,
         exactly,
-        *_read_selection(reader, layout),
+        *_read_selection(reader, vector),
         _read_numbers(reader),
-        _read_bodies(reader),
+        _read_bodies(reader) if form is _LONG else _read_short_bodies(reader),
     )
+
+
+def _checked(view: memoryview, layout: Layout | None) -> tuple[_Form, memoryview]:
+    """Return a payload's form, and its bytes before the checksum, which is right.
+
+    ``layout``: the layout of the vector; None if it is not known.
+    """
+    form = _form_of(view)
+    if len(view) < form.prefix + form.checksum or (form is _LONG and view[:3] != MAGIC):
+        raise PayloadError("these bytes are no payload")
+    if form is _LONG and view[3] != VERSION:
+        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
+    view, checksum = view[: -form.checksum], view[-form.checksum :]
+    if _checksum([view], form, layout) != checksum:
+        what = "damaged" if form is _LONG else "damaged or for another model"
+        raise PayloadError(f"payload is {what}: its checksum does not match")
+    return form, view
 
 
 def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
@@ -181,15 +240,6 @@ def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:
 def digest(indices: Indices) -> int:
     """Return a 32-bit hash of the indices, to check that sender and receiver have the same ones."""
     return xxh3_64_intdigest(np.ascontiguousarray(indices, dtype="<u4").data) & 0xFFFFFFFF
-
-
-def _by_digest(reader: Reader, layout: Layout | None) -> Layout:
-    """Read the digest of the shapes, which must be those of the layout."""
-    if layout is None:
-        raise PayloadError("payload holds no shapes: they must be known here")
-    if reader.take(DIGEST_SIZE) != shape_digest(layout):
-        raise PayloadError("payload is for another model: the digest of its shapes differs")
-    return layout
 
 
 def _read_selection(reader: Reader, layout: Layout) -> tuple[int | None, int | None]:
@@ -220,6 +270,20 @@ def _read_bodies(reader: Reader) -> list[Body]:
     if reader.position != len(reader.view):
         raise PayloadError("payload goes on after its last stream")
     return bodies
+
+
+def _read_short_bodies(reader: Reader) -> list[Body]:
+    """Read directory and streams of the short form: without padding and the last length."""
+    sizes = _read_numbers(reader)
+    bodies = [Body(reader.take(size >> 1), bool(size & 1)) for size in sizes[:-1]]
+    rest = reader.take(len(reader.view) - reader.position)
+    if not sizes:
+        if len(rest):
+            raise PayloadError("payload goes on after its header")
+        return []
+    if sizes[-1] > 1:
+        raise PayloadError("payload holds the length of its last stream, which needs none")
+    return [*bodies, Body(rest, bool(sizes[-1]))]
 
 
 def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:

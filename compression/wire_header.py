@@ -6,13 +6,12 @@ The page docs/payload.md describes the format.
 import math
 from functools import lru_cache
 
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64_intdigest
 
 from .base import PayloadError
 from .layout import Layout
 
 MAX_TENSORS = 1 << 14
-DIGEST_SIZE = 4  # bytes of the digest of a table of shapes
 MAX_DIMENSIONS = 32
 MAX_NAME = 1 << 10  # bytes of a tensor's name
 
@@ -96,9 +95,9 @@ def shape_table(layout: Layout) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def shape_digest(layout: Layout) -> bytes:
-    """Return the first bytes of a hash of the table of shapes."""
-    return xxh3_64_digest(shape_table(layout))[:DIGEST_SIZE]
+def shape_hash(layout: Layout) -> int:
+    """Return a 64-bit hash of the table of shapes."""
+    return xxh3_64_intdigest(shape_table(layout))
 
 
 @lru_cache(maxsize=64)

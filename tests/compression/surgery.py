@@ -11,23 +11,24 @@ from compression.base import PayloadError
 from compression.batchnorm import separate
 from compression.decoder import exact_spec, index_spec, parts_of
 from compression.registry import by_id
-from compression.wire import NAMED, parse, tables, unpack, with_native_table
-from compression.wire_header import varint
+from compression.wire import NAMED, ids_of, parse, tables, unpack, with_native_table
+from compression.wire_header import shape_table, varint
 from compression.wire_natives import NativeTensor, natives_spec
 
 NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 31, 1 << 62)
 
 
-def streams_of(parsed, before):
+def streams_of(parsed, before, context=None):
     """Return the content and the spec of each stream of a payload, in the payload's order."""
     layout, specs = parsed.layout, []
+    known = None if context is None else context.of(layout, parsed.exact)
     if parsed.exact:
         cut = separate(layout, parsed.exact)
         specs.append(exact_spec(cut.exact_size))
         layout = cut.layout
     indices = before if parsed.repeated is not None else None
     if parsed.repeated is None and parsed.selected is not None:
-        specs.append(index_spec(parsed.selected, layout.size))
+        specs.append(index_spec(parsed.selected, layout.size, known))
         indices = unpack(parsed.coder, parsed.bodies[len(specs) - 1], specs[-1])
     specs += parsed.quantizer.specs(parsed.params, parts_of(indices, layout))
     specs += [natives_spec(parsed.own)] if parsed.own else []
@@ -35,9 +36,15 @@ def streams_of(parsed, before):
     return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
 
 
-def with_checksum(body):
-    """Append the right checksum, so that the decoder reads the changed bytes."""
-    return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+def with_checksum(body, layout=None):
+    """Append the right checksum, so that the decoder reads the changed bytes.
+
+    `layout`: the layout of the vector, for a payload in the short form.
+    """
+    if layout is None:
+        return body + xxh3_64_intdigest(body).to_bytes(8, "little")
+    seed = xxh3_64_intdigest(shape_table(layout))
+    return body + xxh3_64_intdigest(body, seed).to_bytes(8, "little")[:4]
 
 
 def encoded_again(payload, vector, layout, whole=False, **options):
@@ -60,21 +67,23 @@ class Surgery:
         self.ways = (self.entries, self.entries, self.fill, self.order, self.length, self.streams,
                      self.parameters, self.selection, self.methods, self.exact)  # fmt: skip
 
-    def __call__(self, payload, before):
-        """Return the bytes of a changed copy of a payload, without the checksum."""
-        parsed = parse(payload, None, 1 << 28)
-        self.ids, self.params = list(payload[4:7]), list(parsed.params)
+    def __call__(self, payload, before, layout=None, own=(), context=None):
+        """Return the bytes of a changed copy of a payload, without the checksum.
+
+        `layout`, `own`, `context`: what a decoder must know, for a payload in the short form.
+        """
+        self.short = layout is not None
+        parsed = parse(payload, layout, 1 << 28, own=own)
+        self.ids, self.params = list(ids_of(payload)), list(parsed.params)
         self.chosen, self.repeated = parsed.selected, parsed.repeated
-        self.tensors, self.listed = list(parsed.exact), streams_of(parsed, before)
+        self.tensors, self.listed = list(parsed.exact), streams_of(parsed, before, context)
         for _ in range(self.draw.integers(1, 4)):
             self.ways[self.draw.integers(len(self.ways))]()
         arrays = [np.zeros(each.shape, each.dtype) for each in parsed.own]
         own = [NativeTensor(d.position, d.name, a) for d, a in zip(parsed.own, arrays, strict=True)]
-        named = bool(payload[7] & NAMED)
-        head = with_native_table(
-            tables(parsed.layout, bytes(self.ids), named, tuple(self.tensors)), own
-        )
-        return self.joined(head)
+        named = not self.short and bool(payload[7] & NAMED)
+        head = tables(parsed.layout, bytes(self.ids), named, tuple(self.tensors), short=self.short)
+        return self.joined(with_native_table(head, own))
 
     def some(self, count):
         return int(self.draw.integers(count))
@@ -167,5 +176,8 @@ class Surgery:
         bodies = [self.coded(array, spec) for array, spec in self.listed]
         numbers = [len(self.params), *self.params, len(bodies)]
         numbers += [len(body) << 1 | coded for body, coded in bodies]
+        if self.short and bodies and self.some(16):
+            numbers[-1] &= 1
         head += b"".join(map(varint, numbers))
-        return head + bytes(-len(head) % 8) + b"".join(body for body, _ in bodies)
+        head += bytes(0 if self.short else -len(head) % 8)
+        return head + b"".join(body for body, _ in bodies)

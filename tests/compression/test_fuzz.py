@@ -15,14 +15,17 @@ import pytest
 
 from compression import PayloadError, decode_update, make_codec
 from compression import names as methods
+from compression.coders.index_context import SharedContext
 from compression.layout import Layout
 from compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery, with_checksum
 
 # A target is what a decoder knows of the methods; it does not know the sparsifier. Without a
-# context the coder `context` is `entropy`; test_index_context.py damages its own streams.
+# context the coder `context` is `entropy`. With a context a payload is in the short form.
 CODERS = [name for name in methods("coder") if name != "context"]
-TARGETS = list(product(["dense", "topk", "repeated"], methods("quantizer"), CODERS))
+KINDS = ["dense", "topk", "repeated"]
+TARGETS = list(product(KINDS, methods("quantizer"), CODERS))
+TARGETS += product(KINDS, methods("quantizer"), ["context"])
 MAX_SIZE = 1 << 14
 SLOWEST = 5.0  # seconds for one payload on a busy machine
 # For each target, how many payloads were accepted, for each kind of damage.
@@ -87,9 +90,10 @@ class Damage:
 
 
 def encode(target, update, layout, names):
-    """Return a payload, and what its decoder must know: indices, model, tensors in their own type.
+    """Return a payload, and what its decoder must know.
 
-    A payload with names also has tensors in their own type.
+    This is: the indices, the model, the places of tensors in their own type, and the context. A
+    payload with names also has tensors in their own type; a payload in the short form has no names.
     """
     kind, quantizer, coder = target
     given = [NativeTensor(len(layout) + i, f"own {i}", array) for i, array in enumerate(OWN)]
@@ -99,15 +103,18 @@ def encode(target, update, layout, names):
     added = zip(*tensors, strict=True) if tensors else ((), (), ())
     model = Layout(*(there + tuple(more) for there, more in zip(columns, added, strict=True)))
     places = tuple(each.position for each in own)
+    context = None
+    if coder == "context":
+        activity = np.random.default_rng(1).integers(0, 256, layout.size, dtype=np.uint8)
+        context, names = SharedContext(activity), False
+    said = {"names": names, "own": own, "context": context}
     if kind != "repeated":
-        codec = make_codec(kind, quantizer, coder)
-        return codec.encode(update, layout, names=names, own=own), None, model, places
+        payload = make_codec(kind, quantizer, coder).encode(update, layout, **said)
+        return payload, None, model, places, context
     codec, memory = make_codec("esgd", quantizer, coder, drop=0.8, cap=0.0), {}
     first = codec.encode(update, layout, memory=memory, loss=2.0)
-    second = codec.encode(
-        update, layout, memory=memory, loss=1.0, names=names, own=own, as_before=True
-    )
-    return second, decode_update(first, layout).selected, model, places
+    second = codec.encode(update, layout, memory=memory, loss=1.0, as_before=True, **said)
+    return second, decode_update(first, layout).selected, model, places, context
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +131,15 @@ def payloads(mixed, make_layout, update_for):
     }
 
 
-def check(payload, layout, before, own) -> bool:
+def check(payload, layout, before, own, context) -> bool:
     """Decode a payload; check result, time and memory; return whether the payload was accepted."""
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
     started = time.perf_counter()
     try:
-        update = decode_update(payload, layout, own=own, before=before, max_size=MAX_SIZE)
+        update = decode_update(
+            payload, layout, own=own, before=before, context=context, max_size=MAX_SIZE
+        )
         vector, found, there = update.dense(), update.layout, update.own
         selected = update.selected
     except PayloadError:
@@ -148,7 +157,8 @@ def check(payload, layout, before, own) -> bool:
         accepted, beside = True, sum(each.array.nbytes for each in there)
     assert time.perf_counter() - started < SLOWEST
     used = tracemalloc.get_traced_memory()[1] - start
-    assert used <= 3.1 * 4 * size + 2 * beside + (1 << 17)
+    by_context = 0 if context is None else 140 * size  # docs/payload.md
+    assert used <= 3.1 * 4 * size + 2 * beside + by_context + (1 << 17)
     return accepted
 
 
@@ -162,18 +172,27 @@ def test_damaged_payloads(target, payloads, pytestconfig):
     tracemalloc.start()
     try:
         for turn in range(count):
-            original, before, model, own = payloads[target][turn // 2 % len(payloads[target])]
+            case = payloads[target][turn // 2 % len(payloads[target])]
+            original, before, model, own, context = case
+            seed_of, end, known = None, 8, model if turn % 5 % 2 else None
+            if context is not None:
+                seed_of, end, known = model.without(own), 4, model
             by_parts = turn % 2
-            body = surgery(original, before) if by_parts else damage(original[:-8])
-            if body == original[:-8]:
+            if not by_parts:
+                body = damage(original[:-end])
+            elif context is None:
+                body = surgery(original, before)
+            else:
+                body = surgery(original, before, model, own, context)
+            if body == original[:-end]:
                 continue
-            if check(with_checksum(body), model if turn % 5 % 2 else None, before, own):
+            if check(with_checksum(body, seed_of), known, before, own, context):
                 accepted[by_parts] += 1
             else:
                 refused += 1
             if turn % 8 == 0:
                 with pytest.raises(PayloadError):
-                    decode_update(body + original[-8:], None, before=before)
+                    decode_update(body + original[-end:], seed_of and model, own=own, before=before)
     finally:
         tracemalloc.stop()
     assert refused > count / 5, "the damage does no harm: the test tests nothing"
@@ -188,11 +207,14 @@ def test_some_damage_was_another_valid_payload():
 
 @pytest.mark.parametrize("target", TARGETS, ids="-".join)
 def test_every_truncation(target, payloads):
-    payload, before, model, own = payloads[target][0]
-    body = payload[:-8]
+    payload, before, model, own, context = payloads[target][0]
+    body, seed_of = payload[:-8], None
+    if context is not None:
+        body, seed_of = payload[:-4], model.without(own)
+    there = {"own": own, "before": before, "context": context}
     ends = {*range(0, len(body), 7), *range(80), *range(len(body) - 20, len(body))}
     for length in (end for end in ends if 0 <= end < len(body)):
         with pytest.raises(PayloadError):
-            decode_update(payload[:length], model, own=own, before=before)
+            decode_update(payload[:length], model, **there)
         with pytest.raises(PayloadError):
-            decode_update(with_checksum(body[:length]), model, own=own, before=before)
+            decode_update(with_checksum(body[:length], seed_of), model, **there)

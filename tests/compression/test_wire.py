@@ -1,0 +1,202 @@
+"""The short form of a payload holds what the long form holds, without the shapes."""
+
+import struct
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from compression import Layout, PayloadError, decode, decode_update, describe, make_codec
+from compression import names as methods
+from compression.coders.index_context import SharedContext
+from compression.decoder import declared, expect
+from compression.registry import get
+from compression.wire import EXACT, OWN, SHORT, ids_of, parse
+from compression.wire_header import name_table, shape_table, varint
+from compression.wire_natives import NativeTensor
+from tests.compression.surgery import with_checksum
+
+CODERS = [name for name in methods("coder") if get("coder", name).contextual]
+METHODS = list(product(methods("sparsifier"), methods("quantizer"), CODERS))
+SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=4)
+VALUES = [1.0, -2.5, 1e-3]
+SMALL = Layout(("w", "b"), ((1, 2), ()), ("float32",) * 2)
+HEAD = bytes([SHORT, 0, 0, 4])  # dense, float32, context
+PLAIN = HEAD + bytes([0, 0, 1, 0]) + struct.pack("<3f", *VALUES)  # all entries, no parameters
+
+
+class Case:
+    """A layout with statistics, tensors in their own type, an update, and what both ends know."""
+
+    def __init__(self, shapes, own, seed):
+        names = (*map(str, range(len(shapes))), "bn.running_mean", "last")
+        shapes = (*shapes, (4,), (30 + seed % 50,))
+        self.layout = Layout(names, shapes, ("float32",) * len(shapes))
+        draw = np.random.default_rng(seed)
+        self.update = draw.normal(size=self.layout.size).astype(np.float32)
+        self.context = SharedContext(draw.integers(0, 256, self.layout.size, dtype=np.uint8))
+        at = len(self.layout)
+        array = np.arange(at)
+        self.own = [NativeTensor(at, "steps", array)] if own else []
+        added = (("steps",), ((at,),), (array.dtype.name,)) if own else ((), (), ())
+        columns = (names, shapes, self.layout.dtypes)
+        self.model = Layout(*(a + b for a, b in zip(columns, added, strict=True)))
+        self.places = (at,) if own else ()
+
+    def encoded(self, method, *, names=False, first=True):
+        """Return a node's payload; if not `first`, its second one, and the first one's indices."""
+        codec, memory, before = make_codec(*method), {}, None
+        given = {"own": self.own, "context": self.context, "loss": 1.0, "names": names}
+        payload = codec.encode(self.update, self.layout, memory=memory, **given)
+        if not first:
+            before = self.decoded(payload).selected
+            payload = codec.encode(
+                self.update, self.layout, memory=memory, as_before=True, seed=1, **given
+            )
+        return payload, before
+
+    def decoded(self, payload, before=None):
+        return decode_update(
+            payload, self.model, own=self.places, before=before, context=self.context
+        )
+
+
+cases = st.builds(Case, SHAPES, st.booleans(), st.integers(0, 1 << 32))
+
+
+@given(cases, st.sampled_from(METHODS), st.booleans())
+def test_the_short_form_holds_what_the_long_form_holds(case, method, first):
+    short, before = case.encoded(method, first=first)
+    long, _ = case.encoded(method, names=True, first=first)
+    made, wanted = case.decoded(short, before), case.decoded(long, before)
+    assert (made.layout, made.exact) == (wanted.layout, wanted.exact)
+    assert made.values.tobytes() == wanted.values.tobytes()
+    assert made.values.flags.aligned
+    assert (made.indices is None) == (wanted.indices is None)
+    if made.indices is not None:
+        np.testing.assert_array_equal(made.indices, wanted.indices)
+    for ours, theirs in zip(made.own, wanted.own, strict=True):
+        assert (ours.position, ours.name) == (theirs.position, theirs.name)
+        np.testing.assert_array_equal(ours.array, theirs.array)
+    # The tables are left out, 8 bytes of prefix and checksum, the padding, and one length.
+    last = parse(long, None, 1 << 20).bodies[-1].view.nbytes
+    fixed = 8 + len(shape_table(case.layout)) + len(name_table(case.layout))
+    assert 0 <= len(long) - len(short) - fixed - (len(varint(2 * last)) - 1) < 8
+
+
+@given(cases, st.sampled_from(METHODS))
+def test_both_forms_name_their_methods(case, method):
+    codec = make_codec(*method)
+    for names in (False, True):
+        payload, _ = case.encoded(method, names=names)
+        assert (payload[0] & ~(EXACT | OWN) == SHORT) == (not names)
+        assert ids_of(payload) == codec.ids
+        assert codec.made(payload)
+    expect(case.encoded(method)[0], case.model, own=case.places)
+
+
+@given(cases, st.sampled_from(METHODS), st.integers(1, 255), st.binary(min_size=1, max_size=9))
+def test_any_other_bytes_are_refused(case, method, mask, more):
+    payload, _ = case.encoded(method)
+    changed = [
+        payload[:at] + bytes([payload[at] ^ mask]) + payload[at + 1 :] for at in range(len(payload))
+    ]
+    cuts = [payload[:end] for end in range(len(payload))]
+    cuts += [payload[start:] for start in range(1, min(len(payload), 20))]
+    for wrong in [*changed, *cuts, payload + more, more + payload]:
+        with pytest.raises(PayloadError):
+            case.decoded(wrong)
+
+
+@given(cases, st.sampled_from(METHODS), st.data())
+def test_another_layout_of_the_same_size_is_refused(case, method, data):
+    payload, _ = case.encoded(method)
+    shapes = list(case.layout.shapes)
+    at = data.draw(st.integers(0, len(shapes) - 1))
+    way = data.draw(st.sampled_from(["one more dimension", "flat", "split", "order"]))
+    if way == "one more dimension":
+        shapes[at] = (1, *shapes[at])
+    elif way == "flat":
+        shapes[at] = (int(np.prod(shapes[at])),)
+    elif way == "split":
+        shapes += [()]
+        shapes[-2] = (shapes[-2][0] - 1,)
+    else:
+        shapes = data.draw(st.permutations(shapes))
+    names = tuple(map(str, range(len(shapes))))
+    other = Layout(names, tuple(shapes), ("float32",) * len(shapes))
+    assert other.size == case.layout.size
+    if other.shapes != case.layout.shapes:
+        with pytest.raises(PayloadError, match="damaged or for another model: its checksum"):
+            parse(payload, other, 1 << 20, of_vector=True)
+
+
+@given(cases)
+def test_a_payload_without_shapes_needs_a_layout(case):
+    payload, _ = case.encoded(("topk", "int8", CODERS[0]))
+    for read in (decode, decode_update, declared, describe):
+        with pytest.raises(PayloadError, match="holds no shapes: they must be known here"):
+            read(payload)
+
+
+def test_the_short_form_by_hand():
+    """The decoder reads a payload that was written from docs/payload.md alone."""
+    seed = xxh3_64_intdigest(bytes([2, 2, 1, 2, 0]))  # two tensors: (1, 2) and ()
+    payload = PLAIN + struct.pack("<I", xxh3_64_intdigest(PLAIN, seed) & 0xFFFFFFFF)
+    assert decode(payload, SMALL)[0].tolist() == [np.float32(value) for value in VALUES]
+    codec = make_codec("dense", "float32", "context")
+    context = SharedContext(np.zeros(3, np.uint8))
+    update = np.array(VALUES, np.float32)
+    assert codec.encode(update, SMALL, context=context) == payload
+    assert codec.encode_sparse(None, update, SMALL, context=context) == payload
+
+
+def test_values_that_lie_unaligned_are_decoded(lenet, update_for):
+    codec = make_codec("topk", "float32", "context", density=1e-4)  # few values stay uncoded
+    context = SharedContext(np.zeros(lenet.size, np.uint8))
+    payload = codec.encode(update_for(lenet), lenet, context=context)
+    parsed = parse(payload, lenet, lenet.size)
+    assert not parsed.bodies[-1].coded
+    expected = decode_update(payload, lenet, context=context).dense()
+    starts = set()
+    for shift in range(8):
+        view = memoryview(bytearray(shift) + payload)[shift:]
+        body = np.frombuffer(parse(view, lenet, lenet.size).bodies[-1].view, np.uint8)
+        starts.add(body.ctypes.data % 4)
+        update = decode_update(view, lenet, context=context)
+        assert update.values.flags.aligned
+        np.testing.assert_array_equal(update.dense(), expected)
+    assert starts == {0, 1, 2, 3}
+
+
+FLOATS = PLAIN[8:]
+WRONG = {
+    "another mark": (bytes([SHORT | 1]) + PLAIN[1:], "no payload"),
+    "another version": (bytes([SHORT + 8]) + PLAIN[1:], "no payload"),
+    "no bytes": (HEAD[:3], "no payload"),
+    "nothing after the ids": (HEAD, "ends within"),
+    "unknown ids": (bytes([SHORT, 0, 255, 4]) + PLAIN[4:], "quantizer 255"),
+    "no exact tensors": (bytes([SHORT | EXACT]) + PLAIN[1:], "0 exact tensors of 2"),
+    "tensors in their own type": (bytes([SHORT | OWN]) + PLAIN[1:], "another model"),
+    "the last stream's length": (HEAD + bytes([0, 0, 1, 24]) + FLOATS, "which needs none"),
+    "more bytes": (PLAIN + b"\0", "13 bytes instead of 12"),
+    "fewer bytes": (PLAIN[:-1], "11 bytes instead of 12"),
+    "a needless coding": (HEAD + bytes([0, 0, 1, 1]) + FLOATS, "no smaller than uncoded"),
+    "no streams": (HEAD + bytes([0, 0, 0]), "0 streams of values, not 1"),
+    "no streams, but bytes": (HEAD + bytes([0, 0, 0]) + FLOATS, "goes on after its header"),
+    "two streams": (HEAD + bytes([0, 0, 2, 24, 0]) + FLOATS, "2 streams of values, not 1"),
+    "a stream beyond the end": (HEAD + bytes([0, 0, 2, 26, 0]) + FLOATS, "ends within"),
+    "a huge stream": (HEAD + bytes([0, 0, 2]) + varint(1 << 62) + bytes(1), "ends within"),
+    "too many streams": (HEAD + bytes([0, 0, 17]) + bytes(17), "17 streams"),
+    "too many indices": (HEAD + bytes([1, 4, 0, 2, 32, 0]) + bytes(32), "4 indices into 3"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_lies_under_a_right_checksum(wrong):
+    body, match = WRONG[wrong]
+    with pytest.raises(PayloadError, match=match):
+        decode(with_checksum(body, SMALL), SMALL)
