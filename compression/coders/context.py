@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -13,7 +14,8 @@ from ..registry import register
 from .entropy import Entropy
 from .index_context import CHECK, IndexContext
 
-_CONTEXT = 3  # the tag, the first byte of a coded stream; `Entropy` has the other tags
+_CONTEXT = 4  # the tag, the first byte of a coded stream; `Entropy` has the other tags
+_FIRST, _WIDEST = 5, 31  # bits in which the first class's width is sent, and the largest width
 _BROKEN = "payload holds a broken stream of indices by context"
 Bits = NDArray[np.uint8]  # one bit per byte
 
@@ -26,9 +28,12 @@ class Context(Entropy):
     Sender and receiver must know the same activity (`index_context.py`). Without a context, an
     index set is coded by `entropy`.
 
-    In each of the 16 classes, the coordinates are numbered in their order. The gaps between the
-    numbers of the selected ones are Rice-coded. The parameter follows from how many of the class
-    are selected, which is sent first. A class in which more than 39 % are selected is a bitmap.
+    The coordinates of the likeliest class come first, in their order, then those of the next class.
+    They are read in windows of 2^b coordinates, where b (the width) belongs to the class. A bit per
+    window says whether the window holds a selected coordinate. If it does, b bits say where the
+    first one is, and the next window begins behind it. A window ends with its class. So a class
+    costs only its width, which is sent first, and not the number of its selected coordinates. With
+    b = 0 a class is a bitmap.
     """
 
     name: ClassVar[str] = "context"
@@ -40,7 +45,7 @@ class Context(Entropy):
         plain = super().encode(data, spec)
         if plain is None or spec.kind is not Kind.INDICES or spec.context is None:
             return plain
-        return min(plain, coded_by_class(data.astype(np.uint32), spec.context), key=len)
+        return min(plain, coded_in_windows(data.astype(np.uint32), spec.context), key=len)
 
     @classmethod
     def decode(cls, coded: memoryview, spec: Spec) -> Array:
@@ -51,57 +56,68 @@ class Context(Entropy):
             raise PayloadError("payload holds indices by a context that is not known here")
         if coded[1 : 1 + CHECK] != spec.context.check:
             raise PayloadError("payload holds indices by another context than is known here")
-        found = _from_classes(_Bits(coded[1 + CHECK :]), spec.context, spec.size)
+        found = _from_windows(coded[1 + CHECK :], spec.context, spec.size)
         return cast(Array, found.astype(spec.dtype))
 
 
-def _rice_bits(total: int, selected: int) -> int:
-    """Return the number of low bits in the Rice code of a class's gaps; 0 stands for a bitmap.
-
-    It is log2(ln 2 (mean gap + 1/2)) rounded to an integer, computed with integers.
-    """
-    return max((2 * total - selected) * 251 // (512 * selected), 1).bit_length() - 1
-
-
-def coded_by_class(indices: Indices, context: IndexContext) -> bytes:
-    """Return the stream of strictly increasing indices (k,) by context, with its tag."""
+def coded_in_windows(indices: Indices, context: IndexContext) -> bytes:
+    """Return the stream of strictly increasing indices (k,) by context, with its tag; k > 0."""
     ranks = np.sort(context.ranks(indices))
-    starts = [0, *np.cumsum(context.counts).tolist()]  # the first rank of each class
-    bounds = ranks.searchsorted(starts).tolist()
-    heads, bitmaps, lows, highs = list[Bits](), list[Bits](), list[Bits](), list[Bits]()
-    left = len(indices)
-    for each, last in _present(context):
-        total = starts[each + 1] - starts[each]
-        selected = bounds[each + 1] - bounds[each]
-        if not last:
-            heads.append(_bits_of(np.array([selected]), min(total, left).bit_length()))
-            left -= selected
-        if selected in (0, total):
-            continue
-        chosen = ranks[bounds[each] : bounds[each + 1]] - starts[each]
-        low = _rice_bits(total, selected)
-        if not low:
-            bits = np.zeros(total, dtype=np.uint8)
-            bits[chosen] = 1
-            bitmaps.append(bits)
-            continue
-        gaps = np.diff(chosen, prepend=-1) - 1
-        lows.append(_bits_of(gaps, low))
-        ends = np.cumsum((gaps >> low) + 1) - 1
-        bits = np.zeros(ends[-1] + 1, dtype=np.uint8)
-        bits[ends] = 1
-        highs.append(bits)
-    bits = np.concatenate([*heads, *bitmaps, *lows, *highs, np.zeros(0, dtype=np.uint8)])
+    totals = context.counts
+    ends = np.cumsum(totals)
+    starts = ends - totals
+    bounds = ranks.searchsorted(np.append(starts, ends[-1]))
+    selected = np.diff(bounds)
+    widths = _widths(totals, selected)
+    used = np.flatnonzero(selected)
+    firsts, lasts = bounds[used], bounds[used + 1] - 1
+    gaps = np.diff(ranks, prepend=-1) - 1
+    gaps[firsts] = ranks[firsts] - starts[used]
+    zeros = gaps >> np.repeat(widths, selected)
+    tails = totals.copy()  # the coordinates of each class behind its last selected one
+    tails[used] = ends[used] - ranks[lasts] - 1
+    skipped = np.cumsum(-(-tails >> widths))  # windows up to the end of a class
+    zeros[firsts] += np.diff((skipped - -(-tails >> widths))[used], prepend=0)
+    unary = np.zeros(int(zeros.sum()) + len(zeros), dtype=np.uint8)
+    unary[np.cumsum(zeros + 1) - 1] = 1
+    lows = [
+        _bits_of(gaps[first : last + 1], width)
+        for first, last, width in zip(firsts, lasts, widths[used].tolist(), strict=True)
+        if width
+    ]
+    bits = np.concatenate([_bits_of_widths(widths[totals > 0]), unary, *lows])
     return bytes((_CONTEXT,)) + context.check + np.packbits(bits).tobytes()
 
 
-def _present(context: IndexContext) -> list[tuple[int, bool]]:
-    """Return the classes that have coordinates, the likeliest first, and whether it is the last.
+def _widths(totals: NDArray[np.int64], selected: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return each class's width b, from how many coordinates it has and how many are selected.
 
-    The number of selected coordinates in the last class is not sent, because the sum is known.
+    The widths do not decrease, because that makes them short to send. So a class that is denser
+    than the classes before it gets a common density with them (isotonic regression, by pooling
+    adjacent violators). b is log2(ln 2 (mean gap + 1/2)), rounded.
     """
-    present = np.flatnonzero(context.counts)[::-1].tolist()
-    return [(each, each == present[-1]) for each in present]
+    pools = list[tuple[int, int, int]]()  # coordinates, selected ones, classes
+    for pool in zip(totals.tolist(), selected.tolist(), [1] * len(totals), strict=True):
+        total, chosen, classes = pool
+        while pools and pools[-1][1] * total <= chosen * pools[-1][0]:
+            before = pools.pop()
+            total, chosen, classes = before[0] + total, before[1] + chosen, before[2] + classes
+        pools.append((total, chosen, classes))
+    widths, width = list[int](), 0
+    for total, chosen, classes in pools:
+        if chosen:
+            mean = max((2 * total - chosen) * 251 // (512 * chosen), 1)
+            width = max(width, min(mean.bit_length() - 1, _WIDEST))
+        widths += [width] * classes
+    return np.array(widths, dtype=np.int64)
+
+
+def _bits_of_widths(widths: NDArray[np.int64]) -> Bits:
+    """Return the bits of widths that do not decrease: the first, then the differences in unary."""
+    differences = np.diff(widths)
+    unary = np.zeros(int(differences.sum()) + len(differences), dtype=np.uint8)
+    unary[np.cumsum(differences + 1) - 1] = 1
+    return np.concatenate([_bits_of(widths[:1], _FIRST), unary])
 
 
 def _bits_of(numbers: NDArray[np.int64], width: int) -> Bits:
@@ -109,76 +125,86 @@ def _bits_of(numbers: NDArray[np.int64], width: int) -> Bits:
     return (numbers[:, None] >> np.arange(width)[::-1] & 1).astype(np.uint8).reshape(-1)
 
 
-class _Bits:
-    """Reads an untrusted string of bits; raises `PayloadError` at its end."""
-
-    def __init__(self, coded: memoryview) -> None:
-        self._bytes = np.frombuffer(coded, dtype=np.uint8)
-        self._at = 0
-
-    def take(self, count: int) -> Bits:
-        """Return the next `count` bits."""
-        start, self._at = self._at, self._at + count
-        if self._at > 8 * len(self._bytes):
-            raise PayloadError(_BROKEN)
-        first = start // 8
-        bits = np.unpackbits(self._bytes[first : -(-self._at // 8)])
-        return bits[start - 8 * first : self._at - 8 * first]
-
-    def numbers(self, count: int, width: int) -> NDArray[np.int64]:
-        """Return the next `count` numbers of `width` bits."""
-        found = np.zeros(count, dtype=np.int64)
-        for bits in self.take(count * width).reshape(count, width).T:
-            found = found << 1 | bits
-        return found
-
-    def rest(self) -> Bits:
-        """Return all remaining bits, without the zeros that fill up the last byte."""
-        bits = self.take(8 * len(self._bytes) - self._at)
-        ones = np.flatnonzero(bits[-8:])
-        used = max(len(bits) - 8, 0) + int(ones[-1]) + 1 if len(ones) else 0
-        if len(bits) - used > 7:
-            raise PayloadError(_BROKEN)
-        return bits[:used]
+def _numbers_of(bits: Bits, width: int) -> NDArray[np.int64]:
+    """Return the numbers whose bits `_bits_of` returned."""
+    found = np.zeros(len(bits) // max(width, 1), dtype=np.int64)
+    for each in bits.reshape(-1, width).T:
+        found = found << 1 | each
+    return found
 
 
-def _from_classes(bits: _Bits, context: IndexContext, size: int) -> Indices:
-    left, selected = size, dict[int, int]()
-    for each, last in _present(context):
-        total = int(context.counts[each])
-        count = left if last else int(bits.numbers(1, min(total, left).bit_length())[0])
-        if count > min(total, left):
-            raise PayloadError(_BROKEN)
-        selected[each], left = count, left - count
-    if size == context.size:
-        if len(bits.rest()):
-            raise PayloadError(_BROKEN)
-        return np.arange(size, dtype=np.uint32)
-    starts = np.cumsum(context.counts) - context.counts  # the first rank of each class
-    found, rice = list[NDArray[np.int64]](), dict[int, int]()
-    for each, count in selected.items():
-        total = int(context.counts[each])
-        low = _rice_bits(total, count) if 0 < count < total else 0
-        if count == total:
-            found.append(np.arange(total) + starts[each])
-        elif low:
-            rice[each] = low
-        elif count:
-            ranks = np.flatnonzero(bits.take(total))
-            if len(ranks) != count:
-                raise PayloadError(_BROKEN)
-            found.append(ranks + starts[each])
-    lows = {each: bits.numbers(selected[each], low) for each, low in rice.items()}
-    unary = bits.rest()
-    if np.count_nonzero(unary) != sum(map(len, lows.values())):
+def _from_windows(coded: memoryview, context: IndexContext, size: int) -> Indices:
+    """Return the `size` indices in an untrusted stream, without its tag and the hash."""
+    bits = np.unpackbits(np.frombuffer(coded, dtype=np.uint8))
+    classes = np.flatnonzero(context.counts)
+    ones = np.flatnonzero(bits[_FIRST:])[: len(classes) - 1 + size]
+    if len(bits) < _FIRST or len(ones) < len(classes) - 1 + size:
         raise PayloadError(_BROKEN)
-    ends = np.flatnonzero(unary)
-    highs, at = np.diff(ends, prepend=-1) - 1, 0
-    for each, low in rice.items():
-        gaps = (highs[at : at + selected[each]] << low) + lows[each]
-        ranks = np.cumsum(gaps + 1) - 1
-        if ranks[-1] >= context.counts[each]:
+    steps = np.diff(ones, prepend=-1) - 1
+    widths = int(_numbers_of(bits[:_FIRST], _FIRST)[0]) + np.cumsum(steps[: len(classes) - 1])
+    widths = np.append(_numbers_of(bits[:_FIRST], _FIRST), widths)
+    if widths[-1] > _WIDEST:
+        raise PayloadError(_BROKEN)
+    windows = _Windows(steps[len(classes) - 1 :], bits[_FIRST + 1 + ones[-1] :])
+    starts = np.cumsum(context.counts) - context.counts
+    found = [
+        ranks + starts[each]
+        for each, width in zip(classes.tolist(), widths.tolist(), strict=True)
+        for ranks in windows.of_class(int(context.counts[each]), width)
+    ]
+    windows.end()
+    return np.sort(context.indices(np.concatenate(found)))
+
+
+class _Windows:
+    """Reads the selected coordinates of one class after the other.
+
+    `zeros`: (k,), for each selected coordinate the number of windows before its own that hold none.
+    `lows`: the bits that say where the coordinates are in their windows.
+    """
+
+    def __init__(self, zeros: NDArray[np.int64], lows: Bits) -> None:
+        self._zeros, self._lows = zeros, lows
+        self._next = self._bit = 0  # of the coordinates, of the bits
+
+    def of_class(self, total: int, width: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the numbers of the selected coordinates of a class of `total` coordinates.
+
+        It takes more coordinates at a time than the class probably has, and keeps those whose
+        window begins within the class.
+        """
+        at = 0  # the number of the class at which the next window begins
+        while at < total and self._next < len(self._zeros):
+            few = 2 * (total - at >> width) + 16
+            zeros = self._zeros[self._next : self._next + few].clip(max=(total >> width) + 1)
+            places = self._places(len(zeros), width)
+            zeros = zeros[: len(places)]
+            ends = at + np.cumsum((zeros << width) + places + 1)
+            inside = ends - places - 1 < total
+            taken = len(inside) if inside.all() else int(inside.argmin())
+            if taken:
+                at = int(ends[taken - 1])
+                if at > total:
+                    raise PayloadError(_BROKEN)
+                yield ends[:taken] - 1
+                self._next += taken
+                self._bit += taken * width
+            if taken < len(places) or not len(places):
+                break
+        if self._next < len(self._zeros):
+            self._zeros[self._next] -= -(-(total - at) >> width)
+            if self._zeros[self._next] < 0:
+                raise PayloadError(_BROKEN)
+
+    def _places(self, count: int, width: int) -> NDArray[np.int64]:
+        """Return the places in their windows of the next `count` coordinates, or of fewer."""
+        if not width:
+            return np.zeros(count, dtype=np.int64)
+        bits = self._lows[self._bit : self._bit + count * width]
+        return _numbers_of(bits[: len(bits) // width * width], width)
+
+    def end(self) -> None:
+        """Raise `PayloadError` if coordinates are left, or bits that are not the last padding."""
+        rest = self._lows[self._bit :]
+        if self._next < len(self._zeros) or len(rest) > 7 or rest.any():
             raise PayloadError(_BROKEN)
-        found.append(ranks + starts[each])
-        at += selected[each]
-    return np.sort(context.indices(np.concatenate([*found, ends[:0]])))

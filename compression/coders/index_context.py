@@ -2,9 +2,9 @@
 
 Sender and receiver know which coordinates the last eight updates changed (the activity). A
 coordinate that was changed often, or is in a row and a column of its tensor that were changed
-often, is more likely to be in the next index set. So the coordinates are divided into 16 classes by
-a score of these three counts, and each class is coded with a density of its own. All arithmetic
-uses integers, so that both sides get the same classes on any machine.
+often, is more likely to be in the next index set. So the coordinates are divided into 24 classes by
+a score of these three counts, and each class is coded with a density of its own. A newer update
+counts more. All arithmetic uses integers, so that both sides get the same classes on any machine.
 """
 
 from __future__ import annotations
@@ -20,18 +20,23 @@ from ..scatter import Indices
 
 Activity = NDArray[np.uint8]
 Words = NDArray[np.uint64]
-CLASSES, _BITS = 16, 4
+CLASSES, _BITS = 24, 5
 CHECK = 4  # bytes of the classes' hash in a coded stream
 _WORD = 64  # coordinates in a word of a bitmap
 _BLOCK = 1 << 16  # coordinates that are looked up at a time, which bounds the memory
-_PARTS = 16  # the unit of a mean count is 1/16
-# A score is 8 log2(5/16 + own count) + 4 log2(5/16 + mean of the row) + the same for the column, up
-# to rounding and a constant. The table holds 4 log2(x + 5) as an exact integer.
-_LEVELS = np.array([((x + 5) ** 4).bit_length() - 1 for x in range(8 * _PARTS + 1)], dtype=np.uint8)
-_OWN = 2 * _LEVELS[::_PARTS]
-_LOWEST = int(_OWN[0]) + 2 * int(_LEVELS[0])
-_WIDTH = 4  # of a class, in units of the score
-_CLASS_OF = np.minimum((np.arange(256).clip(_LOWEST) - _LOWEST) // _WIDTH, CLASSES - 1).astype("u1")
+# An update adds its weight to the sum of each coordinate that it changed, the newest update 12.
+_WEIGHTS = (1, 1, 2, 2, 3, 4, 7, 12)  # of the bits of an activity; together 32
+_SUMS = np.array(
+    [sum(w for bit, w in enumerate(_WEIGHTS) if x >> bit & 1) for x in range(256)], dtype=np.uint8
+)
+_PARTS = 4  # the unit of a row's mean is a quarter of a weight
+# A score is 6 log2(5/4 + own sum) + 4 log2(5/4 + mean of the row) + the same for the column, up to
+# rounding and a constant. Each log2 is rounded down to an exact integer.
+_OWN = np.array([((_PARTS * int(x) + 5) ** 6).bit_length() - 1 for x in _SUMS], dtype=np.uint8)
+_MEANS = np.array([((x + 5) ** 4).bit_length() - 1 for x in range(32 * _PARTS + 1)], dtype=np.uint8)
+_LOWEST = int(_OWN[0]) + 2 * int(_MEANS[0])
+_WIDTH = 3  # of a class, in units of the score
+_CLASS_OF = (CLASSES - 1 - (np.arange(256).clip(_LOWEST) - _LOWEST) // _WIDTH).clip(0).astype("u1")
 
 
 def record(activity: Activity, indices: Indices | None) -> None:
@@ -44,24 +49,24 @@ def record(activity: Activity, indices: Indices | None) -> None:
 
 
 def classes_of(activity: Activity, layout: Layout) -> NDArray[np.uint8]:
-    """Return the class of each coordinate, 0 to 15, as uint8 (n,); likelier classes are higher.
+    """Return the class of each coordinate, 0 to 23, as uint8 (n,); class 0 is the likeliest.
 
     `activity`: (n,). `layout`: the n coordinates' tensors. A tensor's rows are those of its first
     dimension; a tensor of one dimension is one row.
     """
-    counts = np.bitwise_count(activity)
+    sums = _SUMS[activity]
     classes = np.empty(layout.size, dtype=np.uint8)
     bounds = layout.offsets.tolist()
     for start, stop, shape in zip(bounds[:-1], bounds[1:], layout.shapes, strict=True):
         if start == stop:
             continue
         rows = shape[0] if len(shape) > 1 else 1
-        own = counts[start:stop].reshape(rows, -1)
+        own = sums[start:stop].reshape(rows, -1)
         by_row = _PARTS * own.sum(1, dtype=np.int64) // own.shape[1]
         by_column = _PARTS * own.sum(0, dtype=np.int64) // rows
-        score = _OWN[own]
-        score += _LEVELS[by_row][:, None]
-        score += _LEVELS[by_column]
+        score = _OWN[activity[start:stop]].reshape(own.shape)
+        score += _MEANS[by_row][:, None]
+        score += _MEANS[by_column]
         classes[start:stop] = _CLASS_OF[score].reshape(-1)
     return classes
 
@@ -89,7 +94,7 @@ class IndexContext:
     def _tables(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """For each class and word, how many coordinates have lower ranks; and all classes' sizes.
 
-        The first array is (16 words,), in the order of the ranks.
+        The first array is (24 words,), in the order of the ranks.
         """
         words = self._planes.shape[1]
         before = np.zeros((CLASSES, words + 1), dtype=np.uint32)
@@ -106,7 +111,7 @@ class IndexContext:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many coordinates each class has, (16,)."""
+        """How many coordinates each class has, (24,)."""
         return self._tables[1]
 
     def _members(self, words: NDArray[np.int64], classes: NDArray[np.uint8]) -> Words:

@@ -77,7 +77,7 @@ def test_arrays_stay_as_they_are():
 @given(CONTENTS, PAYLOADS)
 def test_records_stand_before_a_short_payload(content, payloads):
     """All bytes are counted: those of the records as the header, those of the payloads."""
-    whole = RecordDict({"": payload_records(payloads), **content})
+    whole = RecordDict({"the payloads": payload_records(payloads), **content})
     made = compact(whole)
     assert is_compact(made)
     assert plain(restored(made)) == plain(whole)
