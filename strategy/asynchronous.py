@@ -152,6 +152,7 @@ class Asynchronous(ParameterServer):
     """
 
     unit = "PUSH"
+    knows_context = True
     State = PushesState
     state: PushesState
 
@@ -295,7 +296,13 @@ class Pushes:
         self._whole = StepLogSync(self._replica, self.layout, follow=False)
         self._downlink: DeltaSync | None = None
         if (downlink := strategy.codecs.downlink) is not None:
-            self._downlink = DeltaSync(downlink, strategy.codecs.seed, state.deltas, initial.seeded)
+            self._downlink = DeltaSync(
+                downlink,
+                strategy.codecs.seed,
+                state.deltas,
+                initial.seeded,
+                contextual=strategy.codecs.contextual,
+            )
         self.natives = NativeMix(strategy.initial, state.natives)
         self._session = ServerSession(
             self._downlink or self._whole,

@@ -97,7 +97,7 @@ class ParameterServer(Strategy):
     """
 
     unit = "ROUND"  # the unit of progress in the log
-    knows_context = False  # both ends know the same updates, so index sets may be coded by context
+    knows_context = False  # both ends know what the server sent: index sets may be coded by context
     sends_models = True  # the messages in both directions hold whole models or updates
     State: ClassVar[type[ServerState]]
     state: ServerState

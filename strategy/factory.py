@@ -169,11 +169,20 @@ def scheme_of(config: Config) -> CountedStrategy:
 
 
 def _expect_context(codecs: Codecs, config: Config, *, known: bool) -> None:
-    """Raise `ConfigError` for a coder by context with a strategy that has no context."""
+    """Raise `ConfigError` for a coder by context in a run that has no context.
+
+    The context is which entries the server's last updates, or differences of models, have changed.
+    """
     if (codecs.contextual and not known) or gradients_of(config).coder.contextual:
         raise ConfigError(
-            "coder=context is for strategy=sparse_averaging, where nodes know the updates of all "
-            "nodes: choose coder=entropy"
+            "coder=context is for strategy=sparse_averaging and asynchronous strategies, where "
+            "both ends know what the server has sent: choose coder=entropy"
+        )
+    if codecs.contextual and (codecs.downlink is None or codecs.downlink.exact):
+        raise ConfigError(
+            "coder=context is for a lossy downlink, because its context is what the server has "
+            "sent: choose one such as downlink=topk, or give compression.coder=entropy "
+            "downlink.coder=entropy"
         )
 
 

@@ -231,12 +231,10 @@ class SparseAveraging(ParameterServer):
         super().check_config(config)
         self._check_deadline(config.timeout)
         self._check_sums(config)
-        steps = self.codecs.downlink is not None and self.follow == "steps"
-        if self.codecs.contextual and (not steps or self.mask_received):
+        if self.codecs.contextual and self.mask_received:
             raise ConfigError(
-                "coder=context is for nodes that repeat the server's steps: with downlink=full, "
-                "strategy.follow=differences or strategy.mask_received=true, give "
-                "compression.coder=entropy downlink.coder=entropy"
+                "coder=context is for nodes whose model is the server's: with "
+                "strategy.mask_received=true, give compression.coder=entropy downlink.coder=entropy"
             )
         downlink = self.codecs.downlink
         if self.follow == "differences" and (downlink is None or downlink.exact):
@@ -345,7 +343,7 @@ class Rounds:
             strategy.optimizer,
             initial_arrays,
             state.replica,
-            contextual=strategy.codecs.contextual,
+            contextual=strategy.codecs.contextual and strategy.follow == "steps",
         )
         initial = InitialModel.of(
             self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
@@ -354,7 +352,12 @@ class Rounds:
         if self._downlink is not None and strategy.follow == "differences":
             seed, self._downlink = strategy.codecs.seed, None
             self._deltas = DeltaSync(
-                strategy.codecs.downlink, seed, state.deltas, initial.seeded, from_initial=True
+                strategy.codecs.downlink,
+                seed,
+                state.deltas,
+                initial.seeded,
+                from_initial=True,
+                contextual=strategy.codecs.contextual,
             )
         follow = self._downlink is not None
         self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)

@@ -48,6 +48,13 @@ def record(activity: Activity, indices: Indices | None) -> None:
     activity[slice(None) if indices is None else indices] |= 128
 
 
+def recorded(activity: Activity, indices: Indices | None) -> Activity:
+    """Return a copy of the (n,) `activity` in which an update is recorded (`record`)."""
+    later = activity.copy()
+    record(later, indices)
+    return later
+
+
 def classes_of(activity: Activity, layout: Layout) -> NDArray[np.uint8]:
     """Return the class of each coordinate, 0 to 23, as uint8 (n,); class 0 is the likeliest.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..base import PayloadError, Vector
 from ..batchnorm import trained_entries
-from ..coders.index_context import SharedContext
+from ..coders.index_context import Activity, SharedContext, recorded
 from ..decoder import MAX_SIZE, Update, declared, decode_update
 from ..layout import Layout
 from .headers import HEALS, DownlinkHeader
@@ -105,6 +105,14 @@ class Followed(NamedTuple):
         return form.arrays(model)
 
 
+class _Version(NamedTuple):
+    """A version of the model with its checksum, and the context of index sets at it."""
+
+    checksum: bytes
+    vector: Vector
+    context: SharedContext | None
+
+
 class NodeReplica:
     """Reads the server's model from messages, for all nodes of a process.
 
@@ -128,7 +136,7 @@ class NodeReplica:
         self._layout, self._optimizer, self._seeded = layout, optimizer, seeded
         self._from_seed: Replica | None = None  # began at version 0; nodes of the process share it
         self._decode = Decoder(layout)
-        self._made: tuple[bytes, Vector] | None = None  # the last version's checksum and model
+        self._made: _Version | None = None  # the version that was computed last
         self._snapshot: tuple[bytes, Replica] | None = None
 
     def model(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Followed:
@@ -155,7 +163,8 @@ class NodeReplica:
         if header.base is not None and here is None:
             raise PayloadError(LACKS)
         most = MAX_SIZE if here is None else here.size  # changes have the replica's size
-        sent, update = self._decode.whole(next(iter(arrays.values())).data, most)
+        context = self._stored_context(state) if header.base is not None else None
+        sent, update = self._decode.whole(next(iter(arrays.values())).data, most, context)
         if self._layout is not None and header.tied:
             raise PayloadError("the message tells of copies, and this node's model has none")
         sent, ties = form_with_copies(sent, header, most)
@@ -165,14 +174,16 @@ class NodeReplica:
             came = Model(widened(update.dense(), sent, ties), own)
             model = converted(came, sent, form)
             if header.version is not None:
-                model = Model(self._kept_version(model.vector, header, state), model.own)
+                made = self._kept_version(model.vector, header, state, None)
+                model = Model(made.vector, model.own)
+                return Followed(form, model, (sent, came), ties, made.context)
             else:
                 values_of(state).pop(REPLICA, None)  # the server will not send changes of it
             return Followed(form, model, (sent, came), ties)
         if sent.beside != form.beside:
             raise PayloadError("the model's changes come in another form than is expected")
-        vector = self._changed(update, form, ties, header, state)
-        return Followed(form, Model(vector, own), ties=ties)
+        made = self._changed(update, form, ties, header, state, context)
+        return Followed(form, Model(made.vector, own), ties=ties, context=made.context)
 
     def _made_from_seed(self, header: DownlinkHeader, state: RecordDict) -> Followed:
         """Return the model before training, which the message does not hold, and store it."""
@@ -180,8 +191,8 @@ class NodeReplica:
             raise PayloadError(NOT_MADE)
         here = stored_arrays(state, REPLICA)
         sent = here and int(here[VERSION][0]) == INITIAL_VERSION  # if the node's own one differed
-        vector = self._kept_version(here[MODEL] if sent else self._seeded, header, state)
-        return Followed(form_of_updates(self._layout), Model(vector))
+        made = self._kept_version(here[MODEL] if sent else self._seeded, header, state, None)
+        return Followed(form_of_updates(self._layout), Model(made.vector), context=made.context)
 
     # messages that hold the whole model or the difference of two versions
 
@@ -192,7 +203,8 @@ class NodeReplica:
         ties: Ties,
         header: DownlinkHeader,
         state: RecordDict,
-    ) -> Vector:
+        context: SharedContext | None,
+    ) -> _Version:
         here = stored_arrays(state, REPLICA)
         if (
             MODEL not in here
@@ -200,24 +212,54 @@ class NodeReplica:
             or len(here[MODEL]) != form.layout.size
         ):
             raise PayloadError(LACKS)
-        if self._made is not None and self._made[0] == header.checksum:
-            return self._kept_version(self._made[1], header, state)
+        later = None if context is None else recorded(context.activity, update.indices)
+        if self._made is not None and self._made.checksum == header.checksum:
+            return self._kept_version(self._made.vector, header, state, later)
         changed = update.model_from(narrowed(here[MODEL], form, ties))
-        return self._kept_version(widened(changed, form, ties), header, state)
+        return self._kept_version(widened(changed, form, ties), header, state, later)
 
-    def _kept_version(self, vector: Vector, header: DownlinkHeader, state: RecordDict) -> Vector:
+    def _stored_context(self, state: RecordDict) -> SharedContext | None:
+        """Return the context at the version in a node's state; None if no sets are coded by it."""
+        if not self._contextual:
+            return None
+        here = stored_arrays(state, REPLICA)
+        activity = here.get(ACTIVITY)
+        if activity is None:  # the model before training, or a state from before the context
+            activity = np.zeros(len(here[MODEL]), dtype=np.uint8)
+        last = None if self._made is None else self._made.context
+        return last if last is not None and last.activity is activity else SharedContext(activity)
+
+    def _kept_version(
+        self,
+        vector: Vector,
+        header: DownlinkHeader,
+        state: RecordDict,
+        activity: Activity | None,
+    ) -> _Version:
         """Store a version of the model in a node's state.
 
-        Nodes of a process with the same version share its array. Raises `PayloadError` if the
-        vector's checksum is not the header's.
+        Nodes of a process with the same version share its arrays. `activity`: of the version, uint8
+        (n,); None for a whole model, which has none. Raises `PayloadError` if the vector's checksum
+        is not the header's.
         """
-        if self._made is None or self._made[0] != header.checksum:
+        made = self._made
+        if made is None or made.checksum != header.checksum:
             if header.checksum is None or checksum(vector) != header.checksum:
                 state.pop(REPLICA, None)
                 raise PayloadError(OTHER)
-            self._made = header.checksum, vector
-        store_arrays(state, REPLICA, {MODEL: self._made[1], VERSION: np.array([header.version])})
-        return self._made[1]
+            made = None
+        arrays = {MODEL: vector, VERSION: np.array([header.version])}
+        context = None
+        if self._contextual:
+            activity = np.zeros(len(vector), dtype=np.uint8) if activity is None else activity
+            context = made.context if made is not None else None
+            if context is None or not np.array_equal(context.activity, activity):
+                context = SharedContext(activity)
+            arrays[ACTIVITY] = context.activity
+        assert header.checksum is not None
+        self._made = _Version(header.checksum, vector if made is None else made.vector, context)
+        store_arrays(state, REPLICA, {**arrays, MODEL: self._made.vector})
+        return self._made
 
     # messages that hold the updates of the server's steps
 

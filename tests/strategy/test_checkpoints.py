@@ -72,7 +72,7 @@ HARD = {
                    "strategy.deadline=1"],
     "seldom nodes, differences": [
         "algorithm=edgewire", *SMALL, "rounds=8", "nodes=12", "strategy.fraction_train=0.3",
-        "strategy.follow=differences", "compression.coder=entropy", "downlink.coder=entropy",
+        "strategy.follow=differences",
     ],
     "a limited server": ["algorithm=fedasync", *SMALL, *PUSHES, "local_steps=2", "network=adsl",
                          "network.server_mbps=5"],

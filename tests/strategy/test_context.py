@@ -5,8 +5,14 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from compression import PayloadError, make_codec
+from compression.base import Kind
+from compression.coders.context import Context, coded_in_windows
+from compression.coders.entropy import Entropy
 from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.replica import ACTIVITY, activity_layout, activity_of
+from compression.flower.node.state import store_arrays
+from compression.flower.node_replica import REPLICA
+from compression.flower.replica import ACTIVITY, MODEL, VERSION, activity_layout, activity_of
+from compression.flower.server import model_sync
 from compression.flower.server.model_sync import LOSSLESS
 from conf import ConfigError
 from conf.load import compose_config, to_config
@@ -29,12 +35,28 @@ ROUNDS = {"rounds": 7}
 LOST = {(2, 2): breaks, (3, 3): nan, (1, 5): breaks}
 
 
+@pytest.fixture(autouse=True)
+def always_by_context(monkeypatch):
+    """Code all index sets by context, also the small ones for which `entropy` is shorter."""
+
+    def encode(self, data, spec):
+        if data.size and spec.kind is Kind.INDICES and spec.context is not None:
+            return coded_in_windows(data, spec.context)
+        return Entropy.encode(self, data, spec)
+
+    monkeypatch.setattr(Context, "encode", encode)
+
+
 def trained(coder, uplink, downlink, after=None, network=None, run=ROUNDS, **options):
+    """Return a federation that has trained: asynchronously if `run` has `pushes`."""
     trainer = Trainer(coder=coder, **UPLINKS[uplink], **options)
     federation = Federation(trainer, network, seed=5)
     codec = make_codec(coder=coder, **DOWNLINKS[downlink])
     each = after and (lambda done: after(federation, done))
-    federation.run(downlink=codec, after=each, **run)
+    if "pushes" in run:
+        federation.push(downlink=codec, **run)
+    else:
+        federation.run(downlink=codec, after=each, **run)
     return federation
 
 
@@ -71,6 +93,65 @@ def test_the_run_is_the_same_whatever_is_lost_or_late(uplink, network, run):
     one = trained("context", uplink, "topk", **given)
     expect_same(one, trained("entropy", uplink, "topk", **given))
     assert one.strategy.traffic.client_updates < 25 * NODES - 10
+
+
+DIFFERENCES = {
+    "all nodes": {"rounds": 8, "follow": "differences"},
+    "seldom nodes": {"rounds": 40, "follow": "differences", "fraction_train": 0.25},
+    "pushes": {"pushes": 60},
+    "buffers": {"pushes": 60, "buffer": 3, "sender_exponent": 0.5},
+}
+NETWORKS = {
+    "": None,
+    "lost": Network(latency_ms=100.0, loss=0.25),
+    "late": Network(latency_ms=10.0, seconds_per_step=0.2),
+}
+
+
+@pytest.mark.parametrize("uplink", UPLINKS)
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("how", DIFFERENCES)
+@pytest.mark.parametrize("seeded", [None, start()], ids=["sent", "from seed"])
+def test_differences_by_context_make_the_same_run(uplink, network, how, seeded):
+    """The context of a node is made by the differences that it has got, whatever others got."""
+    run = {**DIFFERENCES[how], "timeout": 1.5 if network else 1e9}
+    given = {"network": NETWORKS[network], "run": run, "seeded": seeded, "spoil": LOST}
+    one = trained("context", uplink, "topk", **given)
+    other = trained("entropy", uplink, "topk", **given)
+    expect_same(one, other)
+    assert any(activity.any() for activity in one.strategy.state.deltas.activities.values())
+    assert not other.strategy.state.deltas.activities
+
+
+def test_differences_by_context_with_tensors_that_are_sent_whole():
+    run = {"run": {"rounds": 30, "follow": "differences", "fraction_train": 0.25}}
+    one = trained("context", "topk", "exact", **run)
+    expect_same(one, trained("entropy", "topk", "exact", **run))
+
+
+@pytest.mark.parametrize("how", ["seldom nodes", "pushes"])
+def test_versions_that_were_deleted_keep_their_context(how, monkeypatch):
+    """A reply is coded by the version that the node has, also if the budget has dropped it."""
+    monkeypatch.setattr(model_sync, "BUDGET", 3 * start().nbytes)
+    one = trained("context", "topk", "topk", run=DIFFERENCES[how])
+    expect_same(one, trained("entropy", "topk", "topk", run=DIFFERENCES[how]))
+    state = one.strategy.state.deltas
+    assert len(state.versions) <= len(state.activities)
+
+
+def test_a_node_that_lost_its_activity_gets_the_whole_model():
+    def forget(federation, done):
+        if done == 4:
+            for name in (MODEL, VERSION, ACTIVITY):
+                assert name in federation.replica(1)
+            arrays = {k: v for k, v in federation.replica(1).items() if k != ACTIVITY}
+            store_arrays(federation.context(1).state, REPLICA, arrays)
+
+    run = {"rounds": 8, "follow": "differences"}
+    one = trained("context", "topk", "topk", after=forget, run=run)
+    assert one.strategy.traffic.failures == 1
+    assert (1, 5) not in one.trainer.models
+    np.testing.assert_array_equal(one.trainer.models[1, 6], one.models[5])
 
 
 def test_the_activity_is_the_server_s():

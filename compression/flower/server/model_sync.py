@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from xxhash import xxh3_64_digest
 
 from ...batchnorm import changes
 from ...codec import Codec
-from ...coders.index_context import SharedContext
+from ...coders.index_context import Activity, SharedContext, recorded
 from ...decoder import decode_update
 from ...layout import Layout
 from ...make import make_codec
@@ -35,6 +36,7 @@ from .version_tracker import UNHEARD, ModelUpdate
 BUDGET = 512 << 20
 RAW = make_codec(quantizer="float32", coder="raw")
 LOSSLESS = make_codec(quantizer="float32", coder="entropy")
+Key = tuple[bytes, bytes, bytes]  # of a version: the hashes of its model, layout and activity
 
 
 @dataclass
@@ -42,13 +44,16 @@ class DeltaSyncState:
     """State of `DeltaSync`.
 
     `versions`: the stored models by version, the most recently used last. `checksums`: the models'
-    checksums by version. `tensors`: fingerprints of the models' layouts by version. `count`: the
-    last version. `encoded`: how many models were encoded.
+    checksums by version. `tensors`: fingerprints of the models' layouts by version. `activities`:
+    if index sets are coded by context, the activities (`index_context.py`) by version, also of
+    versions whose models were deleted while a node has them. `count`: the last version. `encoded`:
+    how many models were encoded.
     """
 
     versions: dict[int, Vector] = field(default_factory=dict)
     checksums: dict[int, bytes] = field(default_factory=dict)
     tensors: dict[int, bytes] = field(default_factory=dict)
+    activities: dict[int, Activity] = field(default_factory=dict)
     count: int = 0
     encoded: int = 0
 
@@ -80,6 +85,10 @@ class DeltaSync:
     None. While this is the newest model, messages hold no values. A node whose first message comes
     later gets the whole model: a lossy difference from version 0 would be less precise. With
     `from_initial` it gets that difference, which has fewer bytes.
+
+    `contextual`: True if index sets are coded by context. A version's activity says which entries
+    the last eight differences changed that led to the version. A whole model has none. Models that
+    are equal and have different activities are different versions.
     """
 
     skips = False
@@ -92,6 +101,7 @@ class DeltaSync:
         seeded: Vector | None = None,
         *,
         from_initial: bool = False,
+        contextual: bool = False,
     ) -> None:
         exact = codec is not None and codec.exact
         self._whole = codec if codec is not None and exact else RAW
@@ -100,8 +110,9 @@ class DeltaSync:
         self._seed = seed
         self._state = DeltaSyncState() if state is None else state
         self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
-        tensors = self._state.tensors
-        self._numbers = {(name, tensors[v]): v for v, name in self._state.checksums.items()}
+        self._contextual = contextual
+        self._context: tuple[int, SharedContext] | None = None  # of the version used last
+        self._numbers = {self._key(version): version for version in self._state.versions}
         self._offered: OfferedModel | None = None
         self._seeded = seeded
         self._is_seeded = False  # whether the newest model is the model before training
@@ -135,8 +146,13 @@ class DeltaSync:
         stored = self._from_initial and INITIAL_VERSION in self._state.versions
         return self._is_seeded or (new and stored)
 
-    def context(self, version: int | None) -> None:
-        """Return None: nodes do not know the same updates, so there is no shared context."""
+    def context(self, version: int | None) -> SharedContext | None:
+        """Return the context of index sets at a version that a node has; None without one."""
+        if version is None or version not in self._state.activities:
+            return None
+        if self._context is None or self._context[0] != version:
+            self._context = version, SharedContext(self._state.activities[version])
+        return self._context[1]
 
     def knows(self, version: int) -> bool:
         """Return whether a version is stored and has the same tensors as the newest model."""
@@ -163,16 +179,23 @@ class DeltaSync:
         model, form, named, ties, _ = offered
         model = converted(model, form_of_models(form), form)
         versions, small = self._state.versions, without(form, ties)
-        start = versions[base]
+        start, context = versions[base], self.context(base)
         change = changes(model.vector, start, form.layout, codec.exact_names)
         values, own = narrowed_model(Model(change, model.own), form, ties)
         payload = codec.encode(
-            values, small.layout, seed=self._drawn, number=offered.number, names=named, own=own
+            values,
+            small.layout,
+            seed=self._drawn,
+            number=offered.number,
+            names=named,
+            own=own,
+            context=context,
         )
-        update = decode_update(payload, small.whole, own=small.beside)
+        update = decode_update(payload, small.whole, own=small.beside, context=context)
         vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
         versions[base] = versions.pop(base)  # moves it to the end, as the most recently used
-        return self._parcel(payload, Model(vector, model.own), offered, {"base": base})
+        activity = None if context is None else recorded(context.activity, update.indices)
+        return self._parcel(payload, Model(vector, model.own), offered, {"base": base}, activity)
 
     @property
     def _drawn(self) -> int:
@@ -191,11 +214,8 @@ class DeltaSync:
         state, seeded = self._state, self._seeded
         if INITIAL_VERSION not in state.versions:
             assert seeded is not None
-            name, tensors = checksum(seeded), fingerprint(form.layout)
-            state.checksums[INITIAL_VERSION], state.tensors[INITIAL_VERSION] = name, tensors
-            self._numbers[name, tensors] = INITIAL_VERSION
-            state.versions[INITIAL_VERSION] = seeded.copy()
-            self._bytes += seeded.nbytes
+            vector, name = seeded.copy(), checksum(seeded)
+            self._store(INITIAL_VERSION, vector, name, fingerprint(form.layout), None)
         return state.checksums[INITIAL_VERSION]
 
     def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
@@ -220,13 +240,19 @@ class DeltaSync:
         return self._parcel(payload, received, offered, {})
 
     def _parcel(
-        self, payload: bytes, received: Model, offered: OfferedModel, header: Mapping[str, int]
+        self,
+        payload: bytes,
+        received: Model,
+        offered: OfferedModel,
+        header: Mapping[str, int],
+        activity: Activity | None = None,
     ) -> ModelUpdate:
+        """Return the model update that leads to a version; `activity`: of a whole model None."""
         form, says = offered.form, {**header, **written_ties(offered.form, offered.ties)}
         if self._codec is None:
             return ModelUpdate(payload_record(payload), says, len(payload), received)
         name = checksum(received.vector)
-        version = self._remember(name, received.vector, fingerprint(form.layout))
+        version = self._remember(name, received.vector, fingerprint(form.layout), activity)
         says |= {"version": version, "checksum": name}
         return ModelUpdate(payload_record(payload), says, len(payload), received)
 
@@ -236,8 +262,11 @@ class DeltaSync:
         If the rest exceeds `BUDGET` bytes, also delete the least recently used versions.
         """
         initial = {INITIAL_VERSION} if self._from_initial else set()
-        for version in self._state.versions.keys() - set(held) - initial:
+        needed = {*held, *initial}
+        for version in self._state.versions.keys() - needed:
             self._drop(version)
+        for version in self._state.activities.keys() - needed:
+            del self._state.activities[version]
         while self._bytes > BUDGET and self._state.versions.keys() - initial:
             self._drop(next(v for v in self._state.versions if v not in initial))
 
@@ -250,20 +279,45 @@ class DeltaSync:
         return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
     def _drop(self, version: int) -> None:
+        """Delete a version, but not its activity: a node that has it may code by it."""
+        del self._numbers[self._key(version)]
         self._bytes -= self._state.versions.pop(version).nbytes
-        del self._numbers[self._state.checksums.pop(version), self._state.tensors.pop(version)]
+        del self._state.checksums[version], self._state.tensors[version]
 
-    def _remember(self, name: bytes, vector: Vector, tensors: bytes) -> int:
-        state = self._state
-        version = self._numbers.get((name, tensors))
+    def _remember(
+        self, name: bytes, vector: Vector, tensors: bytes, activity: Activity | None
+    ) -> int:
+        if self._contextual and activity is None:
+            activity = np.zeros(len(vector), dtype=np.uint8)
+        version = self._numbers.get(_key_of(name, tensors, activity))
         if version is None:
-            version = state.count = state.count + 1
-            state.checksums[version], state.tensors[version] = name, tensors
-            self._numbers[name, tensors] = version
-            self._bytes += vector.nbytes
-        state.versions.pop(version, None)
-        state.versions[version] = vector  # at the end, as the most recently used
+            version = self._state.count = self._state.count + 1
+            self._store(version, vector, name, tensors, activity)
+        else:
+            versions = self._state.versions
+            versions[version] = versions.pop(version)  # at the end, as the most recently used
         return version
+
+    def _store(
+        self, version: int, vector: Vector, name: bytes, tensors: bytes, activity: Activity | None
+    ) -> None:
+        state = self._state
+        if self._contextual:
+            quiet = np.zeros(len(vector), dtype=np.uint8)
+            state.activities[version] = quiet if activity is None else activity
+        state.versions[version], self._bytes = vector, self._bytes + vector.nbytes
+        state.checksums[version], state.tensors[version] = name, tensors
+        self._numbers[self._key(version)] = version
+
+    def _key(self, version: int) -> Key:
+        state = self._state
+        return _key_of(
+            state.checksums[version], state.tensors[version], state.activities.get(version)
+        )
+
+
+def _key_of(name: bytes, tensors: bytes, activity: Activity | None) -> Key:
+    return name, tensors, b"" if activity is None else xxh3_64_digest(activity.data)
 
 
 def of_models(codec: Codec | None) -> Codec | None:
