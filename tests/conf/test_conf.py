@@ -187,8 +187,8 @@ def test_presets_have_the_listed_downlinks():
         ("fedavg_f2i_both", "fedavg_f2i_steps", "fedavg_f2i_long"), (True, "int8", "zstd")
     )
     lossy = {"edgewire": (True, "lloyd", "context"), "stc": (True, "lloyd", "entropy")}
-    lossy |= {"edgewire_gradients": lossy["edgewire"], "edgewire_async": lossy["stc"]}
-    lossy["edgewire_sampled"] = lossy["stc"]
+    lossy |= {"edgewire_gradients": lossy["edgewire"], "edgewire_async": lossy["edgewire"]}
+    lossy["edgewire_sampled"] = lossy["edgewire"]
     lossy["qafel"] = True, "qsgd", "entropy"
     special = {"sgd": (True, "float32", "raw"), **lossy, **both}
     whole = (
