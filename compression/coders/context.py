@@ -62,7 +62,7 @@ class Context(Entropy):
 
 def coded_in_windows(indices: Indices, context: IndexContext) -> bytes:
     """Return the stream of strictly increasing indices (k,) by context, with its tag; k > 0."""
-    ranks = np.sort(context.ranks(indices))
+    ranks = np.sort(context.ranks(indices).astype(np.uint32)).astype(np.int64)  # sorts twice as fast
     totals = context.counts
     ends = np.cumsum(totals)
     starts = ends - totals
@@ -137,7 +137,7 @@ def _from_windows(coded: memoryview, context: IndexContext, size: int) -> Indice
     """Return the `size` indices in an untrusted stream, without its tag and the hash."""
     bits = np.unpackbits(np.frombuffer(coded, dtype=np.uint8))
     classes = np.flatnonzero(context.counts)
-    ones = np.flatnonzero(bits[_FIRST:])[: len(classes) - 1 + size]
+    ones = np.flatnonzero(bits[_FIRST:].view(np.bool_))[: len(classes) - 1 + size]
     if len(bits) < _FIRST or len(ones) < len(classes) - 1 + size:
         raise PayloadError(_BROKEN)
     steps = np.diff(ones, prepend=-1) - 1

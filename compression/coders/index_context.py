@@ -159,7 +159,8 @@ class IndexContext:
 
     def _indices(self, ranks: NDArray[np.int64]) -> Indices:
         before = self._tables[0]
-        at = before.searchsorted(ranks, "right") - 1
+        # With another dtype numpy would convert the whole table, and not the ranks.
+        at = before.searchsorted(ranks.astype(before.dtype), "right") - 1
         classes, words = np.divmod(at, self._planes.shape[1])
         rest = (ranks - before[at]).astype(np.uint64)
         members = self._members(words, classes.astype(np.uint8))
