@@ -62,7 +62,9 @@ class Context(Entropy):
 
 def coded_in_windows(indices: Indices, context: IndexContext) -> bytes:
     """Return the stream of strictly increasing indices (k,) by context, with its tag; k > 0."""
-    ranks = np.sort(context.ranks(indices).astype(np.uint32)).astype(np.int64)  # sorts twice as fast
+    ranks = context.ranks(indices).astype(np.uint32)
+    ranks.sort()  # in half of the time that it takes with 64 bits
+    ranks = ranks.astype(np.int64)
     totals = context.counts
     ends = np.cumsum(totals)
     starts = ends - totals
