@@ -1,7 +1,7 @@
 """Puts a message's ConfigRecords and MetricRecords into few bytes, before its payload if any.
 
 Flower serialises each value with its name. A message for training of this project's has about eight
-short values, which take about 160 bytes. In compact form they take about 35 bytes. The header of a
+short values, which take about 160 bytes. In compact form they take about 20 bytes. The header of a
 message (`headers.py`) is one of the records.
 
 The bytes stand before the first payload, in the same Array, whose `stype` is then `CARRIER`. A
@@ -10,7 +10,7 @@ whose first payload is longer than `LONGEST` bytes, and messages without payload
 ConfigRecord. All other arrays of a message do not change.
 
     array   = varint(bytes of content) content payload
-    content = FORMAT record*
+    content = NAMED record*, or NAMED + number in FORMS, from 1, and the form's values in its order
     record  = name  varint(2 * number of values + kind: 0 for a ConfigRecord, 1 for a MetricRecord)
               (name value)*
     name    = varint(position in NAMES + 1), or 0 varint(length) UTF-8
@@ -31,12 +31,28 @@ from .headers import HEADER, NAMES
 from .message_size import CARRIER
 from .records import STYPE, array_of, filled, values_of
 
-FORMAT = 1  # of the bytes; another release may read fewer names, or others
+NAMED = 1  # the first byte: names and values come; another release may read fewer names, or others
 COMPACT = ""  # the name of the only value in the record HEADER of a content without carrier
 LONGEST = 1 << 16  # bytes: the longest payload that is copied behind the records
 _CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
 # Tags of values. A byte below INT is an integer by itself.
 INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST, UINT64 = range(240, 250)
+Form = tuple[tuple[str, bool, tuple[str, ...]], ...]
+_METRICS = ("metrics", True, ("loss", "num-examples", "num-steps", "seconds"))
+_TO_NODE = ("number", "applied", "workers", "version", "base")
+_ORDERS = ("config", False, ("lr", "number"))
+_TIMED = ("config", False, ("lr", "number", "most-steps"))
+# Records that most messages of a run have: their names, whether they are MetricRecords, and the
+# names of their values. Their order is part of the format.
+FORMS: tuple[Form, ...] = (
+    (_METRICS, (HEADER, False, ("number", "sequence", "version"))),
+    (_METRICS, (HEADER, False, ("number", "version"))),
+    (_METRICS, (HEADER, False, ("number", "whole"))),
+    (_ORDERS, (HEADER, False, (*_TO_NODE, "rates"))),
+    (_TIMED, (HEADER, False, (*_TO_NODE, "rates"))),
+    (_ORDERS, (HEADER, False, (*_TO_NODE, "checksum"))),
+)
+_NUMBERS = {form: NAMED + 1 + place for place, form in enumerate(FORMS)}
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _SINGLE, _DOUBLE, _LARGE = struct.Struct("<f"), struct.Struct("<d"), struct.Struct("<Q")
 _LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
@@ -56,7 +72,7 @@ def compact(content: RecordDict) -> RecordDict:
     Raises `PayloadError` for a value that Flower does not serialise either, such as an integer of
     70 bits, and for arrays named like the header.
     """
-    arrays, parts = dict[str, Any](), [bytes((FORMAT,))]
+    arrays, others = dict[str, Any](), dict[str, Any]()
     for name, record in values_of(content).items():
         if isinstance(record, ArrayRecord):
             if name == HEADER:
@@ -65,11 +81,8 @@ def compact(content: RecordDict) -> RecordDict:
                 raise PayloadError(f"arrays of the kind {CARRIER!r} are reserved: give another")
             arrays[name] = record
             continue
-        values = values_of(record)
-        parts += [_named(name), varint(2 * len(values) + isinstance(record, MetricRecord))]
-        for key, value in values.items():
-            parts += [_named(key), _written(key, value)]
-    written = b"".join(parts)
+        others[name] = record
+    written = _written_records(others)
     made = filled(RecordDict, arrays)
     place = _first(made, STYPE)
     if place is None or len(place[2].data) > LONGEST:
@@ -100,21 +113,52 @@ def restored(content: RecordDict) -> RecordDict:
         if len(alone) > 1 or type(alone[COMPACT]) is not bytes:
             raise PayloadError("its compact records must be the only value of a record, as bytes")
         data = memoryview(alone[COMPACT])
+    return filled(RecordDict, {**records, **_read_records(data, records)})
+
+
+def _written_records(records: dict[str, Any]) -> bytes:
+    """Return the bytes of ConfigRecords and MetricRecords, by their names."""
+    form = tuple((k, isinstance(r, MetricRecord), tuple(values_of(r))) for k, r in records.items())
+    number = _NUMBERS.get(form)
+    parts = [bytes((NAMED if number is None else number,))]
+    for name, record in records.items():
+        values = values_of(record)
+        if number is None:
+            parts += [_named(name), varint(2 * len(values) + isinstance(record, MetricRecord))]
+        for key, value in values.items():
+            parts += [b"" if number is not None else _named(key), _written(key, value)]
+    return b"".join(parts)
+
+
+def _read_records(data: memoryview, beside: dict[str, Any]) -> dict[str, Any]:
+    """Return the records in untrusted bytes; `beside`: the message's other records."""
     reader = Reader(data)
-    if reader.byte() != FORMAT:
+    number = reader.byte() - NAMED
+    if not 0 <= number <= len(FORMS):
         raise PayloadError("its compact records have a format of another release")
+    records = dict[str, Any]()
+    if number:
+        for name, metric, keys in FORMS[number - 1]:
+            records[name] = _filled(metric, {key: _value(reader) for key in keys})
+        if reader.position < len(reader.view) or not records.keys().isdisjoint(beside):
+            raise PayloadError("its compact records hold a name twice, or go on after the last")
+        return records
     while reader.position < len(reader.view):
         name = _name(reader)
         count, kind = divmod(reader.varint(), 2)
         if count > len(reader.view) - reader.position:
             raise PayloadError("its compact records end within a record")
         values = {_name(reader): _value(reader) for _ in range(count)}
-        if name in records or len(values) < count:
+        if name in records or name in beside or len(values) < count:
             raise PayloadError("its compact records hold a name twice")
-        if kind and not all(map(_is_metric, values.values())):
-            raise PayloadError("its compact metrics must be numbers, or lists of numbers")
-        records[name] = filled(MetricRecord, values) if kind else filled(ConfigRecord, values)
-    return filled(RecordDict, records)
+        records[name] = _filled(bool(kind), values)
+    return records
+
+
+def _filled(metric: bool, values: dict[str, Any]) -> ConfigRecord | MetricRecord:
+    if metric and not all(map(_is_metric, values.values())):
+        raise PayloadError("its compact metrics must be numbers, or lists of numbers")
+    return filled(MetricRecord, values) if metric else filled(ConfigRecord, values)
 
 
 def _first(content: RecordDict, kind: str) -> Place | None:

@@ -13,6 +13,7 @@ from compression import PayloadError
 from compression.flower import headers
 from compression.flower.compact_records import (
     COMPACT,
+    FORMS,
     LONGEST,
     NAMES,
     compact,
@@ -33,7 +34,19 @@ OTHERS = st.booleans() | TEXT | st.binary()
 LISTS = st.lists(st.booleans()) | st.lists(TEXT) | st.lists(st.binary())
 METRICS = st.dictionaries(KEYS, NUMBERS).map(MetricRecord)
 CONFIGS = st.dictionaries(KEYS, NUMBERS | OTHERS | LISTS).map(ConfigRecord)
-CONTENTS = st.dictionaries(KEYS, METRICS | CONFIGS, max_size=4).map(RecordDict)
+
+
+def in_form(form):
+    """Return contents with the records and names of a form, and any values."""
+    records = {}
+    for name, metric, keys in form:
+        values = st.fixed_dictionaries(dict.fromkeys(keys, NUMBERS if metric else NUMBERS | OTHERS))
+        records[name] = values.map(MetricRecord if metric else ConfigRecord)
+    return st.fixed_dictionaries(records).map(RecordDict)
+
+
+ANY = st.dictionaries(KEYS, METRICS | CONFIGS, max_size=4).map(RecordDict)
+CONTENTS = ANY | st.sampled_from(FORMS).flatmap(in_form)
 
 
 PAYLOADS = st.dictionaries(TEXT, st.binary(max_size=300) | st.just(bytes(LONGEST + 1)), max_size=3)
@@ -92,7 +105,10 @@ def test_records_stand_before_a_short_payload(content, payloads):
         assert size_of(made) - size - alone == len(varint(alone))
 
 
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: b"\1" + data))
+BYTES = st.binary(max_size=60)
+
+
+@given(BYTES | st.builds(bytes.__add__, st.sampled_from([b"\1", b"\2", b"\3", b"\5"]), BYTES))
 def test_any_bytes_are_restored_or_refused(data):
     for hostile in (holding(data), carried(data), carried(varint(len(data)) + data)):
         payloads, noted, whole = measured(hostile, HEADER)
@@ -142,7 +158,11 @@ ONE = b"\1\1\2"  # one ConfigRecord "edgewire" with one value; then come its nam
 @pytest.mark.parametrize(
     ("data", "said"),
     {
-        "another format": (b"\2", "format of another release"),
+        "another format": (b"\x08", "format of another release"),
+        "format 0": (b"\0", "format of another release"),
+        "a form's end": (b"\2\1\2", "ends"),
+        "text in a form's metric": (b"\2\1\2\3\xf6\1a\1\2\3", "must be numbers"),
+        "more than a form": (b"\2\1\2\3\4\5\6\7\1", "go on after"),
         "no byte": (b"", "ends"),
         "an unknown name": (b"\1\x7f\0", "name of another release"),
         "a record twice": (b"\1\1\0\1\0", "a name twice"),
@@ -200,6 +220,8 @@ def test_a_reply_s_records_take_less_than_half_of_their_bytes():
     metrics = {"loss": 0.123, "num-examples": 6000, "num-steps": 188, "seconds": 1.5}
     content = RecordDict({"metrics": MetricRecord(metrics), HEADER: header})
     assert size_of(compact(content)) < 0.4 * size_of(content)
+    beside_payload = compact(RecordDict({"a": payload_records({"a": b""}), **content}))
+    assert size_of(beside_payload) < 0.15 * size_of(content)
 
 
 class Kind(enum.IntEnum):
