@@ -58,7 +58,7 @@ from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
-FOLLOWS = ("steps", "differences")  # how nodes get the newest model
+FOLLOWS = ("steps", "differences", "weights")  # how nodes get the newest model
 PLAIN_SGD = SGD()
 NO_DEADLINE = Deadline()
 log = getLogger("edgewire")
@@ -156,9 +156,11 @@ class SparseAveraging(ParameterServer):
     With a downlink codec in `codecs`, nodes get the averaged update and repeat the server's step on
     their copy of the model. A node that missed rounds gets their updates. With `follow=
     "differences"` the server applies the mean as it is, and a node gets the encoded difference of
-    the server's model and the node's own. This has fewer bytes if nodes train in few rounds.
-    Without this codec, nodes get the whole model. `participation`: which
-    nodes train in a round, and when the round ends. `aggregation`: how the server combines updates.
+    the server's model and the node's own. This has fewer bytes if nodes train in few rounds. With
+    `follow="weights"` the server encodes the model itself, and the nodes store none. FLASC (Kuo et
+    al. 2024) sends the largest weights in this way; what is not sent is 0 at the node. Without this
+    codec, nodes get the whole model. `participation`: which nodes train in a round, and when the
+    round ends. `aggregation`: how the server combines updates.
     `planning`: how long a round should last; each node then gets steps and a density that fit.
     `verify_every`: the number of rounds after which nodes compare the checksum of their model with
     the server's (0: never). `mask_received`: True if a node applies the averaged update only at the
@@ -237,10 +239,20 @@ class SparseAveraging(ParameterServer):
                 "strategy.mask_received=true, give compression.coder=entropy downlink.coder=entropy"
             )
         downlink = self.codecs.downlink
-        if self.follow == "differences" and (downlink is None or downlink.exact):
+        if self.follow != "steps" and (downlink is None or downlink.exact):
             raise ConfigError(
-                "strategy.follow=differences needs a lossy downlink, because a lossless one sends "
-                "whole models: choose one such as downlink=topk"
+                f"strategy.follow={self.follow} needs a lossy downlink, because a lossless one "
+                "sends whole models: choose one such as downlink=topk"
+            )
+        if self.follow == "weights" and self.codecs.contextual:
+            raise ConfigError(
+                "coder=context is for changes of the model: with strategy.follow=weights, give "
+                "compression.coder=entropy downlink.coder=entropy"
+            )
+        if self.follow == "weights" and self.codecs.from_seed:
+            raise ConfigError(
+                "strategy.follow=weights sends the model in every round, also before training: "
+                "give downlink.from_seed=false"
             )
 
     def _check_sums(self, config: Config) -> None:
@@ -349,7 +361,7 @@ class Rounds:
             self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
         )
         self._deltas: DeltaSync | None = None
-        if self._downlink is not None and strategy.follow == "differences":
+        if self._downlink is not None and strategy.follow != "steps":
             seed, self._downlink = strategy.codecs.seed, None
             self._deltas = DeltaSync(
                 strategy.codecs.downlink,
@@ -357,6 +369,7 @@ class Rounds:
                 state.deltas,
                 initial.seeded,
                 from_initial=True,
+                whole=strategy.follow == "weights",
                 contextual=strategy.codecs.contextual,
             )
         follow = self._downlink is not None

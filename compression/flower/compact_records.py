@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..base import PayloadError
 from ..wire_header import Reader, varint
-from .headers import HEADER, NAMES
+from .headers import EXAMPLES, HEADER, LOSS, NAMES, SECONDS, STEPS
 from .message_size import CARRIER
 from .records import STYPE, array_of, filled, values_of
 
@@ -38,7 +38,7 @@ _CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
 # Tags of values. A byte below INT is an integer by itself.
 INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST, UINT64 = range(240, 250)
 Form = tuple[tuple[str, bool, tuple[str, ...]], ...]
-_METRICS = ("metrics", True, ("loss", "num-examples", "num-steps", "seconds"))
+_METRICS = ("metrics", True, (LOSS, EXAMPLES, STEPS, SECONDS))
 _TO_NODE = ("number", "applied", "workers", "version", "base")
 _ORDERS = ("config", False, ("lr", "number"))
 _TIMED = ("config", False, ("lr", "number", "most-steps"))

@@ -37,6 +37,7 @@ REMOVED = {
     "fedadam_topk": [
         "~strategy.optimizer.beta2", "~strategy.optimizer.eps", "strategy.server_lr=1",
     ],
+    "flasc": ["strategy.server_lr=1"],
     "edgewire_gradients": ["downlink.warmup_steps=null"],
 }  # fmt: skip
 
@@ -63,6 +64,7 @@ def words(name):
     unset = [f"compression.{key}=null" for key in numbers]
     down = PRESETS[name].get("downlink")
     lossy = ["downlink=average"] if down in ("edgewire", "sparse_ternary") else []
+    lossy += ["downlink.density=1", "downlink.quantizer=float32"] if down == "topk" else []
     plain = ["local=plain", "optimizer.weight_decay=0", "strategy.server_lr=1"]
     return [
         f"algorithm={name}",

@@ -7,17 +7,23 @@ import pytest
 from flwr.app import ArrayRecord
 
 from compression import make_codec
+from compression.flower.node_replica import REPLICA
+from conf import ConfigError
+from conf.load import to_config
 from simulation.clock import VirtualClock
 from simulation.network import Network
 from strategy.base import Codecs
 from strategy.collector import RoundCollector
+from strategy.factory import scheme_of
 from strategy.synchronous import SparseAveraging
+from tests.runs import composed
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,
     MOMENTUM,
     NODES,
     SGD,
+    TRAINED,
     Federation,
     Trainer,
     always,
@@ -87,10 +93,53 @@ def test_differences_bring_seldom_nodes_to_the_server_s_model():
     )
 
 
+def test_all_weights_are_the_whole_model():
+    """FLASC at density 1 is a run without a downlink, for nodes that miss rounds too."""
+    whole = make_codec(sparsifier="topk", density=1.0, quantizer="float32")
+    options = {"fraction_train": 0.5, "timeout": 1.0}
+    one, other = Federation(Trainer()), Federation(Trainer())
+    one.run(9, downlink=whole, follow="weights", **options)
+    other.run(9, downlink=None, **options)
+    assert_models(one, other.models)
+    for key, model in other.trainer.models.items():
+        np.testing.assert_array_equal(one.trainer.models[key], model)
+
+
+def test_nodes_get_the_largest_weights_of_the_newest_model():
+    codec = make_codec(sparsifier="topk", density=0.25, quantizer="float32")
+    federation = Federation(Trainer())
+    strategy = federation.run(6, downlink=codec, follow="weights", fraction_train=0.5)
+    assert strategy.traffic.failures == 0
+    for (_, number), given in federation.trainer.models.items():
+        model = federation.models[number - 1]
+        np.testing.assert_array_equal(given[TRAINED:], model[TRAINED:])  # running statistics
+        sent = np.flatnonzero(given[:TRAINED])
+        assert len(sent) == round(0.25 * TRAINED)
+        np.testing.assert_array_equal(given[sent], model[sent])
+        left = np.delete(model[:TRAINED], sent)
+        assert np.abs(left).max() <= np.abs(model[sent]).min()
+    assert not any(REPLICA in context.state for context in federation.pool.contexts.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("algorithm=esgd strategy.follow=weights downlink=average", "needs a lossy downlink"),
+        ("algorithm=esgd strategy.follow=weights downlink=full", "needs a lossy downlink"),
+        ("algorithm=flasc compression.coder=context", "coder=context is for changes"),
+        ("algorithm=flasc downlink.from_seed=true", "from_seed=false"),
+    ],
+)
+def test_weights_need_a_lossy_codec_without_context(words, said):
+    config = to_config(composed(*words.split()))
+    with pytest.raises(ConfigError, match=said):
+        scheme_of(config)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"follow": "steps "}, "follow must be one of steps, differences"),
+        ({"follow": "steps "}, "follow must be one of steps, differences, weights"),
         ({"follow": "differences", "mask_received": True}, "goes with follow=steps"),
     ],
 )

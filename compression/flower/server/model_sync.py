@@ -86,6 +86,9 @@ class DeltaSync:
     later gets the whole model: a lossy difference from version 0 would be less precise. With
     `from_initial` it gets that difference, which has fewer bytes.
 
+    `whole`: True if a message holds the whole model also with a lossy `codec`. Later messages do
+    not correct its error, and no versions are stored.
+
     `contextual`: True if index sets are coded by context. A version's activity says which entries
     the last eight differences changed that led to the version. A whole model has none. Models that
     are equal and have different activities are different versions.
@@ -101,11 +104,12 @@ class DeltaSync:
         seeded: Vector | None = None,
         *,
         from_initial: bool = False,
+        whole: bool = False,
         contextual: bool = False,
     ) -> None:
-        exact = codec is not None and codec.exact
-        self._whole = codec if codec is not None and exact else RAW
-        self._codec = None if exact else codec
+        whole = codec is not None and (codec.exact or whole)
+        self._whole = codec if codec is not None and whole else RAW
+        self._codec = None if whole else codec
         self.unheard = of_models(self._codec)
         self._seed = seed
         self._state = DeltaSyncState() if state is None else state
@@ -222,7 +226,9 @@ class DeltaSync:
         model, form, named, ties, _ = offered
         whole = form_of_models(form)
         small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
-        payload = self._whole.encode(values, small.layout, names=named, own=own)
+        payload = self._whole.encode(
+            values, small.layout, seed=self._drawn, number=offered.number, names=named, own=own
+        )
         update = decode_update(payload, small.whole, own=small.beside)
         received = widened_model(Model(update.dense(), own), whole, ties)
         return self._parcel(payload, converted(received, whole, form), offered, {})
