@@ -460,7 +460,7 @@ class Pushes:
         `number`: the number of the message, among those to the node.
         """
         if downlink.crowded(len(self._scheduler)):
-            downlink.tidy(self._session.versions.held)
+            downlink.tidy(self._session.versions.held, self._session.versions.in_flight)
         model = Model(self._replica.model)
         downlink.offer(model, form_of_updates(self.layout), number=number, named=False)
 

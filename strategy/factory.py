@@ -163,25 +163,32 @@ def scheme_of(config: Config) -> CountedStrategy:
             "compact_records=true is for messages with models: give compact_records=false with a "
             "model that is cut over nodes"
         )
-    _expect_context(codecs, config, known=getattr(scheme, "knows_context", False))
+    _expect_context(
+        codecs,
+        config,
+        known=getattr(scheme, "knows_context", False),
+        steps=getattr(scheme, "follow", "") == "steps",
+    )
     _expect_incremental(codecs, scheme, config)
     return scheme
 
 
-def _expect_context(codecs: Codecs, config: Config, *, known: bool) -> None:
+def _expect_context(codecs: Codecs, config: Config, *, known: bool, steps: bool = False) -> None:
     """Raise `ConfigError` for a coder by context in a run that has no context.
 
     The context is which entries the server's last updates, or differences of models, have changed.
+    `steps`: whether nodes get the server's updates, which may be lossless.
     """
     if (codecs.contextual and not known) or gradients_of(config).coder.contextual:
         raise ConfigError(
             "coder=context is for strategy=sparse_averaging and asynchronous strategies, where "
             "both ends know what the server has sent: choose coder=entropy"
         )
-    if codecs.contextual and (codecs.downlink is None or codecs.downlink.exact):
+    downlink = codecs.downlink
+    if codecs.contextual and (downlink is None or (downlink.exact and not steps)):
         raise ConfigError(
-            "coder=context is for a lossy downlink, because its context is what the server has "
-            "sent: choose one such as downlink=topk, or give compression.coder=entropy "
+            "coder=context is for a downlink that sends changes, because they make the context: "
+            "choose one such as downlink=topk, or give compression.coder=entropy "
             "downlink.coder=entropy"
         )
 

@@ -274,6 +274,7 @@ class SparseAveraging(ParameterServer):
             "strategy.mask_received=false": self.mask_received,
             "screen.clip=null": config.screen.clip is not None,
             "downlink=average": self.follow == "steps" and forgets,
+            "strategy.follow=steps": self.follow == "weights",
         }
         for cure in (cure for cure, found in wrong.items() if found):
             raise ConfigError(
@@ -449,7 +450,7 @@ class Rounds:
         checksum = self._steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
         if self._deltas is not None:
-            self._deltas.tidy(self._session.versions.held)
+            self._deltas.tidy(self._session.versions.held, self._session.versions.in_flight)
             form = form_of_updates(self.layout)
             self._deltas.offer(Model(self._replica.model), form, number=number, named=False)
         alike: dict[NodePlan, list[int]] = {}
@@ -500,6 +501,8 @@ class Rounds:
         # reply is not a failure. The updates are added in the order of the nodes, not of arrival,
         # so that the float sum is reproducible.
         here = [n for n in asked if n in replies or self._exchange.time_was_up]
+        planned = self._strategy.planning.deadline is not None
+        sizes = {n: size_of(r.content) for n, r in replies.items() if planned and not r.has_error()}
         for node, found in self._read(here, replies):
             try:
                 if isinstance(found, PayloadError):
@@ -507,7 +510,7 @@ class Rounds:
                 used[node] = self._add(node, found, rate)
             except PayloadError as error:
                 failures.leave_out(node, str(error), f"round {number}: ")
-        self._measure(asked, replies, used)
+        self._measure(asked, sizes, replies, used)
         failures.end_round(number, len(used), count_received(list(replies.values())))
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
@@ -545,9 +548,16 @@ class Rounds:
         return min(float(steps), most) if is_count(steps) else 1.0
 
     def _measure(
-        self, asked: list[int], replies: Mapping[int, Message], used: Mapping[int, MetricRecord]
+        self,
+        asked: list[int],
+        sizes: Mapping[int, int],
+        replies: Collection[int],
+        used: Mapping[int, MetricRecord],
     ) -> None:
-        """Tell the planner the seconds, steps and bytes of the used replies, and who was late."""
+        """Tell the planner the seconds, steps and bytes of the used replies, and who was late.
+
+        `sizes`: the bytes of the replies as they came. Reading a reply changes its content.
+        """
         deadline, exchange = self._strategy.planning.deadline, self._exchange
         if deadline is None:
             return
@@ -555,8 +565,8 @@ class Rounds:
             if node not in replies and exchange.lasted >= deadline:
                 self._planner.miss(node)
             if node in used and is_count(steps := values_of(used[node]).get(STEPS)):
-                size = size_of(replies[node].content)
-                self._planner.observe(node, Measurement(exchange.seconds[node], steps, size))
+                spent = Measurement(exchange.seconds[node], steps, sizes[node])
+                self._planner.observe(node, spent)
 
     def _add(self, node: int, found: ReceivedUpdate, rate: float) -> MetricRecord:
         """Add a node's update, and return its metrics; raises `PayloadError` if it is refused."""

@@ -16,6 +16,8 @@ from .index_context import CHECK, IndexContext
 
 _CONTEXT = 4  # the tag, the first byte of a coded stream; `Entropy` has the other tags
 _FIRST, _WIDEST = 5, 31  # bits in which the first class's width is sent, and the largest width
+_PIECE = 1 << 13  # bytes whose bits are looked at together, which bounds the memory
+_SPARE = 64  # bytes: a stream by context has at most these more than one bit per coordinate
 _BROKEN = "payload holds a broken stream of indices by context"
 Bits = NDArray[np.uint8]  # one bit per byte
 
@@ -127,7 +129,7 @@ def _bits_of(numbers: NDArray[np.int64], width: int) -> Bits:
     return (numbers[:, None] >> np.arange(width)[::-1] & 1).astype(np.uint8).reshape(-1)
 
 
-def _numbers_of(bits: Bits, width: int) -> NDArray[np.int64]:
+def numbers_of(bits: Bits, width: int) -> NDArray[np.int64]:
     """Return the numbers whose bits `_bits_of` returned."""
     found = np.zeros(len(bits) // max(width, 1), dtype=np.int64)
     for each in bits.reshape(-1, width).T:
@@ -137,17 +139,20 @@ def _numbers_of(bits: Bits, width: int) -> NDArray[np.int64]:
 
 def _from_windows(coded: memoryview, context: IndexContext, size: int) -> Indices:
     """Return the `size` indices in an untrusted stream, without its tag and the hash."""
-    bits = np.unpackbits(np.frombuffer(coded, dtype=np.uint8))
-    classes = np.flatnonzero(context.counts)
-    ones = np.flatnonzero(bits[_FIRST:].view(np.bool_))[: len(classes) - 1 + size]
-    if len(bits) < _FIRST or len(ones) < len(classes) - 1 + size:
+    data = np.frombuffer(coded, dtype=np.uint8)
+    # An encoder prefers a bitmap to a longer stream, and a longer one would take long to decode.
+    if not 0 < len(data) <= context.size // 8 + _SPARE:
         raise PayloadError(_BROKEN)
-    steps = np.diff(ones, prepend=-1) - 1
-    widths = int(_numbers_of(bits[:_FIRST], _FIRST)[0]) + np.cumsum(steps[: len(classes) - 1])
-    widths = np.append(_numbers_of(bits[:_FIRST], _FIRST), widths)
+    classes = np.flatnonzero(context.counts)
+    first = int(data[0]) >> 8 - _FIRST
+    ones = _ones(data, _FIRST, len(classes) - 1 + size)
+    steps = np.diff(ones, prepend=_FIRST - 1) - 1
+    widths = first + np.cumsum(np.append(0, steps[: len(classes) - 1]))
     if widths[-1] > _WIDEST:
         raise PayloadError(_BROKEN)
-    windows = _Windows(steps[len(classes) - 1 :], bits[_FIRST + 1 + ones[-1] :])
+    used = int(ones[-1]) + 1
+    lows = np.unpackbits(data[used // 8 :])[used % 8 :]
+    windows = _Windows(steps[len(classes) - 1 :], lows)
     starts = np.cumsum(context.counts) - context.counts
     found = [
         ranks + starts[each]
@@ -156,6 +161,21 @@ def _from_windows(coded: memoryview, context: IndexContext, size: int) -> Indice
     ]
     windows.end()
     return np.sort(context.indices(np.concatenate(found)))
+
+
+def _ones(data: NDArray[np.uint8], start: int, count: int) -> NDArray[np.int64]:
+    """Return the places of the first `count` ones among the bits of `data` from `start` on."""
+    found, left = list[NDArray[np.int64]](), count
+    for at in range(0, len(data), _PIECE):
+        bits = np.unpackbits(data[at : at + _PIECE])
+        if not at:
+            bits[:start] = 0
+        here = np.flatnonzero(bits.view(np.bool_))[:left] + 8 * at
+        found.append(here)
+        left -= len(here)
+        if not left:
+            return np.concatenate(found)
+    raise PayloadError(_BROKEN)
 
 
 class _Windows:
@@ -173,11 +193,12 @@ class _Windows:
         """Yield the numbers of the selected coordinates of a class of `total` coordinates.
 
         It takes more coordinates at a time than the class probably has, and keeps those whose
-        window begins within the class.
+        window begins within the class. If the class has more, it takes twice as many the next time.
         """
         at = 0  # the number of the class at which the next window begins
+        few = (total >> width) + 8
         while at < total and self._next < len(self._zeros):
-            few = 2 * (total - at >> width) + 16
+            few *= 2
             zeros = self._zeros[self._next : self._next + few].clip(max=(total >> width) + 1)
             places = self._places(len(zeros), width)
             zeros = zeros[: len(places)]
@@ -203,7 +224,7 @@ class _Windows:
         if not width:
             return np.zeros(count, dtype=np.int64)
         bits = self._lows[self._bit : self._bit + count * width]
-        return _numbers_of(bits[: len(bits) // width * width], width)
+        return numbers_of(bits[: len(bits) // width * width], width)
 
     def end(self) -> None:
         """Raise `PayloadError` if coordinates are left, or bits that are not the last padding."""

@@ -53,6 +53,7 @@ FORMS: tuple[Form, ...] = (
     (_ORDERS, (HEADER, False, (*_TO_NODE, "checksum"))),
 )
 _NUMBERS = {form: NAMED + 1 + place for place, form in enumerate(FORMS)}
+_last: tuple[bytes, bytes] | None = None  # the carrier that was read last, and its payload
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _SINGLE, _DOUBLE, _LARGE = struct.Struct("<f"), struct.Struct("<d"), struct.Struct("<Q")
 _LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
@@ -102,7 +103,7 @@ def restored(content: RecordDict) -> RecordDict:
     if (place := _first(content, CARRIER)) is not None:
         carrier = Reader(memoryview(place[2].data))
         data = carrier.take(carrier.varint())
-        payload = bytes(carrier.view[carrier.position :])
+        payload = _payload_of(place[2].data, carrier.position)
         content = _with_array(content, place, STYPE, payload)
         if _first(content, CARRIER) is not None:
             raise PayloadError("its compact records stand before two payloads")
@@ -114,6 +115,18 @@ def restored(content: RecordDict) -> RecordDict:
             raise PayloadError("its compact records must be the only value of a record, as bytes")
         data = memoryview(alone[COMPACT])
     return filled(RecordDict, {**records, **_read_records(data, records)})
+
+
+def _payload_of(carrier: bytes, start: int) -> bytes:
+    """Return the payload from `start` on in the bytes of a carrier.
+
+    Nodes of a process that get one carrier get one payload, so that they share what they decode
+    from it (`node_replica.Decoder`).
+    """
+    global _last
+    if _last is None or _last[0] is not carrier:
+        _last = carrier, carrier[start:]
+    return _last[1]
 
 
 def _written_records(records: dict[str, Any]) -> bytes:

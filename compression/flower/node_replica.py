@@ -137,6 +137,7 @@ class NodeReplica:
         self._from_seed: Replica | None = None  # began at version 0; nodes of the process share it
         self._decode = Decoder(layout)
         self._made: _Version | None = None  # the version that was computed last
+        self._base: SharedContext | None = None  # the last context of a version before it
         self._snapshot: tuple[bytes, Replica] | None = None
 
     def model(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Followed:
@@ -227,7 +228,11 @@ class NodeReplica:
         if activity is None:  # the model before training, or a state from before the context
             activity = np.zeros(len(here[MODEL]), dtype=np.uint8)
         last = None if self._made is None else self._made.context
-        return last if last is not None and last.activity is activity else SharedContext(activity)
+        for known in (last, self._base):
+            if known is not None and known.activity is activity:
+                return known
+        self._base = SharedContext(activity)
+        return self._base
 
     def _kept_version(
         self,

@@ -129,14 +129,26 @@ def test_differences_by_context_with_tensors_that_are_sent_whole():
     expect_same(one, trained("entropy", "topk", "exact", **run))
 
 
-@pytest.mark.parametrize("how", ["seldom nodes", "pushes"])
-def test_versions_that_were_deleted_keep_their_context(how, monkeypatch):
+def test_versions_that_were_deleted_keep_their_context_on_their_way(monkeypatch):
     """A reply is coded by the version that the node has, also if the budget has dropped it."""
     monkeypatch.setattr(model_sync, "BUDGET", 3 * start().nbytes)
-    one = trained("context", "topk", "topk", run=DIFFERENCES[how])
-    expect_same(one, trained("entropy", "topk", "topk", run=DIFFERENCES[how]))
-    state = one.strategy.state.deltas
-    assert len(state.versions) <= len(state.activities)
+    one = trained("context", "topk", "topk", run=DIFFERENCES["pushes"])
+    assert one.strategy.traffic.failures == 0
+    state, tracker = one.strategy.state.deltas, one.strategy.state.session.versions
+    deleted = state.activities.keys() - state.versions.keys()
+    assert deleted
+    assert deleted <= {*tracker.sent.values()} | {*tracker.has.values()}
+
+
+def test_the_budget_counts_activities(monkeypatch):
+    run = DIFFERENCES["seldom nodes"]
+    one = trained("context", "topk", "topk", run=run)
+    each = start().nbytes + len(start())
+    assert len(one.strategy.state.deltas.versions) > 2
+    monkeypatch.setattr(model_sync, "BUDGET", 2 * each)
+    two = trained("context", "topk", "topk", run=run)
+    assert len(two.strategy.state.deltas.versions) <= 2 + NODES // 4
+    assert two.strategy.traffic.failures == 0
 
 
 def test_a_node_that_lost_its_activity_gets_the_whole_model():
@@ -195,6 +207,7 @@ def test_a_snapshot_with_another_activity_is_refused(values):
         "algorithm=fedavg downlink=int8 downlink.coder=context",
         "algorithm=adacomp compression.coder=context",
         "algorithm=esgd downlink=full compression.coder=context",
+        "algorithm=adacomp downlink=average compression.coder=context",
         "algorithm=cesgd strategy.mask_received=true compression.coder=context",
         "algorithm=synthetic_gradients compression.coder=context",
         "algorithm=synthetic_gradients gradients.coder=context",

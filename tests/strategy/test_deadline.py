@@ -216,3 +216,18 @@ def test_many_steps_are_no_unusual_update(tmp_path):
     words = [*MIXED, "rounds=8", "local_epochs=100", "screen.refuse=8", "strategy.deadline=2"]
     local_run(tmp_path / "run", *words)
     assert result_of(tmp_path / "run")["failures"] == 0
+
+
+def test_the_planner_learns_the_bytes_that_were_sent(tmp_path, monkeypatch):
+    """Not those of the records after they were restored, which are more."""
+    sizes, observe = [], DeadlinePlanner.observe
+
+    def watching(self, node, measured):
+        sizes.append(measured.size)
+        observe(self, node, measured)
+
+    monkeypatch.setattr(DeadlinePlanner, "observe", watching)
+    local_run(tmp_path, *MIXED, "strategy.deadline=60")
+    result = result_of(tmp_path)
+    assert result["client_updates"] == len(sizes) == 60
+    assert sum(sizes) == result["uplink_bytes"] + result["uplink_header_bytes"]

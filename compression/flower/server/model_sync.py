@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from logging import getLogger
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,12 @@ from ..tied_weights import (
 )
 from .version_tracker import UNHEARD, ModelUpdate
 
-# The most bytes of stored versions. A node whose version is deleted gets the whole model.
+# The most bytes of stored versions and their activities. A node whose version is deleted gets the
+# whole model.
 BUDGET = 512 << 20
 RAW = make_codec(quantizer="float32", coder="raw")
 LOSSLESS = make_codec(quantizer="float32", coder="entropy")
+log = getLogger("edgewire")
 Key = tuple[bytes, bytes, bytes]  # of a version: the hashes of its model, layout and activity
 
 
@@ -46,7 +49,7 @@ class DeltaSyncState:
     `versions`: the stored models by version, the most recently used last. `checksums`: the models'
     checksums by version. `tensors`: fingerprints of the models' layouts by version. `activities`:
     if index sets are coded by context, the activities (`index_context.py`) by version, also of
-    versions whose models were deleted while a node has them. `count`: the last version. `encoded`:
+    versions whose models were deleted on their way to a node. `count`: the last version. `encoded`:
     how many models were encoded.
     """
 
@@ -107,13 +110,15 @@ class DeltaSync:
         whole: bool = False,
         contextual: bool = False,
     ) -> None:
+        if codec is not None:
+            _warn_of_residuals(codec)
         whole = codec is not None and (codec.exact or whole)
         self._whole = codec if codec is not None and whole else RAW
         self._codec = None if whole else codec
         self.unheard = of_models(self._codec)
         self._seed = seed
         self._state = DeltaSyncState() if state is None else state
-        self._bytes = sum(vector.nbytes for vector in self._state.versions.values())
+        self._bytes = sum(map(self._size, self._state.versions))
         self._contextual = contextual
         self._context: tuple[int, SharedContext] | None = None  # of the version used last
         self._numbers = {self._key(version): version for version in self._state.versions}
@@ -262,19 +267,21 @@ class DeltaSync:
         says |= {"version": version, "checksum": name}
         return ModelUpdate(payload_record(payload), says, len(payload), received)
 
-    def tidy(self, held: Iterable[int]) -> None:
+    def tidy(self, held: Iterable[int], in_flight: Collection[int] = ()) -> None:
         """Delete stored versions of the model that no node has (`held`: those that nodes have).
 
-        If the rest exceeds `BUDGET` bytes, also delete the least recently used versions.
+        If the rest exceeds `BUDGET` bytes, also delete the least recently used versions. The
+        activities of versions that are `in_flight` stay: the replies may be coded by them.
         """
         initial = {INITIAL_VERSION} if self._from_initial else set()
         needed = {*held, *initial}
         for version in self._state.versions.keys() - needed:
             self._drop(version)
-        for version in self._state.activities.keys() - needed:
-            del self._state.activities[version]
         while self._bytes > BUDGET and self._state.versions.keys() - initial:
             self._drop(next(v for v in self._state.versions if v not in initial))
+        stay = {*self._state.versions, *in_flight} if self._contextual else set()
+        for version in self._state.activities.keys() - stay:
+            del self._state.activities[version]
 
     def crowded(self, nodes: int) -> bool:
         """Return whether so many versions are stored that the caller should call `tidy`.
@@ -285,9 +292,10 @@ class DeltaSync:
         return len(self._state.versions) > 2 * nodes or self._bytes > BUDGET
 
     def _drop(self, version: int) -> None:
-        """Delete a version, but not its activity: a node that has it may code by it."""
+        """Delete a version, but not its activity."""
         del self._numbers[self._key(version)]
-        self._bytes -= self._state.versions.pop(version).nbytes
+        self._bytes -= self._size(version)
+        del self._state.versions[version]
         del self._state.checksums[version], self._state.tensors[version]
 
     def _remember(
@@ -311,9 +319,15 @@ class DeltaSync:
         if self._contextual:
             quiet = np.zeros(len(vector), dtype=np.uint8)
             state.activities[version] = quiet if activity is None else activity
-        state.versions[version], self._bytes = vector, self._bytes + vector.nbytes
+        state.versions[version] = vector
+        self._bytes += self._size(version)
         state.checksums[version], state.tensors[version] = name, tensors
         self._numbers[self._key(version)] = version
+
+    def _size(self, version: int) -> int:
+        """Return the bytes of a stored version and of its activity."""
+        activity = self._state.activities.get(version)
+        return self._state.versions[version].nbytes + (0 if activity is None else activity.nbytes)
 
     def _key(self, version: int) -> Key:
         state = self._state
@@ -324,6 +338,20 @@ class DeltaSync:
 
 def _key_of(name: bytes, tensors: bytes, activity: Activity | None) -> Key:
     return name, tensors, b"" if activity is None else xxh3_64_digest(activity.data)
+
+
+def _warn_of_residuals(codec: Codec) -> None:
+    """Warn of options for what was not sent: the next difference of models includes that anyway."""
+    given = {
+        "feedback": codec.feedback and not codec.quantizer.feedback,
+        "residual_decay": codec.residual_decay != 1,
+    }
+    for option in (option for option, found in given.items() if found):
+        log.warning(
+            "the downlink's %s has no effect: the server sends differences of models, or models, "
+            "and keeps no residual of them",
+            option,
+        )
 
 
 def of_models(codec: Codec | None) -> Codec | None:

@@ -130,6 +130,11 @@ class VersionTracker:
             self._state.not_from_seed.discard(node)
 
     @property
+    def in_flight(self) -> set[int]:
+        """The versions that were sent to nodes, which have not confirmed them yet."""
+        return {*self._state.sent.values()}
+
+    @property
     def held(self) -> set[int]:
         """The versions that nodes have confirmed, and those that were sent to them."""
         return {*self._state.has.values(), *self._state.sent.values()}

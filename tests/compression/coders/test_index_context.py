@@ -1,5 +1,7 @@
 """Index sets coded by shared context: any set and activity; broken and foreign streams."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from xxhash import xxh3_64_hexdigest
 
 from compression import Layout, PayloadError, make_codec
 from compression.base import Kind, Spec
+from compression.coders import context as context_coder
 from compression.coders.context import Context, coded_in_windows
 from compression.coders.entropy import Entropy
 from compression.coders.index_context import (
@@ -112,6 +115,51 @@ def test_a_broken_stream_is_refused_or_is_an_index_set(drawn, data):
     assert len(found) == len(indices)
     assert (np.diff(found.astype(np.int64)) > 0).all()
     assert found[-1] < layout.size
+
+
+@pytest.mark.parametrize("share", [0.001, 0.02])
+def test_a_hostile_stream_takes_few_passes(share, monkeypatch):
+    """Each pass reads twice as many coordinates, however few its class says to have."""
+    layout = layout_of([(256, 1024)])
+    activity = np.zeros(layout.size, np.uint8)
+    count = int(share * layout.size)
+    head, unary = [1] * 5, [1] * count  # one class of width 31, all places 0
+    bits = np.array([*head, *unary, *[0] * (31 * count)], dtype=np.uint8)
+    context = IndexContext(activity, layout)
+    stream = b"\4" + context.check + np.packbits(bits).tobytes()
+    spec = Spec(Kind.INDICES, np.dtype("<u4"), count, layout.size, context)
+    passes, read = [], context_coder.numbers_of
+    monkeypatch.setattr(
+        context_coder, "numbers_of", lambda *given: (passes.append(0), read(*given))[1]
+    )
+    np.testing.assert_array_equal(Context.decode(memoryview(stream), spec), np.arange(count))
+    assert len(passes) <= 12
+
+
+def test_a_stream_longer_than_a_bitmap_is_refused():
+    layout = layout_of([(256, 1024)])
+    context = IndexContext(np.zeros(layout.size, np.uint8), layout)
+    spec = Spec(Kind.INDICES, np.dtype("<u4"), 100_000, layout.size, context)
+    stream = b"\4" + context.check + b"\0" + bytes([255]) * (layout.size // 8 + 64)
+    tracemalloc.start()
+    with pytest.raises(PayloadError, match="broken stream"):
+        Context.decode(memoryview(stream), spec)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 1 << 16
+
+
+def test_ones_beyond_the_needed_ones_take_no_memory():
+    layout = layout_of([(1024, 1024)])
+    context = IndexContext(np.zeros(layout.size, np.uint8), layout)
+    spec = Spec(Kind.INDICES, np.dtype("<u4"), 1000, layout.size, context)
+    stream = b"\4" + context.check + b"\7" + bytes([255]) * (layout.size // 8)
+    tracemalloc.start()
+    with pytest.raises(PayloadError, match="broken stream"):
+        Context.decode(memoryview(stream), spec)
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert used < 6 * layout.size
 
 
 def test_another_context_is_refused():

@@ -78,6 +78,10 @@ def test_a_lost_reply_is_no_change(tmp_path):
         (["algorithm=ef21_sgdm", "strategy.quorum=0.5"], "quorum=1"),
         (["algorithm=ef21_sgdm", "strategy.mean=median"], "mean=mean"),
         (["algorithm=ef21_sgdm", "strategy.sender_exponent=0.5"], "sender_exponent=0"),
+        (
+            ["algorithm=ef21_sgdm", "strategy.follow=weights", "downlink=topk"],
+            "strategy.follow=steps",
+        ),
         (["algorithm=ef21_sgdm", "strategy.weighted_by_key=num-steps"], "weighted_by_key=null"),
         (["algorithm=ef21_sgdm", "screen.clip=2"], "clip=null"),
         (
