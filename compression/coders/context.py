@@ -16,6 +16,7 @@ from .index_context import CHECK, IndexContext
 
 _CONTEXT = 4  # the tag, the first byte of a coded stream; `Entropy` has the other tags
 _FIRST, _WIDEST = 5, 31  # bits in which the first class's width is sent, and the largest width
+SPARSE = 4  # sets of more than a 1/SPARSE of the coordinates are not coded by context
 _PIECE = 1 << 13  # bytes whose bits are looked at together, which bounds the memory
 _SPARE = 64  # bytes: a stream by context has at most these more than one bit per coordinate
 _BROKEN = "payload holds a broken stream of indices by context"
@@ -47,6 +48,8 @@ class Context(Entropy):
         plain = super().encode(data, spec)
         if plain is None or spec.kind is not Kind.INDICES or spec.context is None:
             return plain
+        if SPARSE * spec.size > spec.context.size:  # a dense set would take long to decode
+            return plain
         return min(plain, coded_in_windows(data.astype(np.uint32), spec.context), key=len)
 
     @classmethod
@@ -58,6 +61,8 @@ class Context(Entropy):
             raise PayloadError("payload holds indices by a context that is not known here")
         if coded[1 : 1 + CHECK] != spec.context.check:
             raise PayloadError("payload holds indices by another context than is known here")
+        if SPARSE * spec.size > spec.context.size:
+            raise PayloadError("payload holds more indices by context than an encoder sends")
         found = _from_windows(coded[1 + CHECK :], spec.context, spec.size)
         return cast(Array, found.astype(spec.dtype))
 

@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 
 from compression import PayloadError, make_codec
 from compression.base import Kind
-from compression.coders.context import Context, coded_in_windows
+from compression.coders.context import SPARSE, Context, coded_in_windows
 from compression.coders.entropy import Entropy
 from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.node.state import store_arrays
@@ -28,7 +28,7 @@ UPLINKS = {
 }
 DOWNLINKS = {
     "average": {},
-    "topk": {"sparsifier": "topk", "density": 0.3, "feedback": True},
+    "topk": {"sparsifier": "topk", "density": 0.2, "feedback": True},
     "exact": {"exact": ["fc.bias"]},
 }
 ROUNDS = {"rounds": 7}
@@ -40,7 +40,8 @@ def always_by_context(monkeypatch):
     """Code all index sets by context, also the small ones for which `entropy` is shorter."""
 
     def encode(self, data, spec):
-        if data.size and spec.kind is Kind.INDICES and spec.context is not None:
+        sparse = SPARSE * data.size <= spec.bound
+        if data.size and spec.kind is Kind.INDICES and spec.context is not None and sparse:
             return coded_in_windows(data, spec.context)
         return Entropy.encode(self, data, spec)
 
