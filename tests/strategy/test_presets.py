@@ -38,7 +38,7 @@ REMOVED = {
         "~strategy.optimizer.beta2", "~strategy.optimizer.eps", "strategy.server_lr=1",
     ],
     "flasc": ["strategy.server_lr=1"],
-    "edgewire_gradients": ["downlink.warmup_steps=null"],
+    "edgewire_gradients": ["downlink.warmup_steps=null", "downlink.density=null"],
 }  # fmt: skip
 
 
