@@ -23,9 +23,10 @@ from compression.flower.compact_records import restored
 from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from compression.flower.native_tensors import with_natives
 from compression.flower.replica import MODEL, Replica
+from compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
-from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
+from compression.flower.server.step_log_sync import StepLogSync
 from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.flower.server.version_tracker import ModelUpdate
 from compression.flower.tensor_split import Model, form_of_updates

@@ -33,9 +33,10 @@ from compression.flower.message_size import size_of
 from compression.flower.native_tensors import with_natives
 from compression.flower.records import values_of
 from compression.flower.replica import Replica
+from compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
-from compression.flower.server.model_sync import DeltaSync, DeltaSyncState, StepLogSync
 from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
+from compression.flower.server.step_log_sync import StepLogSync
 from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds

@@ -12,8 +12,8 @@ from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.node.state import store_arrays
 from compression.flower.node_replica import REPLICA
 from compression.flower.replica import ACTIVITY, MODEL, VERSION, activity_layout, activity_of
-from compression.flower.server import model_sync
-from compression.flower.server.model_sync import LOSSLESS
+from compression.flower.server import delta_sync
+from compression.flower.server.step_log_sync import LOSSLESS
 from conf import ConfigError
 from conf.load import compose_config, to_config
 from simulation.network import Network
@@ -132,7 +132,7 @@ def test_differences_by_context_with_tensors_that_are_sent_whole():
 
 def test_versions_that_were_deleted_keep_their_context_on_their_way(monkeypatch):
     """A reply is coded by the version that the node has, also if the budget has dropped it."""
-    monkeypatch.setattr(model_sync, "BUDGET", 3 * start().nbytes)
+    monkeypatch.setattr(delta_sync, "BUDGET", 3 * start().nbytes)
     one = trained("context", "topk", "topk", run=DIFFERENCES["pushes"])
     assert one.strategy.traffic.failures == 0
     state, tracker = one.strategy.state.deltas, one.strategy.state.session.versions
@@ -146,7 +146,7 @@ def test_the_budget_counts_activities(monkeypatch):
     one = trained("context", "topk", "topk", run=run)
     each = start().nbytes + len(start())
     assert len(one.strategy.state.deltas.versions) > 2
-    monkeypatch.setattr(model_sync, "BUDGET", 2 * each)
+    monkeypatch.setattr(delta_sync, "BUDGET", 2 * each)
     two = trained("context", "topk", "topk", run=run)
     assert len(two.strategy.state.deltas.versions) <= 2 + NODES // 4
     assert two.strategy.traffic.failures == 0

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from compression import make_codec
 from compression.flower.node_replica import LACKS, NOT_MADE, OTHER, NodeReplica
-from compression.flower.server import model_sync
+from compression.flower.server import delta_sync
 from simulation.network import Network
 from tests.local_runs import local_run
 from tests.runs import result_of
@@ -139,10 +139,10 @@ def test_an_app_s_run_is_the_same(overrides, tmp_path):
     assert saved["downlink_bytes"] < 0.7 * sent["downlink_bytes"]
 
 
-@pytest.mark.parametrize("budget", [0, 5 * FLOATS, model_sync.BUDGET])
+@pytest.mark.parametrize("budget", [0, 5 * FLOATS, delta_sync.BUDGET])
 def test_a_node_whose_version_is_unknown_gets_the_whole_model(budget, monkeypatch, caplog):
     """It no longer has the model before training, so no difference from it can help."""
-    monkeypatch.setattr(model_sync, "BUDGET", budget)
+    monkeypatch.setattr(delta_sync, "BUDGET", budget)
     network = Network(loss=0.3, seconds_per_step=0.001)
     federation = Federation(Trainer(seeded=start()), network, seed=3)
     options = {"fraction_train": 0.5, "timeout": 1.0, "follow": "differences"}

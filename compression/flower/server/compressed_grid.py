@@ -24,10 +24,10 @@ from ..timed_grid import GridWrapper
 from ..timeouts import FOREVER, SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
 from ..uncompressed import NO_DOWNLINK, UNKNOWN, Uncompressed
+from .delta_sync import DeltaSync, DeltaSyncState
 from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
 from .inbox import ModelInbox, count_received
 from .inferred_acks import InferredAcks, InferredAcksState
-from .model_sync import DeltaSync, DeltaSyncState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState

@@ -4,7 +4,7 @@ import numpy as np
 
 from compression import make_codec
 from compression.flower.replica import Replica
-from compression.flower.server.model_sync import StepLogSync
+from compression.flower.server.step_log_sync import StepLogSync
 
 CODEC = make_codec(coder="raw")
 

@@ -19,7 +19,7 @@ from compression.flower import (
 from compression.flower.node.state import NodeState, store_arrays, stored_arrays
 from compression.flower.node_replica import REPLICA
 from compression.flower.replica import MODEL
-from compression.flower.server.model_sync import DeltaSync
+from compression.flower.server.delta_sync import DeltaSync
 from compression.flower.server.version_tracker import VersionTracker
 from compression.flower.tensor_split import Model, TensorSplit
 from simulation.grid import LocalGrid
@@ -199,6 +199,6 @@ def test_unused_versions_and_those_beyond_the_budget_are_dropped(monkeypatch):
     assert [versions.base_of(node) is not None for node in range(4)] == [False, True, True, True]
     assert not way.knows(model_updates[0].header["version"])
     way.model_update(versions.base_of(1))  # used now, so no longer the oldest
-    monkeypatch.setattr("compression.flower.server.model_sync.BUDGET", 2 * 4 * layout.size)
+    monkeypatch.setattr("compression.flower.server.delta_sync.BUDGET", 2 * 4 * layout.size)
     way.tidy(versions.held)
     assert [versions.base_of(node) is not None for node in range(4)] == [False, True, False, True]
