@@ -90,7 +90,7 @@ def recorded(overrides: list[str]) -> tuple[dict[str, list[dict[str, float]]], l
 
     def watch(self: Context, data: Array, spec: Spec) -> bytes | None:
         if spec.kind is Kind.INDICES and spec.context is not None:
-            versions.setdefault(spec.context.check)
+            versions.setdefault(spec.context.counts.tobytes())
             if len(versions) > WARM_UP:
                 with patch.object(Context, "encode", encode):
                     rows[id(self)].append(measured(data, spec))

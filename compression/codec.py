@@ -187,11 +187,12 @@ class Codec:
         parts = parts_of(indices, cut)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
         exact = None if inner is None else inner.gather_exact(update)
-        known = self._known(context, layout)
-        short = known is not None and not names
-        head = self._head(layout, inner, indices, names, same and as_before, short)
+        shared = None if names else self._shared(context)
+        known = self._known(shared, layout)
+        head = self._head(layout, inner, indices, names, same and as_before, shared is not None)
         listed = _listed(cut, exact, None if same and as_before else indices, known)
-        payload = self._assemble(with_native_table(head, own), layout, listed, streams, parts, raw)
+        head = with_native_table(head, own)
+        payload = self._assemble(head, layout, listed, streams, parts, shared, raw)
         if self.feedback:
             decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
             if self.sparsifier.residual_key is None:
@@ -233,16 +234,18 @@ class Codec:
             indices, values, exact = inner.narrow(indices, values)
         parts = parts_of(indices, own)
         streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
-        known = self._known(context, layout)
-        head = self._head(layout, inner, indices, False, False, known is not None)
-        listed = _listed(own, exact, indices, known)
-        return self._assemble(head, layout, listed, streams, parts)
+        shared = self._shared(context)
+        head = self._head(layout, inner, indices, False, False, shared is not None)
+        listed = _listed(own, exact, indices, self._known(shared, layout))
+        return self._assemble(head, layout, listed, streams, parts, shared)
+
+    def _shared(self, context: SharedContext | None) -> SharedContext | None:
+        """Return what both ends know, if the coder uses it."""
+        return context if self.coder.contextual else None
 
     def _known(self, context: SharedContext | None, layout: Layout) -> IndexContext | None:
-        """Return the context of the index set, if the coder uses one."""
-        if context is None or not self.coder.contextual:
-            return None
-        return context.of(layout, self.exact_tensors(layout))
+        """Return the context of the index set, if both ends know one."""
+        return None if context is None else context.of(layout, self.exact_tensors(layout))
 
     def restore(
         self,
@@ -344,6 +347,7 @@ class Codec:
         listed: list[tuple[Any, Spec]],
         streams: Sequence[Array],
         parts: TensorSlices,
+        context: SharedContext | None,
         own: Array | None = None,
     ) -> bytes:
         params = self.quantizer.params()
@@ -357,7 +361,8 @@ class Codec:
             smaller = coded is not None and len(coded) < spec.nbytes
             body = coded if coded is not None and smaller else stream.data
             bodies.append(Body(memoryview(body), smaller))
-        return assemble(head + b"".join(map(varint, (len(params), *params))), bodies, layout)
+        head += b"".join(map(varint, (len(params), *params)))
+        return assemble(head, bodies, layout, context)
 
 
 def _listed(

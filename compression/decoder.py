@@ -148,13 +148,13 @@ def decode_update(
     any.
     ``before``: `Update.selected` of the sender's last payload, for a payload that repeats its
     indices.
-    ``context``: what sender and receiver know of the model's coordinates, for a payload whose
-    indices are coded by it; it is for the layout of the vector.
+    ``context``: what sender and receiver know of the model's coordinates, for a payload in the
+    short form; it is for the layout of the vector.
 
     Raises PayloadError for any other payload. The error is raised before memory is allocated for
     the sizes that the payload declares.
     """
-    parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact)
+    parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact, context=context)
     beside = _own(parsed)
     apart = _exact(parsed)
     indices, values = _trained(parsed, before, context)
@@ -182,7 +182,8 @@ def decode_trained(
     BatchNorm's running statistics. ``layout``: the layout of the vector, without the tensors in
     their own dtype. ``before``, ``context`` and the errors are the same as in `decode_update`.
     """
-    return _trained(parse(payload, layout, MAX_SIZE, of_vector=True), before, context)
+    parsed = parse(payload, layout, MAX_SIZE, of_vector=True, context=context)
+    return _trained(parsed, before, context)
 
 
 def expect(
@@ -191,13 +192,14 @@ def expect(
     *,
     own: tuple[int, ...] = (),
     exact: tuple[int, ...] | None = None,
+    context: SharedContext | None = None,
 ) -> None:
     """Raise PayloadError unless `decode_update` would accept the payload's header.
 
     The parameters are the same as in `decode_update`. The function also checks the checksum and the
     lengths. It decodes no value.
     """
-    parse(payload, layout, MAX_SIZE, own=own, exact=exact)
+    parse(payload, layout, MAX_SIZE, own=own, exact=exact, context=context)
 
 
 def declared(

@@ -21,6 +21,7 @@ from .base import (
     Sparsifier,
     Spec,
 )
+from .coders.index_context import SharedContext
 from .layout import Layout
 from .registry import by_id
 from .wire_header import (
@@ -39,9 +40,9 @@ MAGIC = b"EWP"
 VERSION = 1
 # Flags: the payload has a table of names, of exact tensors, of tensors in their own dtype.
 NAMED, EXACT, OWN = 1, 2, 4
-# The first byte of a payload in the short form, version 1, to which the flags EXACT and OWN are
-# added. A later version gets another number.
-SHORT = 0xD0
+# The first byte of a payload in the short form, version 2, to which the flags EXACT and OWN are
+# added. A later version gets another number; that of version 1 was 0xD0.
+SHORT = 0xD8
 ALL, INDICES, REPEATED = 0, 1, 2  # how a payload says which entries it holds
 _MOST_NUMBERS = 16  # the most streams, and the most parameters of a quantizer
 
@@ -126,10 +127,13 @@ def with_native_table(head: bytes, own: Sequence[NativeTensor]) -> bytes:
     return bytes(prefix) + native_table(own) + head[form.prefix :]
 
 
-def assemble(head: bytes, bodies: Sequence[Body], layout: Layout) -> bytes:
+def assemble(
+    head: bytes, bodies: Sequence[Body], layout: Layout, context: SharedContext | None
+) -> bytes:
     """Join header, directory, padding, streams and checksum to a payload.
 
-    Values are copied only here. ``layout``: the layout of the vector.
+    Values are copied only here. ``layout``: the layout of the vector. ``context``: what both ends
+    know, for the short form.
     """
     form = _form_of(head)
     sizes = [body.view.nbytes << 1 | body.coded for body in bodies]
@@ -139,20 +143,24 @@ def assemble(head: bytes, bodies: Sequence[Body], layout: Layout) -> bytes:
     if form is _LONG:
         head += bytes(-len(head) % 8)
     parts: list[Buffer] = [head, *(body.view for body in bodies)]
-    return b"".join([*parts, _checksum(parts, form, layout)])
+    return b"".join([*parts, _checksum(parts, form, layout, context)])
 
 
-def _checksum(parts: Sequence[Buffer], form: _Form, layout: Layout | None) -> bytes:
+def _checksum(
+    parts: Sequence[Buffer], form: _Form, layout: Layout | None, context: SharedContext | None
+) -> bytes:
     """Return the checksum of a payload's earlier bytes.
 
-    In the short form it also depends on the shapes. So a receiver with another layout refuses the
-    payload. Raises PayloadError for this form without a layout.
+    In the short form it also depends on the shapes and on the context. So a receiver with others
+    refuses the payload. Raises PayloadError for this form without one of them.
     """
     seed = 0
     if form is _SHORT:
         if layout is None:
             raise PayloadError("payload holds no shapes: they must be known here")
-        seed = shape_hash(layout)
+        if context is None:
+            raise PayloadError("payload was coded by a context that is not known here")
+        seed = context.hash(shape_hash(layout))
     found = xxh3_64(seed=seed)
     for part in parts:
         found.update(part)
@@ -168,6 +176,7 @@ def parse(
     own: tuple[int, ...] = (),
     exact: tuple[int, ...] | None = None,
     of_vector: bool = False,
+    context: SharedContext | None = None,
 ) -> Parsed:
     """Check a payload's checksum and header, but not the contents of its streams.
 
@@ -175,11 +184,11 @@ def parse(
     and ``max_tensors`` tensors. ``own``: the positions of the tensors in their own dtype; all other
     tensors are in the vector. ``exact``: the positions, among the vector's tensors, of the tensors
     that are sent without loss; None accepts any. ``of_vector``: True if ``layout`` is only the
-    layout of the vector; then any tensors in their own dtype are accepted. Raises PayloadError for
-    any other payload.
+    layout of the vector; then any tensors in their own dtype are accepted. ``context``: what both
+    ends know, which the short form needs. Raises PayloadError for any other payload.
     """
     vector = layout if layout is None or of_vector else layout.without(own)
-    form, view = _checked(memoryview(payload).cast("B"), vector)
+    form, view = _checked(memoryview(payload).cast("B"), vector, context)
     sparsifier, quantizer, coder = view[form.ids]
     flags = view[form.flags] ^ form.mark
     if flags & ~(NAMED | EXACT | OWN):
@@ -209,7 +218,9 @@ def parse(
     )
 
 
-def _checked(view: memoryview, layout: Layout | None) -> tuple[_Form, memoryview]:
+def _checked(
+    view: memoryview, layout: Layout | None, context: SharedContext | None
+) -> tuple[_Form, memoryview]:
     """Return a payload's form, and its bytes before the checksum, which is right.
 
     ``layout``: the layout of the vector; None if it is not known.
@@ -220,8 +231,8 @@ def _checked(view: memoryview, layout: Layout | None) -> tuple[_Form, memoryview
     if form is _LONG and view[3] != VERSION:
         raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
     view, checksum = view[: -form.checksum], view[-form.checksum :]
-    if _checksum([view], form, layout) != checksum:
-        what = "damaged" if form is _LONG else "damaged or for another model"
+    if _checksum([view], form, layout, context) != checksum:
+        what = "damaged" if form is _LONG else "damaged, or for another model or another context"
         raise PayloadError(f"payload is {what}: its checksum does not match")
     return form, view
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from ..base import Array, Indices, Kind, PayloadError, Spec
 from ..registry import register
 from .entropy import Entropy
-from .index_context import CHECK, IndexContext
+from .index_context import IndexContext
 
 _CONTEXT = 4  # the tag, the first byte of a coded stream; `Entropy` has the other tags
 _FIRST, _WIDEST = 5, 31  # bits in which the first class's width is sent, and the largest width
@@ -34,9 +33,9 @@ class Context(Entropy):
     The coordinates of the likeliest class come first, in their order, then those of the next class.
     They are read in windows of 2^b coordinates, where b (the width) belongs to the class. A bit per
     window says whether the window holds a selected coordinate. If it does, b bits say where the
-    first one is, and the next window begins behind it. A window ends with its class. So a class
-    costs only its width, which is sent first, and not the number of its selected coordinates. With
-    b = 0 a class is a bitmap.
+    first one is, and the next window begins behind it. The classes with the same width make a
+    segment, and a window ends with its segment. So a class costs only its width, which is sent
+    first, and not the number of its selected coordinates. With b = 0 a segment is a bitmap.
     """
 
     name: ClassVar[str] = "context"
@@ -59,11 +58,9 @@ class Context(Entropy):
             return super().decode(coded, spec)
         if spec.context is None:
             raise PayloadError("payload holds indices by a context that is not known here")
-        if coded[1 : 1 + CHECK] != spec.context.check:
-            raise PayloadError("payload holds indices by another context than is known here")
         if SPARSE * spec.size > spec.context.size:
             raise PayloadError("payload holds more indices by context than an encoder sends")
-        found = _from_windows(coded[1 + CHECK :], spec.context, spec.size)
+        found = _from_windows(coded[1:], spec.context, spec.size)
         return cast(Array, found.astype(spec.dtype))
 
 
@@ -72,21 +69,25 @@ def coded_in_windows(indices: Indices, context: IndexContext) -> bytes:
     ranks = context.ranks(indices).astype(np.uint32)
     ranks.sort()  # in half of the time that it takes with 64 bits
     ranks = ranks.astype(np.int64)
-    totals = context.counts
+    of_classes = np.cumsum(context.counts)
+    selected = np.diff(ranks.searchsorted(of_classes), prepend=0)
+    of_classes_widths = _widths(context.counts, selected)
+    totals, widths = _segments(context.counts, of_classes_widths)
     ends = np.cumsum(totals)
     starts = ends - totals
-    bounds = ranks.searchsorted(np.append(starts, ends[-1]))
-    selected = np.diff(bounds)
-    widths = _widths(totals, selected)
+    lasts = ranks.searchsorted(ends) - 1
+    selected = np.diff(lasts, prepend=-1)
     used = np.flatnonzero(selected)
-    firsts, lasts = bounds[used], bounds[used + 1] - 1
+    lasts = lasts[used]
+    firsts = np.append(0, lasts[:-1] + 1)
     gaps = np.diff(ranks, prepend=-1) - 1
     gaps[firsts] = ranks[firsts] - starts[used]
-    zeros = gaps >> np.repeat(widths, selected)
-    tails = totals.copy()  # the coordinates of each class behind its last selected one
+    zeros = gaps >> widths.repeat(selected)
+    tails = totals.copy()  # the coordinates of each segment behind its last selected one
     tails[used] = ends[used] - ranks[lasts] - 1
-    skipped = np.cumsum(-(-tails >> widths))  # windows up to the end of a class
-    zeros[firsts] += np.diff((skipped - -(-tails >> widths))[used], prepend=0)
+    empty = -(-tails >> widths)  # windows in the tails
+    skipped = np.cumsum(empty) - empty
+    zeros[firsts] += np.diff(skipped[used], prepend=0)
     unary = np.zeros(int(zeros.sum()) + len(zeros), dtype=np.uint8)
     unary[np.cumsum(zeros + 1) - 1] = 1
     lows = [
@@ -94,8 +95,17 @@ def coded_in_windows(indices: Indices, context: IndexContext) -> bytes:
         for first, last, width in zip(firsts, lasts, widths[used].tolist(), strict=True)
         if width
     ]
-    bits = np.concatenate([_bits_of_widths(widths[totals > 0]), unary, *lows])
-    return bytes((_CONTEXT,)) + context.check + np.packbits(bits).tobytes()
+    head = _bits_of_widths(of_classes_widths[context.counts > 0])
+    bits = np.concatenate([head, unary, *lows])
+    return bytes((_CONTEXT,)) + np.packbits(bits).tobytes()
+
+
+def _segments(
+    totals: NDArray[np.int64], widths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the coordinates and the width of each segment: of adjacent classes of equal width."""
+    first = np.flatnonzero(np.diff(widths, prepend=-1))
+    return np.add.reduceat(totals, first), widths[first]
 
 
 def _widths(totals: NDArray[np.int64], selected: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -131,41 +141,36 @@ def _bits_of_widths(widths: NDArray[np.int64]) -> Bits:
 
 def _bits_of(numbers: NDArray[np.int64], width: int) -> Bits:
     """Return the last `width` bits of each number, one after the other, highest bit first."""
-    return (numbers[:, None] >> np.arange(width)[::-1] & 1).astype(np.uint8).reshape(-1)
+    bits = np.unpackbits(numbers.astype(">u4").view(np.uint8).reshape(-1, 4), axis=1)
+    return bits[:, 32 - width :].reshape(-1)
 
 
-def numbers_of(bits: Bits, width: int) -> NDArray[np.int64]:
-    """Return the numbers whose bits `_bits_of` returned."""
-    found = np.zeros(len(bits) // max(width, 1), dtype=np.int64)
-    for each in bits.reshape(-1, width).T:
-        found = found << 1 | each
+def numbers_of(bits: Bits, width: int, count: int) -> NDArray[np.int64]:
+    """Return the `count` numbers whose bits `_bits_of` returned."""
+    found = np.zeros(count, dtype=np.int64)
+    for each in bits.reshape(count, width).T:
+        found <<= 1
+        found |= each
     return found
 
 
 def _from_windows(coded: memoryview, context: IndexContext, size: int) -> Indices:
-    """Return the `size` indices in an untrusted stream, without its tag and the hash."""
+    """Return the `size` indices in an untrusted stream, without its tag."""
     data = np.frombuffer(coded, dtype=np.uint8)
     # An encoder prefers a bitmap to a longer stream, and a longer one would take long to decode.
     if not 0 < len(data) <= context.size // 8 + _SPARE:
         raise PayloadError(_BROKEN)
-    classes = np.flatnonzero(context.counts)
-    first = int(data[0]) >> 8 - _FIRST
-    ones = _ones(data, _FIRST, len(classes) - 1 + size)
+    totals = context.counts[context.counts > 0]
+    ones = _ones(data, _FIRST, len(totals) - 1 + size)
     steps = np.diff(ones, prepend=_FIRST - 1) - 1
-    widths = first + np.cumsum(np.append(0, steps[: len(classes) - 1]))
+    first = int(data[0]) >> 8 - _FIRST
+    widths = first + np.cumsum(np.append(0, steps[: len(totals) - 1]))
     if widths[-1] > _WIDEST:
         raise PayloadError(_BROKEN)
     used = int(ones[-1]) + 1
     lows = np.unpackbits(data[used // 8 :])[used % 8 :]
-    windows = _Windows(steps[len(classes) - 1 :], lows)
-    starts = np.cumsum(context.counts) - context.counts
-    found = [
-        ranks + starts[each]
-        for each, width in zip(classes.tolist(), widths.tolist(), strict=True)
-        for ranks in windows.of_class(int(context.counts[each]), width)
-    ]
-    windows.end()
-    return np.sort(context.indices(np.concatenate(found)))
+    ranks = _ranks(steps[len(totals) - 1 :], lows, *_segments(totals, widths))
+    return np.sort(context.indices(ranks))
 
 
 def _ones(data: NDArray[np.uint8], start: int, count: int) -> NDArray[np.int64]:
@@ -183,56 +188,45 @@ def _ones(data: NDArray[np.uint8], start: int, count: int) -> NDArray[np.int64]:
     raise PayloadError(_BROKEN)
 
 
-class _Windows:
-    """Reads the selected coordinates of one class after the other.
+def _ranks(
+    zeros: NDArray[np.int64], lows: Bits, totals: NDArray[np.int64], widths: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the ranks (k,) of the selected coordinates, in increasing order.
 
     `zeros`: (k,), for each selected coordinate the number of windows before its own that hold none.
-    `lows`: the bits that say where the coordinates are in their windows.
+    `lows`: the bits that say where the coordinates are in their windows. `totals`, `widths`: the
+    coordinates and the width of each segment.
     """
-
-    def __init__(self, zeros: NDArray[np.int64], lows: Bits) -> None:
-        self._zeros, self._lows = zeros, lows
-        self._next = self._bit = 0  # of the coordinates, of the bits
-
-    def of_class(self, total: int, width: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the numbers of the selected coordinates of a class of `total` coordinates.
-
-        It takes more coordinates at a time than the class probably has, and keeps those whose
-        window begins within the class. If the class has more, it takes twice as many the next time.
-        """
-        at = 0  # the number of the class at which the next window begins
-        few = (total >> width) + 8
-        while at < total and self._next < len(self._zeros):
-            few *= 2
-            zeros = self._zeros[self._next : self._next + few].clip(max=(total >> width) + 1)
-            places = self._places(len(zeros), width)
-            zeros = zeros[: len(places)]
-            ends = at + np.cumsum((zeros << width) + places + 1)
-            inside = ends - places - 1 < total
-            taken = len(inside) if inside.all() else int(inside.argmin())
-            if taken:
-                at = int(ends[taken - 1])
-                if at > total:
+    ranks = np.empty_like(zeros)
+    windows = np.cumsum(zeros)  # without a selected coordinate, up to each selected one
+    place = bit = skipped = start = 0  # of the next coordinate, bit, empty window and segment
+    for total, width in zip(totals.tolist(), widths.tolist(), strict=True):
+        # At most so many are in this segment: their own windows may have taken no coordinate.
+        last = int(windows.searchsorted(skipped + (total >> width), "right"))
+        if width:
+            last = min(last, place + (len(lows) - bit) // width)
+        end = 0  # of the last window in this segment that holds a coordinate
+        if last > place:
+            within = numbers_of(lows[bit : bit + (last - place) * width], width, last - place)
+            starts = (windows[place:last] - skipped) << width
+            starts[1:] += np.cumsum(within[:-1] + 1)
+            count = int(starts.searchsorted(total))
+            if count:
+                found = np.add(starts[:count], within[:count], out=starts[:count])
+                end = int(found[-1]) + 1
+                if end > total:
                     raise PayloadError(_BROKEN)
-                yield ends[:taken] - 1
-                self._next += taken
-                self._bit += taken * width
-            if taken < len(places) or not len(places):
-                break
-        if self._next < len(self._zeros):
-            self._zeros[self._next] -= -(-(total - at) >> width)
-            if self._zeros[self._next] < 0:
-                raise PayloadError(_BROKEN)
-
-    def _places(self, count: int, width: int) -> NDArray[np.int64]:
-        """Return the places in their windows of the next `count` coordinates, or of fewer."""
-        if not width:
-            return np.zeros(count, dtype=np.int64)
-        bits = self._lows[self._bit : self._bit + count * width]
-        return numbers_of(bits[: len(bits) // width * width], width)
-
-    def end(self) -> None:
-        """Raise `PayloadError` if coordinates are left, or bits that are not the last padding."""
-        rest = self._lows[self._bit :]
-        if self._next < len(self._zeros) or len(rest) > 7 or rest.any():
+                np.add(found, start, out=ranks[place : place + count])
+                place += count
+                bit += count * width
+                skipped = int(windows[place - 1])
+        if place == len(zeros):
+            break
+        skipped += -(-(total - end) >> width)
+        if windows[place] < skipped:
             raise PayloadError(_BROKEN)
+        start += total
+    rest = lows[bit:]
+    if place < len(zeros) or len(rest) > 7 or rest.any():  # a byte's padding is zeros
+        raise PayloadError(_BROKEN)
+    return ranks

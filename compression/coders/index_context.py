@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_digest
+from xxhash import xxh3_64_intdigest
 
 from ..layout import Layout
 from ..scatter import Indices
@@ -21,8 +21,14 @@ from ..scatter import Indices
 Activity = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 CLASSES, _BITS = 24, 5
-CHECK = 4  # bytes of the classes' hash in a coded stream
 _WORD = 64  # coordinates in a word of a bitmap
+_ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
+_ONES, _HIGHS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+# The place of the j-th set bit of a byte, from the lowest; 0 if it has fewer.
+_NTH = np.zeros((256, 8), dtype=np.uint8)
+for _byte in range(256):
+    _set = [bit for bit in range(8) if _byte >> bit & 1]
+    _NTH[_byte, : len(_set)] = _set
 _BLOCK = 1 << 16  # coordinates that are looked up at a time, which bounds the memory
 # An update adds its weight to the sum of each coordinate that it changed, the newest update 12.
 _WEIGHTS = (1, 1, 2, 2, 3, 4, 7, 12)  # of the bits of an activity; together 32
@@ -82,8 +88,6 @@ class IndexContext:
     """The classes of n coordinates, with the rank of each coordinate in the order of the classes.
 
     The coordinates of class 0 have the first ranks, in their order; then follow those of class 1.
-    `check`: the first bytes of a hash of the classes, by which a receiver sees that it knows the
-    same classes as the sender.
     """
 
     def __init__(self, activity: Activity, layout: Layout) -> None:
@@ -95,7 +99,6 @@ class IndexContext:
             packed = np.packbits(classes & (1 << bit), bitorder="little")
             planes[bit, : len(packed)] = packed
         self._planes: Words = planes.view("<u8")
-        self.check = xxh3_64_digest(planes.data)[:CHECK]
 
     @cached_property
     def _tables(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
@@ -121,16 +124,6 @@ class IndexContext:
         """How many coordinates each class has, (24,)."""
         return self._tables[1]
 
-    def _members(self, words: NDArray[np.int64], classes: NDArray[np.uint8]) -> Words:
-        """Return the bitmaps of some words; in each, the members of one class are set."""
-        members = np.full(len(words), ~np.uint64(0))
-        for bit in range(_BITS):
-            plane = self._planes[bit, words]
-            flip = ((classes >> bit & 1) ^ 1).astype(np.uint64)
-            plane ^= np.uint64(0) - flip
-            members &= plane
-        return members
-
     def ranks(self, indices: Indices) -> NDArray[np.int64]:
         """Return the ranks of the (k,) indices, in the order of the indices."""
         ranks = np.empty(len(indices), dtype=np.int64)
@@ -140,15 +133,15 @@ class IndexContext:
 
     def _ranks(self, indices: Indices) -> NDArray[np.int64]:
         words, places = (indices >> 6).astype(np.int64), (indices & 63).astype(np.uint64)
-        classes = np.zeros(len(indices), dtype=np.uint8)
-        for bit in range(_BITS):
-            found = self._planes[bit, words] >> places & np.uint64(1)
-            classes |= found.astype(np.uint8) << bit
+        classes, members = np.zeros(len(words), dtype=np.int64), np.full(len(words), _ALL)
+        for number, plane in enumerate(self._planes):
+            here = plane.take(words)
+            bit = here >> places & np.uint64(1)
+            classes |= bit.astype(np.int64) << number
+            members &= here ^ (bit - np.uint64(1))  # the coordinates of the same class
         lower = (np.uint64(1) << places) - np.uint64(1)
-        within = np.bitwise_count(self._members(words, classes) & lower)
-        before = self._tables[0][classes * np.int64(self._planes.shape[1]) + words]
-        ranks: NDArray[np.int64] = before.astype(np.int64) + within
-        return ranks
+        ranks: NDArray[np.int64] = self._tables[0].take(classes * self._planes.shape[1] + words)
+        return ranks + np.bitwise_count(members & lower)
 
     def indices(self, ranks: NDArray[np.int64]) -> Indices:
         """Return the indices with these (k,) ranks, in the order of the ranks."""
@@ -162,18 +155,27 @@ class IndexContext:
         # With another dtype numpy would convert the whole table, and not the ranks.
         at = before.searchsorted(ranks.astype(before.dtype), "right") - 1
         classes, words = np.divmod(at, self._planes.shape[1])
-        rest = (ranks - before[at]).astype(np.uint64)
-        members = self._members(words, classes.astype(np.uint8))
-        places = np.zeros(len(words), dtype=np.uint64)
-        for width in (32, 16, 8, 4, 2, 1):  # finds the set bit number `rest`
-            low = np.bitwise_count(members & np.uint64((1 << width) - 1)).astype(np.uint64)
-            later = rest >= low
-            rest -= np.where(later, low, np.uint64(0))
-            shift = np.where(later, np.uint64(width), np.uint64(0))
-            members >>= shift
-            places += shift
-        found: Indices = (words * _WORD + places.astype(np.int64)).astype(np.uint32)
+        members = np.full(len(words), _ALL)
+        for number, plane in enumerate(self._planes):
+            bit = (classes >> number & 1).astype(np.uint64)
+            members &= plane.take(words) ^ (bit - np.uint64(1))
+        places = _selected(members, (ranks - before[at]).astype(np.uint64))
+        found: Indices = (words * _WORD + places).astype(np.uint32)
         return found
+
+
+def _selected(members: Words, rest: Words) -> NDArray[np.int64]:
+    """Return the place of the set bit number `rest`, from 0, of each word.
+
+    Vigna 2008, "Broadword implementation of rank/select queries", algorithm 2. Byte i of `counts`
+    is the number of the set bits up to byte i of the word.
+    """
+    counts = np.bitwise_count(members.view(np.uint8)).view("<u8") * _ONES
+    later = np.bitwise_count((rest * _ONES | _HIGHS) - counts & _HIGHS)  # bytes before the bit's
+    place = later.astype(np.uint64) << np.uint64(3)
+    rest = rest - (counts << np.uint64(8) >> place & np.uint64(255))
+    places: NDArray[np.int64] = _NTH[members >> place & np.uint64(255), rest] + place.astype("i8")
+    return places
 
 
 class SharedContext:
@@ -185,6 +187,13 @@ class SharedContext:
     def __init__(self, activity: Activity) -> None:
         self.activity = activity
         self._made: tuple[tuple[int, ...], IndexContext] | None = None
+        self._hash: tuple[int, int] | None = None  # the last seed, and the hash with it
+
+    def hash(self, seed: int) -> int:
+        """Return a 64-bit hash of the activity, by which both ends see that they know the same."""
+        if self._hash is None or self._hash[0] != seed:
+            self._hash = seed, xxh3_64_intdigest(self.activity.data, seed)
+        return self._hash[1]
 
     def of(self, layout: Layout, exact: tuple[int, ...]) -> IndexContext:
         """Return the context of a payload's index set; the last one is cached.

@@ -23,6 +23,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..base import PayloadError
@@ -36,7 +37,7 @@ COMPACT = ""  # the name of the only value in the record HEADER of a content wit
 LONGEST = 1 << 16  # bytes: the longest payload that is copied behind the records
 _CODES = {name: varint(position + 1) for position, name in enumerate(NAMES)}
 # Tags of values. A byte below INT is an integer by itself.
-INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST, UINT64 = range(240, 250)
+INT, NEGATIVE, FLOAT32, FLOAT64, FALSE, TRUE, TEXT, BYTES, LIST, UINT64, FLOAT16 = range(240, 251)
 Form = tuple[tuple[str, bool, tuple[str, ...]], ...]
 _METRICS = ("metrics", True, (LOSS, EXAMPLES, STEPS, SECONDS))
 _TO_NODE = ("number", "applied", "workers", "version", "base")
@@ -55,8 +56,9 @@ FORMS: tuple[Form, ...] = (
 _NUMBERS = {form: NAMED + 1 + place for place, form in enumerate(FORMS)}
 _last: tuple[bytes, bytes] | None = None  # the carrier that was read last, and its payload
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
-_SINGLE, _DOUBLE, _LARGE = struct.Struct("<f"), struct.Struct("<d"), struct.Struct("<Q")
-_LARGEST = float.fromhex("0x1.fffffep+127")  # the largest float32
+_HALF, _SINGLE, _DOUBLE = struct.Struct("<e"), struct.Struct("<f"), struct.Struct("<d")
+_LARGE = struct.Struct("<Q")
+_MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest float16, float32
 
 
 def is_compact(content: RecordDict) -> bool:
@@ -219,6 +221,8 @@ def _written(name: str, value: Any) -> bytes:
             return bytes((UINT64,)) + _LARGE.pack(number)
         return bytes((number,)) if number < INT else bytes((INT,)) + varint(number)
     if isinstance(value, float):
+        if abs(value) <= _MOST_HALF and _HALF.unpack(half := _HALF.pack(value))[0] == value:
+            return bytes((FLOAT16,)) + half
         if abs(value) <= _LARGEST and _SINGLE.unpack(single := _SINGLE.pack(value))[0] == value:
             return bytes((FLOAT32,)) + single
         return bytes((FLOAT64,)) + _DOUBLE.pack(value)
@@ -232,6 +236,12 @@ def _written(name: str, value: Any) -> bytes:
         f"the value {name[:40]!r} in a message cannot be sent in compact form "
         f"(compact_records): {repr(value)[:80]}"
     )
+
+
+def rounded(value: float) -> float:
+    """Return a value that takes fewer bytes: the nearest float16, or float32 beyond its range."""
+    kind = np.float16 if abs(value) <= _MOST_HALF else np.float32
+    return float(kind(value))
 
 
 def _joined(name: str, values: Iterable[Any]) -> bytes:
@@ -262,6 +272,8 @@ def _value(reader: Reader, *, in_list: bool = False) -> Any:
         return ~reader.varint()
     if tag == UINT64:
         return _LARGE.unpack(reader.take(8))[0]
+    if tag == FLOAT16:
+        return _HALF.unpack(reader.take(2))[0]
     if tag == FLOAT32:
         return _SINGLE.unpack(reader.take(4))[0]
     if tag == FLOAT64:

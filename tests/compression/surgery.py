@@ -36,14 +36,14 @@ def streams_of(parsed, before, context=None):
     return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
 
 
-def with_checksum(body, layout=None):
+def with_checksum(body, layout=None, context=None):
     """Append the right checksum, so that the decoder reads the changed bytes.
 
-    `layout`: the layout of the vector, for a payload in the short form.
+    `layout`, `context`: of the vector, for a payload in the short form.
     """
     if layout is None:
         return body + xxh3_64_intdigest(body).to_bytes(8, "little")
-    seed = xxh3_64_intdigest(shape_table(layout))
+    seed = xxh3_64_intdigest(context.activity, xxh3_64_intdigest(shape_table(layout)))
     return body + xxh3_64_intdigest(body, seed).to_bytes(8, "little")[:4]
 
 
@@ -73,7 +73,7 @@ class Surgery:
         `layout`, `own`, `context`: what a decoder must know, for a payload in the short form.
         """
         self.short = layout is not None
-        parsed = parse(payload, layout, 1 << 28, own=own)
+        parsed = parse(payload, layout, 1 << 28, own=own, context=context)
         self.ids, self.params = list(ids_of(payload)), list(parsed.params)
         self.chosen, self.repeated = parsed.selected, parsed.repeated
         self.tensors, self.listed = list(parsed.exact), streams_of(parsed, before, context)

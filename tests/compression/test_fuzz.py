@@ -186,13 +186,14 @@ def test_damaged_payloads(target, payloads, pytestconfig):
                 body = surgery(original, before, model, own, context)
             if body == original[:-end]:
                 continue
-            if check(with_checksum(body, seed_of), known, before, own, context):
+            if check(with_checksum(body, seed_of, context), known, before, own, context):
                 accepted[by_parts] += 1
             else:
                 refused += 1
+            there = {"own": own, "before": before, "context": context}
             if turn % 8 == 0:
                 with pytest.raises(PayloadError):
-                    decode_update(body + original[-end:], seed_of and model, own=own, before=before)
+                    decode_update(body + original[-end:], seed_of and model, **there)
     finally:
         tracemalloc.stop()
     assert refused > count / 5, "the damage does no harm: the test tests nothing"
@@ -217,4 +218,4 @@ def test_every_truncation(target, payloads):
         with pytest.raises(PayloadError):
             decode_update(payload[:length], model, **there)
         with pytest.raises(PayloadError):
-            decode_update(with_checksum(body[:length], seed_of), model, **there)
+            decode_update(with_checksum(body[:length], seed_of, context), model, **there)
