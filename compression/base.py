@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -243,10 +243,15 @@ class Quantizer(Method, ABC):
     feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
     unbiased: ClassVar[bool] = False  # True: E[decoded] = values
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
+    refinable: ClassVar[bool] = False  # True: it has a number of bits per value (``finer``)
 
     def params(self) -> tuple[int, ...]:
         """Return the non-negative integers that the decoder needs, such as the number of levels."""
         return ()
+
+    def finer(self, bits: int) -> Self:
+        """Return this method with up to ``bits`` bits per value more, if it is ``refinable``."""
+        return self
 
     @abstractmethod
     def encode(

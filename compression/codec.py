@@ -4,9 +4,9 @@ The page docs/payload.md describes the format.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -105,6 +105,11 @@ class Codec:
                 f"option {option} does not go with sparsifier {self.sparsifier.name}: the receiver "
                 "adds up what it gets, so the residual must hold all that it lacks"
             )
+
+    def finer(self, bits: int) -> Self:
+        """Return this codec with up to ``bits`` bits per value more, if the quantizer has bits."""
+        quantizer = self.quantizer.finer(bits)
+        return self if quantizer == self.quantizer else replace(self, quantizer=quantizer)
 
     @property
     def exact(self) -> bool:

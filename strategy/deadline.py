@@ -1,4 +1,4 @@
-"""Gives each node as much work and as many entries as arrive by a round's deadline."""
+"""Gives each node as much work, entries and bits as arrive by a round's deadline."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ TICK, MOST_STEPS = 1e-6, 10**9  # the least seconds and the most steps that are 
 TRIED = 1.25  # the most of the planned time that one step more may take, to learn its time
 RECENT = 0.7  # the weight of a measurement relative to the next newer one
 ALIKE = 1.05  # numbers whose largest is below this multiple of the smallest tell no rate
+GROWN = 1.4  # how many times as many bytes must have room before a value gets one bit more
 MEMORY = 0.01  # the weight of a node's last fit relative to that of its measurements
 
 
@@ -35,11 +36,13 @@ class NodePlan(NamedTuple):
     """What a node may do in a round.
 
     `steps`: the most local steps; 0: as many as the run's configuration says. `density_factor`: the
-    factor of the sparsifier's density.
+    factor of the sparsifier's density. `more_bits`: how many bits per value the quantizer takes
+    more.
     """
 
     steps: int = 0
     density_factor: float = 1.0
+    more_bits: int = 0
 
 
 PROBE = NodePlan(steps=1)  # the first message to a node, whose speed is unknown
@@ -53,13 +56,15 @@ class Deadline(OptionGroup):
     does what the configuration says. The server plans with it and does not end a round at it: a
     node that cannot reply in time with one step and the least density is late. A round ends as
     `Participation` says. `least_factor`, `most_factor`: bounds of the factor by which the server
-    multiplies the density of a node's sparsifier. Raises `ValueError` for a deadline that is not
-    above 0, and for bounds that do not hold 1.
+    multiplies the density of a node's sparsifier. `most_bits`: how many bits per value a node's
+    quantizer may take more, once the density is the largest. Raises `ValueError` for a deadline
+    that is not above 0, for bounds that do not hold 1, and for fewer bits than 0.
     """
 
     deadline: float | None = None
     least_factor: float = 0.125
     most_factor: float = 1.0
+    most_bits: int = 0
 
     def __post_init__(self) -> None:
         if self.deadline is not None and not 0 < self.deadline < math.inf:
@@ -69,6 +74,8 @@ class Deadline(OptionGroup):
                 "least_factor must be above 0, at most 1, and most_factor at least 1; "
                 f"they are {self.least_factor:g} and {self.most_factor:g}"
             )
+        if self.most_bits < 0:
+            raise ValueError(f"most_bits must be at least 0, not {self.most_bits}")
 
 
 @dataclass
@@ -85,7 +92,7 @@ class NodePace:
 
 
 class DeadlinePlanner:
-    """Plans each node's local steps and density, so that all replies arrive by the deadline.
+    """Plans each node's steps, density and bits, so that all replies arrive by the deadline.
 
     The seconds from a message to its reply are modelled as a + b steps + c bytes, with a, b and c
     of at least 0. The model is fitted to each node's newest `MEASUREMENTS` replies. `a` holds the
@@ -99,7 +106,8 @@ class DeadlinePlanner:
     noise cannot change what measurements of equal steps and sizes do not tell.
 
     A node gets a lower density if the time without its steps takes more than half of the deadline.
-    It gets a higher one, up to `most_factor`, if all its steps leave half of the time.
+    It gets a higher one, up to `most_factor`, if all its steps leave half of the time. Then it gets
+    more bits per value, up to `most_bits`: more entries are worth more than finer values.
 
     `paces`: the state, which a checkpoint holds. `limited`: False if an update is one gradient, so
     that there are no steps to plan.
@@ -131,12 +139,14 @@ class DeadlinePlanner:
         pace.measured = [*pace.measured, measured][-MEASUREMENTS:]
         within = SAFETY * deadline
         pace.fit = fixed, per_step, per_byte = fitted(pace.measured, pace.fit)
-        factor = self._factor(pace, fixed, per_step, per_byte, within)
+        factor, bits = self._amount(pace, fixed, per_step, per_byte, within)
         if not self._limited:
-            pace.plan = NodePlan(0, factor)
+            pace.plan = NodePlan(0, factor, bits)
             return
-        # With a lower density a reply may be as large as before, because of its other parts.
-        size = measured.size * max(1.0, factor / pace.plan.density_factor)
+        # With a lower density a reply may be as large as before, because of its other parts. A
+        # value has a bit or more.
+        more = (1 + bits) / (1 + pace.plan.more_bits) * factor / pace.plan.density_factor
+        size = measured.size * max(1.0, more)
         rest = within - fixed - per_byte * size
         steps = rest / per_step if per_step > 0 else MOST_STEPS
         # The first bound is safe: it assigns all to the steps. Numbers of steps that differ little
@@ -148,23 +158,25 @@ class DeadlinePlanner:
             more = measured.steps + 1  # another number of steps tells what a step takes
             if measured.seconds * more / measured.steps <= TRIED * within:
                 steps = max(steps, more)
-        pace.plan = NodePlan(max(1, math.floor(min(steps, most, MOST_STEPS))), factor)
+        pace.plan = NodePlan(max(1, math.floor(min(steps, most, MOST_STEPS))), factor, bits)
 
-    def _factor(
+    def _amount(
         self, pace: NodePace, fixed: float, per_step: float, per_byte: float, within: float
-    ) -> float:
-        """Return the next factor of a node's density.
+    ) -> tuple[float, int]:
+        """Return the next factor of a node's density, and the next number of bits.
 
         Of the planned time, the download, the latency and the upload get at most a half. They get
         more only if one step and a small upload take more.
         """
-        factor, last = pace.plan.density_factor, pace.measured[-1]
+        (_, factor, bits), last = pace.plan, pace.measured[-1]
         sending = per_byte * last.size
         room = max(within / 2 - fixed, within / 8)
         room = max(min(room, within - fixed - per_step), within / 64)
         alike = _alike([each.size for each in pace.measured])  # they do not tell a byte's time
         late = fixed > within / 2 or (last.steps <= 1 and last.seconds > within)
-        if sending > room:
+        if sending > room and bits:
+            bits -= 1
+        elif sending > room:
             factor *= max(room / sending, 0.5)
         elif late and not pace.probed and alike:
             factor *= 0.5  # another size will tell which part of the time is the upload's
@@ -172,17 +184,26 @@ class DeadlinePlanner:
         elif factor < 1 and not alike and 1.5 * sending <= room:
             factor = min(1.5 * factor, 1.0)  # the bytes are not what takes the time
         elif last.seconds < within / 2 and (not self._limited or last.steps < pace.plan.steps):
-            factor *= min(1.5, room / sending) if sending > 0 else 1.5  # it has done all its steps
-        return min(max(factor, self._options.least_factor), self._options.most_factor)
+            # It has done all its steps.
+            grown = factor * (min(1.5, room / sending) if sending > 0 else 1.5)
+            if factor >= self._options.most_factor and grown >= GROWN * factor:
+                bits = min(bits + 1, self._options.most_bits)
+            factor = grown
+        return min(max(factor, self._options.least_factor), self._options.most_factor), bits
 
     def miss(self, node: int) -> None:
-        """Halve a node's steps, or its density if it had one step: its reply came too late."""
+        """Halve a node's steps, because its reply came too late.
+
+        If it had one step, it gets the codec's own bits, and half of the density the next time.
+        """
         if self._options.deadline is not None and node in self._paces:
             pace = self._paces[node]
-            steps, factor = pace.plan
-            fewer = max(steps // 2, 1) if self._limited else 0
-            least = self._options.least_factor
-            pace.plan = NodePlan(fewer, factor if steps > 1 else max(factor / 2, least))
+            steps, factor, bits = pace.plan
+            if steps <= 1 and bits:
+                bits = 0
+            elif steps <= 1:
+                factor = max(factor / 2, self._options.least_factor)
+            pace.plan = NodePlan(max(steps // 2, 1) if self._limited else 0, factor, bits)
 
     def forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left the run."""

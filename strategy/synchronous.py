@@ -294,15 +294,21 @@ class SparseAveraging(ParameterServer):
                 f"strategy.deadline={plans.deadline:g} is later than the end of a round: give "
                 f"timeout= a larger value than {timeout:g}"
             )
-        scalable = uplink is not None and uplink.sparsifier.scalable
-        if plans.deadline is None or scalable:
+        if plans.deadline is None:
             return
-        if self.update == "gradient":
+        scalable = uplink is not None and uplink.sparsifier.scalable
+        refinable = uplink is not None and uplink.quantizer.refinable
+        if plans.most_bits and not refinable:
+            raise ConfigError(
+                "strategy.most_bits= is for a quantizer with a number of bits: give "
+                "compression.quantizer=lloyd or eden"
+            )
+        if self.update == "gradient" and not (scalable or plans.most_bits):
             raise ConfigError(
                 "strategy.deadline= plans local steps and densities: give strategy.update=delta "
                 "or compression=topk"
             )
-        if plans.most_factor > 1:
+        if plans.most_factor > 1 and not scalable:
             raise ConfigError("strategy.most_factor= is for a density: give compression=topk")
 
     def summary(self) -> None:
@@ -461,7 +467,7 @@ class Rounds:
         for plan, nodes in alike.items():
             orders = TrainConfig(lr, number, most_steps=plan.steps).config()
             factor = None if plan.density_factor == 1 else plan.density_factor
-            planned = header._replace(density_factor=factor)
+            planned = header._replace(density_factor=factor, more_bits=plan.more_bits or None)
             sent = self._session.messages(nodes, STEP_MESSAGE, orders, planned, self.natives.arrays)
             made |= zip(nodes, (message for message, _ in sent), strict=True)
         return [made[node] for node in asked]

@@ -35,7 +35,7 @@ NAMES = (
     *("checksum", "initial", "copies", "tied", "sequence", "whole", "named", "untied"),
     *("lr", "proximal-mu", "server-round"),
     *("loss", "accuracy", "num-examples", "num-steps", "seconds", "drift"),
-    *("density_factor", "most-steps"),
+    *("density_factor", "most-steps", "more_bits"),
 )
 
 MOST = 1 << 62  # larger than any count
@@ -65,6 +65,7 @@ class DownlinkHeader(NamedTuple):
     - `tied`: for each of these copies two positions in the model: its own, then that of the equal
       tensor (`tied_weights.py`).
     - `density_factor`: by which the sparsifier's density is multiplied in the reply. None: 1.
+    - `more_bits`: how many bits per value the quantizer of the reply takes more. None: 0.
     """
 
     number: int | None = None
@@ -80,6 +81,7 @@ class DownlinkHeader(NamedTuple):
     copies: list[str] | None = None
     tied: list[int] | None = None
     density_factor: float | None = None
+    more_bits: int | None = None
 
 
 class UplinkHeader(NamedTuple):

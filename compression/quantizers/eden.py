@@ -1,8 +1,8 @@
 """EDEN: one to four bits per value after a random rotation (Vargaftik et al., ICML 2022)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,7 @@ class Eden(Quantizer):
 
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 11
+    refinable: ClassVar[bool] = True
 
     bits: int = 2
     scale: str = "unbiased"
@@ -80,6 +81,10 @@ class Eden(Quantizer):
     def params(self) -> tuple[int, ...]:
         """Return the number that the decoder needs: bits per value."""
         return (self.bits,)
+
+    def finer(self, bits: int) -> Self:
+        """Return this method with up to ``bits`` bits per value more, at most 4 in all."""
+        return replace(self, bits=min(self.bits + bits, len(_LEVELS)))
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng

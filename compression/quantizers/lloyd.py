@@ -4,8 +4,8 @@ Lloyd 1982, "Least squares quantization in PCM", IEEE Transactions on Informatio
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,7 @@ class Lloyd(Quantizer):
     name: ClassVar[str] = "lloyd"
     id: ClassVar[int] = 10
     feedback: ClassVar[bool] = True
+    refinable: ClassVar[bool] = True
 
     magnitudes: int = 1
 
@@ -68,6 +69,10 @@ class Lloyd(Quantizer):
     def params(self) -> tuple[int, ...]:
         """Return the number that the decoder needs: how many sizes there are."""
         return (self.magnitudes,)
+
+    def finer(self, bits: int) -> Self:
+        """Return this method with 2^``bits`` times as many sizes, at most 8."""
+        return replace(self, magnitudes=min(self.magnitudes << min(bits, 3), _CHOICES[-1]))
 
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng

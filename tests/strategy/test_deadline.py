@@ -7,12 +7,21 @@ from hypothesis import strategies as st
 
 from conf import ConfigError
 from conf.load import to_config
-from strategy.deadline import SAFETY, Deadline, DeadlinePlanner, Measurement, fitted
+from strategy.deadline import (
+    SAFETY,
+    Deadline,
+    DeadlinePlanner,
+    Measurement,
+    NodePace,
+    NodePlan,
+    fitted,
+)
 from strategy.factory import scheme_of
 from tests.local_runs import local_run
 from tests.runs import composed, history_of, result_of
 
 SECONDS = st.floats(0, 10)
+DEADLINE = ["strategy.deadline=1"]
 MIXED = [
     "algorithm=edgewire", "dataset=digits", "nodes=10", "rounds=6", "local_epochs=40",
     "network=mixed", "eval_every=6",
@@ -60,7 +69,7 @@ class Device:
 
     def reply(self, plan):
         steps = min(plan.steps, self.most) if plan.steps else self.most
-        size = 60 + self.size * plan.density_factor
+        size = 60 + self.size * plan.density_factor * (1 + plan.more_bits)
         seconds = self.fixed + self.per_step * steps + self.per_byte * size
         return Measurement(seconds * (1 + self.noise * self.draw.random()), steps, size)
 
@@ -87,7 +96,7 @@ def rounds_of(device, options, rounds, **kind):
 def test_replies_come_in_time_and_use_it(fixed, per_step, per_byte, most, size, noise, slack):
     device = Device(fixed, per_step, per_byte, most, size, noise)
     least = fixed + per_step + per_byte * (60 + size * Deadline.least_factor)
-    options = Deadline(deadline=slack * 1.05 * least / SAFETY, most_factor=4.0)
+    options = Deadline(deadline=slack * 1.05 * least / SAFETY, most_factor=4.0, most_bits=2)
     last = rounds_of(device, options, 30)[-16:]
     for plan, found in last:
         assert plan.steps >= 1
@@ -108,6 +117,28 @@ def test_a_slow_uplink_gets_fewer_entries_and_a_fast_one_more():
     assert fast.density_factor == 3
     far, _ = rounds_of(Device(1.5, 0.01, 1e-7, 20, 8000), options, 12)[-1]  # latency, not bytes
     assert far.density_factor > slow.density_factor
+
+
+def test_values_get_bits_after_all_entries_are_sent():
+    options = Deadline(deadline=2.0, most_factor=3.0, most_bits=2)
+    plans = [plan for plan, _ in rounds_of(Device(0.02, 0.01, 1e-7, 20, 8000), options, 20)]
+    assert plans[-1][1:] == (3.0, 2)
+    assert all(plan.density_factor == 3 for plan in plans if plan.more_bits)
+    slow = [plan for plan, _ in rounds_of(Device(0.02, 0.01, 1 / 2000, 20, 8000), options, 20)]
+    assert not any(plan.more_bits for plan in slow)
+
+
+def test_a_slower_uplink_takes_the_bits_first():
+    paces = {1: NodePace(NodePlan(5, 2.0, 2))}
+    planner = DeadlinePlanner(Deadline(deadline=1.0, most_factor=2.0, most_bits=2), paces)
+    found = []
+    for size in (9000, 8000, 6000, 5000, 4000, 3000, 2000, 1000):
+        planner.observe(1, Measurement(0.1 + size / 1000, 5, size))
+        found.append(planner.plan(1)[1:])
+    assert found == sorted(found, key=lambda plan: (-plan[1], -plan[0]))
+    assert all(factor == 2 for factor, bits in found if bits)
+    assert found[-1][1] == 0
+    assert found[-1][0] < 1
 
 
 def test_gradients_plan_the_density_alone():
@@ -131,7 +162,7 @@ def test_a_missed_round_halves_the_work():
         planner.miss(1)
         seen.append(planner.plan(1))
     assert [plan.steps for plan in seen[:3]] == [steps // 2, steps // 4, steps // 8]
-    assert seen[-1] == (1, 0.125)
+    assert seen[-1] == (1, 0.125, 0)
     planner.miss(2)  # a node without a plan
     assert set(paces) == {1}
 
@@ -146,7 +177,7 @@ def test_a_slow_device_keeps_its_density():
 def test_without_a_deadline_nothing_is_planned_or_stored():
     paces = {}
     planner = DeadlinePlanner(Deadline(), paces)
-    assert planner.plan(1) == (0, 1.0)
+    assert planner.plan(1) == (0, 1.0, 0)
     planner.observe(1, Measurement(1.0, 1, 1))
     assert paces == {}
 
@@ -154,7 +185,7 @@ def test_without_a_deadline_nothing_is_planned_or_stored():
 @pytest.mark.parametrize(
     "options",
     [{"deadline": 0.0}, {"deadline": float("nan")}, {"least_factor": 0.0}, {"least_factor": 2.0},
-     {"most_factor": 0.5}],
+     {"most_factor": 0.5}, {"most_bits": -1}],
 )  # fmt: skip
 def test_bounds_are_checked(options):
     with pytest.raises(ValueError, match="must be"):
@@ -168,6 +199,10 @@ def test_bounds_are_checked(options):
         (["algorithm=diloco", "strategy.deadline=1", "strategy.most_factor=2"], "topk"),
         (["algorithm=edgewire", "strategy.deadline=-1"], "seconds above 0"),
         (
+            ["algorithm=edgewire", *DEADLINE, "compression.quantizer=int8", "strategy.most_bits=1"],
+            "quantizer=lloyd or eden",
+        ),
+        (
             ["algorithm=edgewire", "strategy.deadline=9", "timeout=8"],
             "give timeout= a larger value",
         ),
@@ -176,6 +211,19 @@ def test_bounds_are_checked(options):
 def test_a_deadline_without_anything_to_plan_is_refused(words, said):
     with pytest.raises(ConfigError, match=said):
         scheme_of(to_config(composed(*words)))
+
+
+def test_a_fast_node_sends_finer_values(tmp_path):
+    """Each node has few examples and a fast link, so it soon sends all bits that the plan allows."""
+    words = [*MIXED, "network=ideal", "network.seconds_per_step=0", *DEADLINE]
+    local_run(tmp_path / "coarse", *words)
+    local_run(tmp_path / "fine", *words, "strategy.most_bits=3")
+    sent = [
+        np.diff([row["uplink_bytes"] for row in history_of(tmp_path / name)])
+        for name in ("coarse", "fine")
+    ]
+    np.testing.assert_array_equal(sent[0][:2], sent[1][:2])
+    assert (sent[1][-1] > 1.2 * sent[0][-1]).all()
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

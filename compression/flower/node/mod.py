@@ -262,8 +262,9 @@ class CompressionMod:
         )
         sent = without(form, left).layout if left else layout
         vector, own = narrowed_model(values, form, left) if left else values
+        codec = self.codec.finer(header.more_bits or 0)
         if state is None:
-            payload = self.codec.encode(
+            payload = codec.encode(
                 vector,
                 sent,
                 seed=seed,
@@ -275,7 +276,7 @@ class CompressionMod:
             )
             return payload, says
         payload = state.encoded(
-            self.codec,
+            codec,
             vector,
             layout,
             applied=None if header.undecided else header.applied or 0,

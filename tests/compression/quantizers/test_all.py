@@ -1,10 +1,12 @@
 """What holds for every quantizer: its error bound, sizes, memory, options and random draws."""
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from compression import names as methods
 from compression.base import PayloadError, Rng
 from compression.quantizers.bfloat16 import BFloat16
 from compression.quantizers.drive import Drive
@@ -16,6 +18,7 @@ from compression.quantizers.qsgd import Qsgd
 from compression.quantizers.scaling import BLOCK
 from compression.quantizers.sign import Sign
 from compression.quantizers.ternary import Ternary
+from compression.registry import get
 from tests.compression.quantizers.values import (
     LEAST,
     MOST,
@@ -259,3 +262,19 @@ def test_streams_that_no_encoder_produces(quantizer, params, size, streams, numb
     for number in numbers:
         with pytest.raises(PayloadError, match=match):
             quantizer.decode(params, streams(number), selected(size))
+
+
+@pytest.mark.parametrize("name", methods("quantizer"))
+def test_more_bits_make_finer_values(name):
+    coarse, values = get("quantizer", name)(), VALUES["normal"].astype(np.float32)
+    parts, errors = whole(values), []
+    for bits in range(4 if coarse.refinable else 0):
+        finer = coarse.finer(bits)
+        streams = finer.encode(values, parts, {}, Rng(3, 1))
+        assert [len(s) for s in streams] == [s.size for s in finer.specs(finer.params(), parts)]
+        made = type(coarse).decode(finer.params(), streams, parts)
+        errors.append(float(np.square(made - values).sum()))
+    assert all(fine < 0.5 * rough for rough, fine in pairwise(errors[:3]))
+    assert coarse.finer(0) == coarse
+    assert (coarse.finer(1 << 60) == coarse) == (not coarse.refinable)
+    assert coarse.finer(1 << 60) == coarse.finer(9)
