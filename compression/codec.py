@@ -3,6 +3,7 @@
 The page docs/payload.md describes the format.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,6 +35,7 @@ from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .coders.index_context import IndexContext, SharedContext
 from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
+from .quantizers.float32 import Float32
 from .scatter import add_at, subtract_at
 from .validation import expect_between
 from .wire import (
@@ -68,7 +70,8 @@ class Codec:
     statistics, skip the sparsifier and the quantizer. They have no residual: if a payload is
     lost, the values of these tensors are not added to a later update. ``residual_decay``: before
     each update is added to what a node stores (residual, error), the latter is multiplied by this
-    factor, from 0 to 1.
+    factor, from 0 to 1. ``exact_steps``: the values of the first so many updates are sent as
+    float32, without the quantizer, such as in the warm-up of 1-bit Adam.
     """
 
     sparsifier: Sparsifier
@@ -77,9 +80,11 @@ class Codec:
     feedback: bool = False
     exact_names: tuple[str, ...] = ()
     residual_decay: float = 1.0
+    exact_steps: int = 0
 
     def __post_init__(self) -> None:
         expect_between("compression", "residual_decay", self.residual_decay, 0, 1)
+        expect_between("compression", "exact_steps", self.exact_steps, 0, math.inf)
         if self.residual_decay != 1 and not self.keeps:
             raise ValueError(
                 f"option residual_decay does not go with sparsifier {self.sparsifier.name} and "
@@ -189,17 +194,18 @@ class Codec:
         if values is not update and not is_finite(values):
             memory.clear()
             raise PayloadError("update and what this node keeps unsent add up beyond float32")
-        parts = parts_of(indices, cut)
-        streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
+        parts, quantizer = parts_of(indices, cut), self._quantizer(number)
+        streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
         exact = None if inner is None else inner.gather_exact(update)
         shared = None if names else self._shared(context)
         known = self._known(shared, layout)
-        head = self._head(layout, inner, indices, names, same and as_before, shared is not None)
+        repeated = same and as_before
+        head = self._head(quantizer, layout, inner, indices, names, repeated, shared is not None)
         listed = _listed(cut, exact, None if same and as_before else indices, known)
         head = with_native_table(head, own)
-        payload = self._assemble(head, layout, listed, streams, parts, shared, raw)
+        payload = self._assemble(quantizer, head, layout, listed, streams, parts, shared, raw)
         if self.feedback:
-            decoded = self.quantizer.decode(self.quantizer.params(), streams, parts)
+            decoded = quantizer.decode(quantizer.params(), streams, parts)
             if self.sparsifier.residual_key is None:
                 subtract_at(given, indices, decoded)
             else:
@@ -237,12 +243,16 @@ class Codec:
         if inner is not None:
             own = inner.layout
             indices, values, exact = inner.narrow(indices, values)
-        parts = parts_of(indices, own)
-        streams = self.quantizer.encode(values, parts, memory, Rng(seed, 1))
+        parts, quantizer = parts_of(indices, own), self._quantizer(number)
+        streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
         shared = self._shared(context)
-        head = self._head(layout, inner, indices, False, False, shared is not None)
+        head = self._head(quantizer, layout, inner, indices, False, False, shared is not None)
         listed = _listed(own, exact, indices, self._known(shared, layout))
-        return self._assemble(head, layout, listed, streams, parts, shared)
+        return self._assemble(quantizer, head, layout, listed, streams, parts, shared)
+
+    def _quantizer(self, number: int) -> Quantizer:
+        """Return the quantizer of an update; `number`: as in `encode`."""
+        return Float32() if 0 < number <= self.exact_steps else self.quantizer
 
     def _shared(self, context: SharedContext | None) -> SharedContext | None:
         """Return what both ends know, if the coder uses it."""
@@ -320,17 +330,23 @@ class Codec:
     @cached_property
     def ids(self) -> bytes:
         """The ids of sparsifier, quantizer and coder in a payload, one byte each."""
-        return bytes((self.sparsifier.id, self.quantizer.id, self.coder.id))
+        return self._ids(self.quantizer)
+
+    def _ids(self, quantizer: Quantizer) -> bytes:
+        return bytes((self.sparsifier.id, quantizer.id, self.coder.id))
 
     def made(self, payload: Buffer) -> bool:
         """Return whether a payload names the same three methods as this codec.
 
-        A payload does not hold the options of its methods.
+        With ``exact_steps`` its quantizer may also be float32. A payload does not hold the options
+        of its methods.
         """
-        return ids_of(payload) == self.ids
+        found = ids_of(payload)
+        return found == self.ids or (self.exact_steps > 0 and found == self._ids(Float32()))
 
     def _head(
         self,
+        quantizer: Quantizer,
         layout: Layout,
         inner: Separation | None,
         indices: Indices | None,
@@ -342,11 +358,14 @@ class Codec:
 
         A receiver that knows the context has the layout, so the short form is enough for it.
         """
-        head = tables(layout, self.ids, names, inner.exact if inner else (), short=short)
+        head = tables(
+            layout, self._ids(quantizer), names, inner.exact if inner else (), short=short
+        )
         return head + _selected(indices, repeated)
 
     def _assemble(
         self,
+        quantizer: Quantizer,
         head: bytes,
         layout: Layout,
         listed: list[tuple[Any, Spec]],
@@ -355,8 +374,8 @@ class Codec:
         context: SharedContext | None,
         own: Array | None = None,
     ) -> bytes:
-        params = self.quantizer.params()
-        listed = [*listed, *zip(streams, self.quantizer.specs(params, parts), strict=True)]
+        params = quantizer.params()
+        listed = [*listed, *zip(streams, quantizer.specs(params, parts), strict=True)]
         if own is not None:
             listed.append((own, Spec(Kind.BYTES, own.dtype, own.size)))
         bodies: list[Body] = []

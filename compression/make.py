@@ -16,6 +16,7 @@ def make_codec(
     feedback: bool | None = None,
     exact: Sequence[str] | None = None,
     residual_decay: float | None = None,
+    exact_steps: int | None = None,
     **options: Any,
 ) -> Codec:
     """Build a codec from names and options; an option with the value None is ignored.
@@ -23,7 +24,8 @@ def make_codec(
     ``feedback``: error feedback (`Codec`); None turns it on for the methods that need it.
     ``exact``: patterns of names ("head.*"); tensors with such a name are sent exactly, as float32.
     ``residual_decay``: the factor, from 0 to 1, by which a node multiplies what it has not sent
-    before it adds the next update; None is 1.
+    before it adds the next update; None is 1. ``exact_steps``: the values of the first so many
+    updates are sent as float32; None is 0.
 
     Raises ValueError with a one-line message for an unknown method, for an option that none of the
     three methods has, and for a value of the wrong type or outside its range.
@@ -48,7 +50,11 @@ def make_codec(
     decay = 1.0
     if residual_decay is not None:
         decay = _checked("compression", "residual_decay", residual_decay, float)
-    return Codec(cast(Sparsifier, made[0]), writing, cast(Coder, made[2]), feedback, names, decay)
+    steps = 0
+    if exact_steps is not None:
+        steps = _checked("compression", "exact_steps", exact_steps, int)
+    stages = cast(Sparsifier, made[0]), writing, cast(Coder, made[2])
+    return Codec(*stages, feedback, names, decay, steps)
 
 
 def _patterns(exact: Sequence[str] | None) -> tuple[str, ...]:

@@ -116,6 +116,7 @@ def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, typ
         ("feedback", bool | None, None),
         ("exact", list[str] | None, None),
         ("residual_decay", float | None, None),
+        ("exact_steps", int | None, None),
     ]
     all_options = [(name, kind | None, None) for name, kind in options]
     compression = make_dataclass("CompressionConfig", [*stages, *all_options])

@@ -58,6 +58,7 @@ null: only the quantizers that need error feedback use it.
 `exact`: patterns of tensor names, such as `["head.*"]`; these tensors are sent as float32.
 `residual_decay`: a factor from 0 to 1 by which a node multiplies what it has not sent yet, before
 it adds its next update; null: 1.
+`exact_steps`: the values of the first so many updates are sent as float32; null: 0.
 """
 PRESETS = ("algorithm", "task")  # groups whose files set options of other groups
 VALUES = ("compression", "downlink", "model", "network")  # choices without a class

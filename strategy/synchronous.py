@@ -234,6 +234,7 @@ class SparseAveraging(ParameterServer):
         super().check_config(config)
         self._check_deadline(config.timeout)
         self._check_sums(config)
+        self._check_momentum()
         if self.codecs.contextual and self.mask_received:
             raise ConfigError(
                 "coder=context is for nodes whose model is the server's: with "
@@ -254,6 +255,22 @@ class SparseAveraging(ParameterServer):
             raise ConfigError(
                 "strategy.follow=weights sends the model in every round, also before training: "
                 "give downlink.from_seed=false"
+            )
+
+    def _check_momentum(self) -> None:
+        """Raise `ConfigError` if nodes cannot send momenta, which the optimiser expects of them."""
+        if not self.optimizer.sends_momentum:
+            return
+        wrong = {
+            "strategy.update=gradient": self.update != "gradient",
+            "a downlink= other than full": self.codecs.downlink is None,
+            "strategy.follow=steps": self.follow != "steps",
+            "strategy.mask_received=false": self.mask_received,
+        }
+        for cure in (cure for cure, found in wrong.items() if found):
+            raise ConfigError(
+                "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the "
+                f"server's steps: give {cure}"
             )
 
     def _check_sums(self, config: Config) -> None:

@@ -24,10 +24,19 @@ class ServerOptimizer(ABC):
 
     names: tuple[str, ...] = ()  # names of the arrays in its state, each float32 (n,)
     incremental = False  # True: the gradients that it gets are changes, which it adds up
+    sends_momentum = False  # True: nodes send something else than their gradients (`uplink`)
 
     def state(self, size: int) -> State:
         """Return the state before the first step: arrays of zeros, float32 (size,)."""
         return {name: np.zeros(size, dtype=np.float32) for name in self.names}
+
+    def uplink(self, gradient: Vector, state: State, number: int) -> Vector:
+        """Return what a node sends for its gradient, float32 (n,): here the gradient itself.
+
+        `state`: the node's own copy of the optimiser's state. `number`: the step that the server
+        takes next. Do not change `gradient` and `state`.
+        """
+        return gradient
 
     @abstractmethod
     def step(
@@ -150,6 +159,56 @@ class Adam(ServerOptimizer):
         rate = np.float32(lr / (1 - self.beta1**number))
         bias = np.float32((1 - self.beta2**number) ** 0.5)
         x[at] -= rate * first / (np.sqrt(second) / bias + np.float32(self.eps))
+
+
+@dataclass(frozen=True)
+class OneBitAdam(ServerOptimizer):
+    """1-bit Adam: after a warm-up, nodes and server send the momentum, and v stays as it is.
+
+    Tang et al. 2021, "1-bit Adam", Algorithm 1. The first `warmup_steps` steps are those of `Adam`
+    (with the bias corrections, which Algorithm 1 leaves out). After them a node sends its momentum
+    beta1 m + (1 - beta1) g, where m is the server's last momentum, as the node has received it. The
+    server's mean of these is the next m. x = x - lr m / (sqrt(v) + eps), with the v of the warm-up.
+
+    The codecs compress: signs with error feedback in both directions, and `exact_steps` equal to
+    `warmup_steps`. Entries of which v is 0 after the warm-up do not change any more, because a sign
+    has no value near 0, and its step would be lr / eps times as large.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    warmup_steps: int = 100
+    names = ("mean", "square")
+    sends_momentum = True
+
+    def __post_init__(self) -> None:
+        Adam(self.beta1, self.beta2, self.eps)  # checks the numbers
+        if self.warmup_steps < 1:
+            raise TaskError(f"warmup_steps must be at least 1, not {self.warmup_steps}")
+
+    def uplink(self, gradient: Vector, state: State, number: int) -> Vector:
+        """Return the gradient in the warm-up, and the node's momentum after it."""
+        if number <= self.warmup_steps:
+            return gradient
+        beta1, rest1 = np.float32(self.beta1), np.float32(1 - self.beta1)
+        momentum: Vector = beta1 * state["mean"] + rest1 * gradient
+        return momentum
+
+    def step(
+        self, x: Vector, state: State, at: Indices | slice, gradient: Vector, lr: float, number: int
+    ) -> None:
+        """Take Adam's step in the warm-up; after it `gradient` is the momentum."""
+        if number <= self.warmup_steps:
+            Adam(self.beta1, self.beta2, self.eps).step(x, state, at, gradient, lr, number)
+            return
+        mean, square = state["mean"], state["square"]
+        mean[:] = 0
+        mean[at] = gradient
+        # v / (1 - beta2^T): the bias correction at the end of the warm-up of T steps.
+        bias = np.float32((1 - self.beta2**self.warmup_steps) ** 0.5)
+        step = np.float32(lr) * mean / (np.sqrt(square) / bias + np.float32(self.eps))
+        x -= np.where(square > 0, step, np.float32(0))
 
 
 def _expect_below_one(name: str, value: float) -> None:

@@ -380,6 +380,10 @@ class NodeReplica:
                 indices, values = indices[every[indices]], values[every[indices]]
             replica.apply(indices, values, rates[version - base - 1])
 
+    def uplink(self, gradient: Vector, state: RecordDict) -> Vector:
+        """Return what this node sends for its gradient, (n,), after a message with steps."""
+        return self._replica(state).uplink(gradient)
+
     def masked(
         self, followed: Vector, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, float]:

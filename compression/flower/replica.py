@@ -28,6 +28,9 @@ class Optimizer(Protocol):
     def state(self, size: int) -> dict[str, Vector]:
         """Return the optimiser's arrays before the first step, for a model of `size` parameters."""
 
+    def uplink(self, gradient: Vector, state: dict[str, Vector], number: int) -> Vector:
+        """Return what a node sends for its gradient, (n,); `number`: the server's next step."""
+
     def step(
         self,
         x: Vector,
@@ -114,6 +117,12 @@ class Replica:
         if self._context is None and ACTIVITY in self.arrays:
             self._context = SharedContext(self.arrays[ACTIVITY])
         return self._context
+
+    def uplink(self, gradient: Vector) -> Vector:
+        """Return what a node sends for its gradient, (n,), whose statistics do not change."""
+        part = gradient[: self.trained]
+        sent = self._optimizer.uplink(part, self.arrays, self.version + 1)
+        return gradient if sent is part else np.concatenate([sent, gradient[self.trained :]])
 
     def apply(self, indices: Indices | None, values: Vector, lr: float) -> None:
         """Take one step with an averaged update, at the learning rate `lr`.

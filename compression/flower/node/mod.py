@@ -173,6 +173,9 @@ class CompressionMod:
             record = values_of(said)[key]
             assert isinstance(record, ArrayRecord)
             change = self._change(record, header, form, start)
+            if header.rates is not None and update_of(record) is not None:
+                sent = self._follower.uplink(change.values.vector, context.state)
+                change = change._replace(values=Model(sent, change.values.own))
             shared = followed.context if self.codec.coder.contextual else None
             payload, says = self._encoded(
                 change, followed.ties, header, clip, said, context, shared
