@@ -68,6 +68,10 @@ HARD = {
         "network.rejoin_seconds=2", "network.join_seconds=5",
         "network.loss=0.05", "timeout=30",
     ],
+    "momenta": [
+        "algorithm=one_bit_adam", *SMALL, "rounds=12", "nodes=6", "network=lte",
+        "strategy.optimizer.warmup_steps=2", "network.loss=0.2", "timeout=9",
+    ],
     "a deadline": ["algorithm=edgewire", *SMALL, *ROUNDS[:2], "local_epochs=3", "network=mixed",
                    "strategy.deadline=1"],
     "seldom nodes, differences": [

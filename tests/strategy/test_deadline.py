@@ -214,7 +214,7 @@ def test_a_deadline_without_anything_to_plan_is_refused(words, said):
 
 
 def test_a_fast_node_sends_finer_values(tmp_path):
-    """Each node has few examples and a fast link, so it soon sends all bits that the plan allows."""
+    """A node has few examples and a fast link, so it soon sends all bits that the plan allows."""
     words = [*MIXED, "network=ideal", "network.seconds_per_step=0", *DEADLINE]
     local_run(tmp_path / "coarse", *words)
     local_run(tmp_path / "fine", *words, "strategy.most_bits=3")

@@ -38,6 +38,10 @@ REMOVED = {
         "~strategy.optimizer.beta2", "~strategy.optimizer.eps", "strategy.server_lr=1",
     ],
     "flasc": ["strategy.server_lr=1"],
+    "one_bit_adam": [
+        "~strategy.optimizer.warmup_steps", "compression.exact_steps=null",
+        "downlink.exact_steps=null",
+    ],
     "edgewire_gradients": ["downlink.warmup_steps=null", "downlink.density=null"],
 }  # fmt: skip
 
@@ -63,7 +67,7 @@ def words(name):
     numbers = ("levels", "bucket", "rank", "means", "clip", "residual_decay", "magnitudes")
     unset = [f"compression.{key}=null" for key in numbers]
     down = PRESETS[name].get("downlink")
-    lossy = ["downlink=average"] if down in ("edgewire", "sparse_ternary") else []
+    lossy = ["downlink=average"] if down in ("edgewire", "sparse_ternary", "one_bit") else []
     lossy += ["downlink.density=1", "downlink.quantizer=float32"] if down == "topk" else []
     plain = ["local=plain", "optimizer.weight_decay=0", "strategy.server_lr=1"]
     return [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from task.errors import TaskError
-from task.optimizers import SGD, Adam, EF21Estimate, Momentum
+from task.optimizers import SGD, Adam, EF21Estimate, Momentum, OneBitAdam
 
 SIZE, STEPS = 60, 20
 EVERYWHERE = slice(None)
@@ -99,7 +99,10 @@ def test_lazy_adam_is_torchs_sparse_adam():
     np.testing.assert_allclose(ours, x.detach().numpy(), rtol=1e-6, atol=1e-6)
 
 
-@given(seed=st.integers(0, 2**32), rule=st.sampled_from(RULES))
+@given(
+    seed=st.integers(0, 2**32),
+    rule=st.sampled_from([*RULES, OneBitAdam(warmup_steps=STEPS // 2)]),
+)
 def test_a_sparse_gradient_equals_a_dense_one_with_zeros(seed, rule):
     sparse, dense = [], []
     for gradient, where in zip(whole(seed), sets(seed), strict=True):
@@ -146,6 +149,8 @@ BAD = [
     (Adam, {"eps": 0.0}, "eps must be above 0, not 0"),
     (Adam, {"eps": float("inf")}, "eps"),
     (Adam, {"eps": float("nan")}, "eps"),
+    (OneBitAdam, {"eps": 0.0}, "eps"),
+    (OneBitAdam, {"warmup_steps": 0}, "warmup_steps must be at least 1"),
 ]
 
 
@@ -154,3 +159,34 @@ def test_impossible_values_are_refused(rule, options, match):
     with pytest.raises(TaskError, match=match) as refused:
         rule(**options)
     assert "\n" not in str(refused.value)
+
+
+@given(st.integers(0, 99), st.integers(1, STEPS - 1))
+def test_one_bit_adam_is_adam_whose_step_sizes_end_with_the_warm_up(seed, warmup):
+    """Without compression, the mean of the nodes' momenta is the momentum of the mean gradient."""
+    rule, adam = OneBitAdam(warmup_steps=warmup), Adam()
+    x, state = np.zeros(SIZE, np.float32), rule.state(SIZE)
+    wanted, theirs = x.copy(), adam.state(SIZE)
+    nodes = [whole(seed + node) for node in range(3)]
+    largest = np.abs(nodes).max(axis=(0, 1))
+    for number in range(1, STEPS + 1):
+        sent = [rule.uplink(gradients[number - 1], state, number) for gradients in nodes]
+        mean = np.mean([gradients[number - 1] for gradients in nodes], axis=0)
+        at = EVERYWHERE
+        adam.step(wanted, theirs, at, mean, rate(number), number)
+        rule.step(x, state, at, np.mean(sent, axis=0), rate(number), number)
+        assert (np.abs(state["mean"] - theirs["mean"]) <= 1e-6 * largest).all()
+        if number <= warmup:
+            np.testing.assert_array_equal(x, wanted)
+            still = state["square"].copy()
+        else:
+            np.testing.assert_array_equal(state["square"], still)
+
+
+def test_entries_without_a_gradient_in_the_warm_up_stay():
+    rule = OneBitAdam(warmup_steps=1)
+    x, state = np.ones(2, np.float32), rule.state(2)
+    rule.step(x, state, EVERYWHERE, np.array([1, 0], np.float32), 0.1, 1)
+    rule.step(x, state, EVERYWHERE, np.array([1, 1], np.float32), 0.1, 2)
+    assert x[0] < 0.9
+    assert x[1] == 1
