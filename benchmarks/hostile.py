@@ -3,8 +3,9 @@
 `python -m benchmarks.hostile` makes payloads of a LeNet-5, a ResNet18 and a ResNet50 with every
 quantizer and every coder, and prints JSON. Honest payloads are dense and have the default options
 of the quantizer. Hostile payloads select nearly every entry and have the most expensive options;
-some send half of the tensors exactly, and some contain the tensors' names. The benchmark does with
-each payload what `CompressedGrid` does: it decodes the payload and computes a new model.
+some send half of the tensors exactly, and some contain the tensors' names. With the coder
+`context`, some have a quarter of the entries, at random places in random classes. The benchmark
+does with each payload what `CompressedGrid` does: it decodes the payload and computes a new model.
 
 For each model and coder it compares the most expensive honest payload with the most expensive
 hostile one. It also reports this ratio for int8 payloads alone, without a target.
@@ -31,6 +32,8 @@ import numpy as np
 
 from compression import Layout, decode_update, make_codec, names
 from compression.batchnorm import exact_tensors
+from compression.coders.context import SPARSE
+from compression.coders.index_context import SharedContext
 from compression.scatter import Vector
 
 MODELS = {"lenet5": (1, 28), "resnet18": (3, 32), "resnet50": (3, 32)}  # channels, side
@@ -42,11 +45,15 @@ TURNS = 5
 
 
 class Case(NamedTuple):
-    """A payload to measure. `named`: it contains the tensors' names and shapes."""
+    """A payload to measure.
+
+    `named`: it contains the tensors' names and shapes. `context`: of its index set.
+    """
 
     name: str
     payload: bytes
     named: bool = False
+    context: SharedContext | None = None
 
 
 def layout_of(model: str) -> Layout:
@@ -93,11 +100,21 @@ def hostile(layout: Layout, coder: str) -> Iterator[Case]:
     yield Case(f"int8 {coder}, half exact", exact.encode_sparse(most, values[most], layout))
     topk = make_codec("topk", "int8", coder, density=1.0)
     yield Case(f"int8 {coder}, all, named", topk.encode(values, layout, names=True), True)
+    if coder == "context":
+        # Random classes, and as many entries as may be coded by context.
+        context = SharedContext(draw.integers(0, 256, layout.size, dtype=np.uint8))
+        drawn = draw.choice(layout.size, layout.size // SPARSE, replace=False)
+        some = np.sort(drawn).astype(np.uint32)
+        for quantizer in ("float32", "int8"):
+            codec = make_codec(quantizer=quantizer, coder=coder, feedback=False)
+            coded = codec.encode_sparse(some, values[some], layout, context=context)
+            yield Case(f"{quantizer} {coder}, a quarter by context", coded, False, context)
 
 
 def treat(case: Case, layout: Layout, model: Vector) -> Vector:
     """Decode a payload and compute the new model, as the server does."""
-    update = decode_update(case.payload, None if case.named else layout)
+    known = None if case.named else layout
+    update = decode_update(case.payload, known, context=case.context)
     return update.model_from(model)
 
 

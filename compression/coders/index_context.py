@@ -143,17 +143,16 @@ class IndexContext:
         ranks: NDArray[np.int64] = self._tables[0].take(classes * self._planes.shape[1] + words)
         return ranks + np.bitwise_count(members & lower)
 
-    def indices(self, ranks: NDArray[np.int64]) -> Indices:
+    def indices(self, ranks: NDArray[np.uint32]) -> Indices:
         """Return the indices with these (k,) ranks, in the order of the ranks."""
         indices = np.empty(len(ranks), dtype=np.uint32)
         for start in range(0, len(ranks), _BLOCK):
             indices[start : start + _BLOCK] = self._indices(ranks[start : start + _BLOCK])
         return indices
 
-    def _indices(self, ranks: NDArray[np.int64]) -> Indices:
+    def _indices(self, ranks: NDArray[np.uint32]) -> Indices:
         before = self._tables[0]
-        # With another dtype numpy would convert the whole table, and not the ranks.
-        at = before.searchsorted(ranks.astype(before.dtype), "right") - 1
+        at = before.searchsorted(ranks, "right") - 1  # ranks of another dtype would be slow
         classes, words = np.divmod(at, self._planes.shape[1])
         members = np.full(len(words), _ALL)
         for number, plane in enumerate(self._planes):
