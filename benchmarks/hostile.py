@@ -4,7 +4,7 @@
 quantizer and every coder, and prints JSON. Honest payloads are dense and have the default options
 of the quantizer. Hostile payloads select nearly every entry and have the most expensive options;
 some send half of the tensors exactly, and some contain the tensors' names. With the coder
-`context`, some have a quarter of the entries, at random places in random classes. The benchmark
+`context`, some have a fifth of the entries, at random places in random classes. The benchmark
 does with each payload what `CompressedGrid` does: it decodes the payload and computes a new model.
 
 For each model and coder it compares the most expensive honest payload with the most expensive
@@ -29,6 +29,7 @@ from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compression import Layout, decode_update, make_codec, names
 from compression.batchnorm import exact_tensors
@@ -85,10 +86,14 @@ def honest(layout: Layout, coder: str) -> Iterator[Case]:
 def hostile(layout: Layout, coder: str) -> Iterator[Case]:
     """Yield valid payloads that are as expensive as possible."""
     values, draw = delta(layout), np.random.default_rng(1)
-    chosen = draw.random(layout.size) < 0.999  # 1 of 1,000 is missing, so it is not dense
-    for tensor in exact_tensors(layout):
-        chosen[layout.offsets[tensor] : layout.offsets[tensor + 1]] = True
-    most = np.flatnonzero(chosen).astype(np.uint32)
+
+    def taken(share: float | NDArray[np.float64]) -> NDArray[np.bool_]:
+        chosen: NDArray[np.bool_] = draw.random(layout.size) < share
+        for tensor in exact_tensors(layout):
+            chosen[layout.offsets[tensor] : layout.offsets[tensor + 1]] = True
+        return chosen
+
+    most = np.flatnonzero(taken(0.999)).astype(np.uint32)  # not dense: 1 of 1,000 is missing
     for quantizer in names("quantizer"):
         options: dict[str, Any] = {"coder": coder, "feedback": False, **HARD.get(quantizer, {})}
         codec = make_codec(quantizer=quantizer, **options)
@@ -101,14 +106,14 @@ def hostile(layout: Layout, coder: str) -> Iterator[Case]:
     topk = make_codec("topk", "int8", coder, density=1.0)
     yield Case(f"int8 {coder}, all, named", topk.encode(values, layout, names=True), True)
     if coder == "context":
-        # Random classes, and as many entries as may be coded by context.
+        # Random classes, and nearly as many entries as may be coded by context. Their share depends
+        # on the class, so that the encoder codes them by context.
         context = SharedContext(draw.integers(0, 256, layout.size, dtype=np.uint8))
-        drawn = draw.choice(layout.size, layout.size // SPARSE, replace=False)
-        some = np.sort(drawn).astype(np.uint32)
+        some = np.flatnonzero(taken(1.9 / SPARSE * context.activity / 255)).astype(np.uint32)
         for quantizer in ("float32", "int8"):
             codec = make_codec(quantizer=quantizer, coder=coder, feedback=False)
             coded = codec.encode_sparse(some, values[some], layout, context=context)
-            yield Case(f"{quantizer} {coder}, a quarter by context", coded, False, context)
+            yield Case(f"{quantizer} {coder}, a fifth by context", coded, False, context)
 
 
 def treat(case: Case, layout: Layout, model: Vector) -> Vector:

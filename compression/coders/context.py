@@ -15,7 +15,7 @@ from .index_context import IndexContext
 
 _CONTEXT = 4  # the tag, the first byte of a coded stream; `Entropy` has the other tags
 _FIRST, _WIDEST = 5, 31  # bits in which the first class's width is sent, and the largest width
-SPARSE = 4  # sets of more than a 1/SPARSE of the coordinates are not coded by context
+SPARSE = 5  # sets of more than a 1/SPARSE of the coordinates are not coded by context
 _BLOCK = 1 << 14  # coordinates that are read together, which bounds the memory too
 _PIECE = 1 << 13  # bytes whose bits are looked at together, which bounds the memory
 _SPARE = 64  # bytes: a stream by context has at most these more than one bit per coordinate
