@@ -38,7 +38,7 @@ from collections.abc import Sequence
 
 from protocol.bundle import LONGEST_NAME, MOST_PARTS
 
-FORM = 1  # raise it with every change of the format or of the dictionary
+FORM = 2  # raise it with every change of the format or of the dictionary
 SMALL = 1 << 14  # bytes: the largest small content
 MOST = 1 << 24  # bytes: the largest size of `deflated` after inflating
 _LETTERS = 64  # hexadecimal digits of a SHA-256
@@ -54,6 +54,7 @@ _WORDS = (  # the dictionary of zlib: likely strings, the most likely last
     b"\n\x0f\n\tnum-steps\x12\x02\x10\n\x14\n\x07seconds\x12\t\t\x00\x00\x00"
     b'ArrayRecord  79\x00{"11": "payload": ""}RecordDict ,, 237\x00'
     b'{"arrays": "", "config": "", "metrics": "", "edgewire": ""}'
+    b'{"arrays": ""}"stype": "edgewire.records+payload", '
     b'Array  88\x00{"dtype": "uint8", "shape": [1], "stype": "edgewire.payload", '
     b'"arraychunk_ids": [0]}ArrayChunk  10'
     b"@\n@\x12\x98\x03\n@\x12\xcb\x01\n@\x12\x84\x01\n@\x12B\n@\x12B\n@"

@@ -105,7 +105,7 @@ def test_the_format_of_this_form_number_never_changes():
     """Devices and servers of other versions read these bytes, so a change needs a new `FORM`."""
     content = b"ConfigRecord  31\x00loss"
     name = name_of(content)
-    data = "011d000000e3018a31310209514e06466646068c14008a832250341597e4a7290000"
+    data = "021d000000e3018a31310209514e06466646068c44038ab62250cc1697e4a7290000"
     found = parts_of(bytes.fromhex(data), LIMIT)
     assert found == [("request", b"of " + name.encode()), (name, content)]
 
