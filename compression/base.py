@@ -253,6 +253,13 @@ class Quantizer(Method, ABC):
         """Return this method with up to ``bits`` bits per value more, if it is ``refinable``."""
         return self
 
+    def finer_by(self, bits: int) -> int:
+        """Return how many of ``bits`` bits per value more this method can use."""
+        found = 0
+        while found < bits and self.finer(found + 1) != self.finer(found):
+            found += 1
+        return found
+
     @abstractmethod
     def encode(
         self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng

@@ -291,7 +291,7 @@ def _trained(
         if not bodies:
             raise PayloadError("payload declares indices and holds none")
         known = None
-        if context is not None and parsed.coder.contextual:
+        if context is not None and parsed.short and parsed.coder.contextual:
             known = context.of(parsed.layout, parsed.exact)
         spec = index_spec(parsed.selected, layout.size, known)
         indices = _check_indices(unpack(parsed.coder, bodies[0], spec), layout.size)

@@ -87,6 +87,7 @@ class Parsed(NamedTuple):
     repeated: int | None  # digest of the last payload's indices, if this payload repeats them
     params: tuple[int, ...]
     bodies: list[Body]
+    short: bool  # whether the checksum covers the context
 
 
 @lru_cache(maxsize=64)
@@ -215,6 +216,7 @@ def parse(
         *_read_selection(reader, vector),
         _read_numbers(reader),
         _read_bodies(reader) if form is _LONG else _read_short_bodies(reader),
+        form is _SHORT,
     )
 
 

@@ -179,7 +179,8 @@ class DeadlinePlanner:
         elif sending > room:
             factor *= max(room / sending, 0.5)
         elif late and not pace.probed and alike:
-            factor *= 0.5  # another size will tell which part of the time is the upload's
+            # Another size will tell which part of the time is the upload's.
+            factor, bits = (factor, 0) if bits else (0.5 * factor, 0)
             pace.probed = True
         elif factor < 1 and not alike and 1.5 * sending <= room:
             factor = min(1.5 * factor, 1.0)  # the bytes are not what takes the time

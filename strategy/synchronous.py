@@ -272,6 +272,17 @@ class SparseAveraging(ParameterServer):
                 "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the "
                 f"server's steps: give {cure}"
             )
+        for name, codec in (
+            ("compression", self.codecs.uplink),
+            ("downlink", self.codecs.downlink),
+        ):
+            warmup = getattr(self.optimizer, "warmup_steps", 0)
+            if codec and not codec.quantizer.exact and codec.exact_steps < warmup:
+                FLOWER.warning(
+                    "%s.exact_steps=%d ends before the warm-up of one_bit_adam, %d steps: its "
+                    "second moment will be that of quantized gradients",
+                    *(name, codec.exact_steps, warmup),
+                )
 
     def _check_sums(self, config: Config) -> None:
         """Raise `ConfigError` if the optimiser adds up changes of which the nodes' sums differ.
@@ -416,6 +427,8 @@ class Rounds:
         planning, uplink = strategy.planning, strategy.codecs.uplink
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
             planning = replace(planning, least_factor=1.0, most_factor=1.0)
+        if uplink is not None:
+            planning = replace(planning, most_bits=uplink.quantizer.finer_by(planning.most_bits))
         self._planner = DeadlinePlanner(planning, state.paces, limited=strategy.update == "delta")
         self._aggregation = strategy.aggregation
         kind, trim = self._aggregation.mean, self._aggregation.trim

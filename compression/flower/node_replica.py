@@ -380,8 +380,21 @@ class NodeReplica:
                 indices, values = indices[every[indices]], values[every[indices]]
             replica.apply(indices, values, rates[version - base - 1])
 
+    @property
+    def sends_momentum(self) -> bool:
+        """Whether this node sends something else than its gradients (`uplink`)."""
+        return self._optimizer is not None and self._optimizer.sends_momentum
+
+    def next_step(self, state: RecordDict) -> int | None:
+        """Return the number of the server's next step; None for a node that repeats no steps."""
+        if self._optimizer is None or VERSION not in (here := stored_arrays(state, REPLICA)):
+            return None
+        return int(here[VERSION][0]) + 1
+
     def uplink(self, gradient: Vector, state: RecordDict) -> Vector:
-        """Return what this node sends for its gradient, (n,), after a message with steps."""
+        """Return what this node sends for its gradient, (n,), after a message."""
+        if not self.sends_momentum or not {*self._rule.names} <= {*stored_arrays(state, REPLICA)}:
+            return gradient  # the optimiser has no state before the first step
         return self._replica(state).uplink(gradient)
 
     def masked(

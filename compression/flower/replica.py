@@ -24,6 +24,7 @@ class Optimizer(Protocol):
     """The server's optimiser; nodes that repeat the server's steps have the same one."""
 
     names: tuple[str, ...]  # names of the arrays in the optimiser's state, each float32 (n,)
+    sends_momentum: bool  # True: nodes send something else than their gradients (`uplink`)
 
     def state(self, size: int) -> dict[str, Vector]:
         """Return the optimiser's arrays before the first step, for a model of `size` parameters."""

@@ -141,6 +141,20 @@ def test_a_slower_uplink_takes_the_bits_first():
     assert found[-1][0] < 1
 
 
+@given(st.lists(st.tuples(st.floats(0.01, 9), st.integers(100, 10**5)), min_size=1, max_size=30))
+def test_the_density_falls_only_without_more_bits(replies):
+    paces = {1: NodePace(NodePlan(4, 1.0, 3))}
+    planner = DeadlinePlanner(Deadline(deadline=1.0, most_bits=3), paces)
+    for seconds, size in replies:
+        before = planner.plan(1)
+        planner.observe(1, Measurement(seconds, before.steps, size))
+        after = planner.plan(1)
+        assert after.density_factor >= before.density_factor or not before.more_bits
+        planner.miss(1)
+        missed = planner.plan(1)
+        assert missed.density_factor >= after.density_factor or not after.more_bits
+
+
 def test_gradients_plan_the_density_alone():
     for per_byte, factor in ((1 / 2000, 0.4), (1e-7, 2.0)):
         device = Device(0.02, 0.01, per_byte, 1, 8000)

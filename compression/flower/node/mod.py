@@ -173,7 +173,7 @@ class CompressionMod:
             record = values_of(said)[key]
             assert isinstance(record, ArrayRecord)
             change = self._change(record, header, form, start)
-            if header.rates is not None and update_of(record) is not None:
+            if update_of(record) is not None and self._follower.sends_momentum:
                 sent = self._follower.uplink(change.values.vector, context.state)
                 change = change._replace(values=Model(sent, change.values.own))
             shared = followed.context if self.codec.coder.contextual else None
@@ -266,12 +266,14 @@ class CompressionMod:
         sent = without(form, left).layout if left else layout
         vector, own = narrowed_model(values, form, left) if left else values
         codec = self.codec.finer(header.more_bits or 0)
+        # The warm-up of a codec ends with the optimiser's, also after rounds without a step.
+        number = self._follower.next_step(context.state) or header.number or 0
         if state is None:
             payload = codec.encode(
                 vector,
                 sent,
                 seed=seed,
-                number=header.number or 0,
+                number=number,
                 names=named,
                 own=own,
                 context=shared,
@@ -286,12 +288,13 @@ class CompressionMod:
             seed=seed,
             loss=_loss(content),
             workers=header.workers or 0,
-            number=header.number or 0,
+            number=number,
             named=named,
             own=own,
             tied=names_of(left, form) if left else {},
             context=shared,
             density_factor=header.density_factor or 1.0,
+            add_back=not self._follower.sends_momentum,
         )
         return payload, says._replace(sequence=state.sequence)
 

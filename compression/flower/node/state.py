@@ -200,6 +200,7 @@ class NodeState:
         tied: Mapping[str, str] = NONE_TIED,
         context: SharedContext | None = None,
         density_factor: float = 1.0,
+        add_back: bool = True,
     ) -> bytes:
         """Encode an update as the payload of the next reply, and save the state.
 
@@ -221,6 +222,9 @@ class NodeState:
           and `sequence` continues from `applied`.
         - If `applied` is None, it is unknown whether the last reply was applied. Then the last
           reply is never added back.
+
+        `add_back`: False if a reply that was not applied is never added back, because the update is
+        a momentum, of which the next one holds the most part again.
         """
         self._expect(layout)
         arrived = applied == self.sequence
@@ -228,7 +232,8 @@ class NodeState:
             self._start_anew(applied)
         if applied is not None and not arrived and self.last is not None:
             before = None if self._activity is None else SharedContext(self._activity)
-            codec.restore(self.last, left_out(layout, self._tied), self.memory, before)
+            if add_back:
+                codec.restore(self.last, left_out(layout, self._tied), self.memory, before)
             self.last = None
             self.save()  # save at once, because later calls may raise
         other = self._untie(codec, layout, tied)

@@ -21,6 +21,7 @@ from compression.coders.index_context import (
     record,
 )
 from compression.decoder import decode_update
+from compression.wire import INDICES, Body, assemble, tables
 
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=4)
 
@@ -216,3 +217,24 @@ def test_a_set_near_the_activity_takes_fewer_bytes_than_a_uniform_set():
     indices = np.flatnonzero(rng.random(layout.size) < chance).astype(np.uint32)
     stream, spec = coded(IndexContext(activity, layout), indices)
     assert len(stream) < 0.8 * len(Entropy().encode(indices, spec))
+
+
+def test_the_long_form_holds_no_indices_by_context():
+    """Its checksum does not cover the context, so a receiver with another one would not notice."""
+    layout = layout_of([(40, 30)])
+    indices = np.arange(0, 60, 3, dtype=np.uint32)
+    activity = np.zeros(layout.size, np.uint8)
+    record(activity, indices)
+    shared = SharedContext(activity)
+    stream = coded_in_windows(indices, shared.of(layout, ()))
+    values = np.ones(len(indices), np.float32).tobytes()
+    head = tables(layout, bytes((0, 0, 4)), False, ()) + bytes((INDICES, len(indices), 0))
+    bodies = [Body(memoryview(stream), True), Body(memoryview(values), False)]
+    payload = assemble(head, bodies, layout, None)
+    with pytest.raises(PayloadError, match="not known here"):
+        decode_update(payload, layout, context=shared)
+    short = tables(layout, bytes((0, 0, 4)), False, (), short=True)
+    head = short + bytes((INDICES, len(indices), 0))
+    payload = assemble(head, bodies, layout, shared)
+    found = decode_update(payload, layout, context=shared).indices
+    np.testing.assert_array_equal(found, indices)

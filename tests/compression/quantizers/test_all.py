@@ -275,6 +275,10 @@ def test_more_bits_make_finer_values(name):
         made = type(coarse).decode(finer.params(), streams, parts)
         errors.append(float(np.square(made - values).sum()))
     assert all(fine < 0.5 * rough for rough, fine in pairwise(errors[:3]))
+    most = coarse.finer_by(1 << 60)
+    assert coarse.finer(most) == coarse.finer(most + 1)
+    assert most == 0 or coarse.finer(most) != coarse.finer(most - 1)
+    assert coarse.finer_by(1) == min(most, 1)
     assert coarse.finer(0) == coarse
     assert (coarse.finer(1 << 60) == coarse) == (not coarse.refinable)
     assert coarse.finer(1 << 60) == coarse.finer(9)
