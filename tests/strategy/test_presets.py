@@ -39,7 +39,8 @@ REMOVED = {
     ],
     "flasc": ["strategy.server_lr=1"],
     "one_bit_adam": [
-        "~strategy.optimizer.warmup_steps", "~strategy.optimizer.eps", "compression.exact_steps=null",
+        "~strategy.optimizer.warmup_steps", "~strategy.optimizer.eps",
+        "compression.exact_steps=null",
         "downlink.exact_steps=null",
     ],
     "edgewire_gradients": ["downlink.warmup_steps=null", "downlink.density=null"],
