@@ -90,7 +90,8 @@ class Followed(NamedTuple):
     `form`: the `TensorSplit` for changes of the model. `came`: for a message with a whole model,
     the `TensorSplit` and the values in the message; tensors of other dtypes than float32 are exact
     there. `ties`: the copies that the message left out (`tied_weights.py`). `context`: the context
-    of index sets at this version; the next message to any node of the process ends it.
+    of index sets at this version; the next message to any node of the process ends it. `step`: the
+    number of the server's next step, for a node that repeats the server's steps.
     """
 
     form: TensorSplit
@@ -98,6 +99,7 @@ class Followed(NamedTuple):
     came: tuple[TensorSplit, Model] | None = None
     ties: Ties = ()
     context: SharedContext | None = None
+    step: int | None = None
 
     def arrays(self) -> ArrayRecord:
         """Return the model as named arrays, each in the tensor's dtype."""
@@ -152,7 +154,8 @@ class NodeReplica:
                     "the server's steps come, and this node knows no layout for them"
                 )
             vector, context = self._by_steps(arrays, header, state)
-            return Followed(form_of_updates(self._layout), Model(vector), context=context)
+            form, step = form_of_updates(self._layout), (header.version or 0) + 1
+            return Followed(form, Model(vector), context=context, step=step)
         if header.base == header.version == INITIAL_VERSION:
             return self._made_from_seed(header, state)
         if header.base == INITIAL_VERSION and not stored_arrays(state, REPLICA):
@@ -384,12 +387,6 @@ class NodeReplica:
     def sends_momentum(self) -> bool:
         """Whether this node sends something else than its gradients (`uplink`)."""
         return self._optimizer is not None and self._optimizer.sends_momentum
-
-    def next_step(self, state: RecordDict) -> int | None:
-        """Return the number of the server's next step; None for a node that repeats no steps."""
-        if self._optimizer is None or VERSION not in (here := stored_arrays(state, REPLICA)):
-            return None
-        return int(here[VERSION][0]) + 1
 
     def uplink(self, gradient: Vector, state: RecordDict) -> Vector:
         """Return what this node sends for its gradient, (n,), after a message."""

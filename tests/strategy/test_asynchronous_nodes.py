@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from compression import PayloadError, make_codec
+from compression.codec import Codec
 from simulation.clock import NEVER, VirtualClock
 from simulation.network import DeviceClass, Network
 from strategy.asynchronous import Asynchronous, Sending
 from strategy.staleness import Global
+from tests.local_runs import local_run
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
 from tests.strategy.federation import NODES, Federation, Trainer, always, initial, nan
 
@@ -214,3 +216,24 @@ def test_a_run_without_usable_replies_ends():
     federation = Federation(trainer, WAITS)
     with pytest.raises(PayloadError, match=r"20 failures in a row of every node: .*NaN"):
         federation.push(5000)
+
+
+def test_a_warm_up_counts_the_updates_of_a_node(tmp_path, monkeypatch):
+    """Not the server's steps, of which there may be many between two updates of a node."""
+    numbers, encode = [], Codec.encode
+
+    def watched(self, update, layout, **given):
+        if "workers" in given:  # a node's reply
+            numbers.append(given["number"])
+        return encode(self, update, layout, **given)
+
+    monkeypatch.setattr(Codec, "encode", watched)
+    words = [
+        "dataset=digits",
+        "nodes=4",
+        "strategy.pushes=20",
+        "strategy.buffer=2",
+        "eval_every=20",
+    ]
+    local_run(tmp_path, "algorithm=edgewire_async", *words)
+    assert [numbers.count(number) for number in (1, 2, 3)] == [4, 4, 4]

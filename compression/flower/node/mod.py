@@ -177,8 +177,10 @@ class CompressionMod:
                 sent = self._follower.uplink(change.values.vector, context.state)
                 change = change._replace(values=Model(sent, change.values.own))
             shared = followed.context if self.codec.coder.contextual else None
+            # The warm-up of a codec ends with the optimiser's, also after rounds without a step.
+            number = followed.step or header.number or 0
             payload, says = self._encoded(
-                change, followed.ties, header, clip, said, context, shared
+                change, followed.ties, header, clip, said, context, shared, number
             )
             answer = payload_record(payload)
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
@@ -237,11 +239,13 @@ class CompressionMod:
         content: RecordDict,
         context: Context,
         shared: SharedContext | None,
+        number: int,
     ) -> tuple[bytes, UplinkHeader]:
         """Encode a reply's values; return its payload and its header.
 
         `ties`: the copies of tensors that the message left out (`tied_weights.py`). `clip`: the
-        clipping norm of differential privacy. `shared`: the context of index sets.
+        clipping norm of differential privacy. `shared`: the context of index sets. `number`: the
+        number of the update, for methods with a warm-up.
         """
         values, form, whole, named = change
         layout = form.layout
@@ -266,8 +270,6 @@ class CompressionMod:
         sent = without(form, left).layout if left else layout
         vector, own = narrowed_model(values, form, left) if left else values
         codec = self.codec.finer(header.more_bits or 0)
-        # The warm-up of a codec ends with the optimiser's, also after rounds without a step.
-        number = self._follower.next_step(context.state) or header.number or 0
         if state is None:
             payload = codec.encode(
                 vector,
