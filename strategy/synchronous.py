@@ -234,7 +234,7 @@ class SparseAveraging(ParameterServer):
         super().check_config(config)
         self._check_deadline(config.timeout)
         self._check_sums(config)
-        self._check_momentum()
+        self._check_momentum(config.rounds)
         if self.codecs.contextual and self.mask_received:
             raise ConfigError(
                 "coder=context is for nodes whose model is the server's: with "
@@ -257,7 +257,7 @@ class SparseAveraging(ParameterServer):
                 "give downlink.from_seed=false"
             )
 
-    def _check_momentum(self) -> None:
+    def _check_momentum(self, rounds: int) -> None:
         """Raise `ConfigError` if nodes cannot send momenta, which the optimiser expects of them."""
         if not self.optimizer.sends_momentum:
             return
@@ -272,11 +272,15 @@ class SparseAveraging(ParameterServer):
                 "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the "
                 f"server's steps: give {cure}"
             )
-        for name, codec in (
-            ("compression", self.codecs.uplink),
-            ("downlink", self.codecs.downlink),
-        ):
-            warmup = getattr(self.optimizer, "warmup_steps", 0)
+        warmup = getattr(self.optimizer, "warmup_steps", 0)
+        if warmup >= rounds:
+            FLOWER.warning(
+                "the warm-up of one_bit_adam takes all %d rounds, so no gradient is quantized: give "
+                "strategy.optimizer.warmup_steps= a smaller value than %d",
+                *(rounds, warmup),
+            )
+        codecs = {"compression": self.codecs.uplink, "downlink": self.codecs.downlink}
+        for name, codec in codecs.items():
             if codec and not codec.quantizer.exact and codec.exact_steps < warmup:
                 FLOWER.warning(
                     "%s.exact_steps=%d ends before the warm-up of one_bit_adam, %d steps: its "
