@@ -275,8 +275,8 @@ class SparseAveraging(ParameterServer):
         warmup = getattr(self.optimizer, "warmup_steps", 0)
         if warmup >= rounds:
             FLOWER.warning(
-                "the warm-up of one_bit_adam takes all %d rounds, so no gradient is quantized: give "
-                "strategy.optimizer.warmup_steps= a smaller value than %d",
+                "the warm-up of one_bit_adam takes all %d rounds, so no gradient is quantized: "
+                "give strategy.optimizer.warmup_steps= a smaller value than %d",
                 *(rounds, warmup),
             )
         codecs = {"compression": self.codecs.uplink, "downlink": self.codecs.downlink}
