@@ -190,6 +190,7 @@ def test_presets_have_the_listed_downlinks():
     lossy |= {"edgewire_gradients": lossy["edgewire"], "edgewire_async": lossy["edgewire"]}
     lossy["edgewire_sampled"] = lossy["edgewire"]
     lossy |= {"qafel": (True, "qsgd", "entropy"), "flasc": (True, "float16", "entropy")}
+    lossy["one_bit_adam"] = (True, "sign", "entropy")
     special = {"sgd": (True, "float32", "raw"), **lossy, **both}
     whole = (
         *("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp"),

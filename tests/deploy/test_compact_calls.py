@@ -19,6 +19,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
+from deploy.compact_bundle import FORM
 from deploy.device.app_runner import answered, message_of
 from deploy.device.client import COMPACT, FleetClient, ServerRefusal, says_bundled
 from deploy.device.heartbeats import Membership
@@ -89,7 +90,8 @@ def test_a_pull_waits_until_a_message_arrives(server, node):
 
 
 def test_a_server_with_another_compact_format_has_no_bundled_calls():
-    same, other = (httpx.Response(200, text="1", headers={COMPACT: n}) for n in ("1", "2"))
+    numbers = (str(FORM), str(FORM + 1))
+    same, other = (httpx.Response(200, text="1", headers={COMPACT: n}) for n in numbers)
     assert says_bundled(same)
     assert not says_bundled(other)
 

@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[2]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the
 # override keys that its searches lack or set differently.
 PAGES = {
-    "methods": (("methods_search", "esgd_search", "cesgd_search"), 1, ()),
+    "methods": (
+        ("methods_search", "esgd_search", "cesgd_search", "one_bit_adam_search"),
+        1,
+        ("strategy.optimizer.eps", "strategy.optimizer.warmup_steps"),
+    ),
     "esgd_baselines": (("esgd_search",), 1, ()),
     "cesgd_operators": (("cesgd_search",), 1, ()),
     "cesgd": (("cesgd_table1_search",), 1, ()),

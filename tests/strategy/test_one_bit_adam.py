@@ -85,12 +85,12 @@ def test_settings_without_momenta_are_refused(words, cure):
 
 
 def test_a_warm_up_as_long_as_the_run_is_one_warning(caplog):
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="flwr"):
         scheme_of(to_config(composed("algorithm=one_bit_adam", "rounds=300")))
     assert [r.message for r in caplog.records if "takes all 300 rounds" in r.message]
 
 
 def test_quantized_gradients_in_the_warm_up_are_one_warning(caplog):
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="flwr"):
         scheme_of(to_config(composed("algorithm=one_bit_adam", "compression.exact_steps=3")))
     assert [r.message for r in caplog.records if "exact_steps=3 ends before" in r.message]
