@@ -1,4 +1,4 @@
-"""Records the failed jobs of a sweep, and lists them at the end of the sweep.
+"""Ends a sweep: with the table of its runs, and with a list of the failed jobs.
 
 Jobs may run in other processes or on other machines, so each job writes a file into its folder.
 """
@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
 
+from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
 from simulation.processes import orderly_exit
 
@@ -35,7 +37,7 @@ def forget_failure(folder: Path) -> None:
 
 
 class SweepEnd(Callback):
-    """Lists the failed jobs at the end of a sweep. `code`: the highest exit code of a job."""
+    """Prints the runs and the failed jobs of a sweep. `code`: the highest exit code of a job."""
 
     code: ClassVar[int] = 0
 
@@ -47,7 +49,7 @@ class SweepEnd(Callback):
             _elsewhere.enter_context(orderly_exit())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Print a line for each failed job."""
+        """Print a table of the runs, the command for a larger one, and a line per failed job."""
         _elsewhere.close()
         top, lines = Path(config.hydra.sweep.dir), []
         found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
@@ -59,6 +61,10 @@ class SweepEnd(Callback):
                 SweepEnd.code = max(SweepEnd.code, note["code"])
                 given = " ".join(OmegaConf.load(overrides))
                 lines.append(f"  {folder.relative_to(top)}: {given}: {note['line']}")
+        if table := sweep_table([overrides.parents[1] for overrides in jobs]):
+            console = Console(width=WIDTH, highlight=False)
+            console.print("", table, sep="\n")
+            print(f"more columns: python -m report.table {top}")
         if lines:
             count = f"{len(lines)} of {len(jobs)} jobs failed or diverged, in {top}:"
             print("\n".join([count, *lines]), file=sys.stderr)

@@ -23,3 +23,16 @@ def test_a_sweep_goes_on_after_a_job_has_diverged_and_lists_it(command, capsys):
     assert [result_of(folder / str(job))["diverged"] for job in (0, 1)] == [True, False]
     table.main([str(folder)])
     assert f"\ndiverged: {folder / '0'}\n" in capsys.readouterr().out
+
+
+def test_a_sweep_ends_with_a_table_of_its_runs_and_a_command(command, capsys):
+    code, printed, folder = command("-m", *QUICK, "compression=topk,int8", "seed=0,1")
+    assert code == 0
+    lines = printed.out.splitlines()
+    assert lines[-1] == f"more columns: python -m report.table {folder}"
+    head, *rows = lines[-4:-1]
+    assert head.split()[:3] == ["compression", "runs", "accuracy"]
+    assert [row.split()[:2] for row in rows] == [["topk", "2"], ["int8", "2"]]
+    assert max(map(len, lines[-4:-1])) <= 100
+    table.main([str(folder)])
+    assert rows[0].split()[2] in capsys.readouterr().out
