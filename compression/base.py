@@ -243,14 +243,13 @@ class Quantizer(Method, ABC):
     feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
     unbiased: ClassVar[bool] = False  # True: E[decoded] = values
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
-    refinable: ClassVar[bool] = False  # True: it has a number of bits per value (``finer``)
 
     def params(self) -> tuple[int, ...]:
         """Return the non-negative integers that the decoder needs, such as the number of levels."""
         return ()
 
     def finer(self, bits: int) -> Self:
-        """Return this method with up to ``bits`` bits per value more, if it is ``refinable``."""
+        """Return this method with up to ``bits`` bits per value more: here itself."""
         return self
 
     def finer_by(self, bits: int) -> int:

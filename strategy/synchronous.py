@@ -316,7 +316,7 @@ class SparseAveraging(ParameterServer):
             )
 
     def _check_deadline(self, timeout: float | None) -> None:
-        """Raise `ConfigError` if a deadline has nothing to plan, or a factor has no density.
+        """Raise `ConfigError` if a deadline has nothing to plan, or if its bounds have no deadline.
 
         Also raise it if rounds end before their deadline: `timeout`, the most seconds of a round.
         """
@@ -327,13 +327,18 @@ class SparseAveraging(ParameterServer):
                 f"timeout= a larger value than {timeout:g}"
             )
         if plans.deadline is None:
+            if plans != NO_DEADLINE:
+                raise ConfigError(
+                    "strategy.least_factor=, most_factor= and most_bits= bound the plans for a "
+                    "deadline: give strategy.deadline= too"
+                )
             return
         scalable = uplink is not None and uplink.sparsifier.scalable
-        refinable = uplink is not None and uplink.quantizer.refinable
+        refinable = uplink is not None and uplink.quantizer.finer_by(1) > 0
         if plans.most_bits and not refinable:
             raise ConfigError(
-                "strategy.most_bits= is for a quantizer with a number of bits: give "
-                "compression.quantizer=lloyd or eden"
+                "strategy.most_bits= is for a quantizer that can take more bits: give "
+                "compression.quantizer=lloyd or eden, with fewer bits than the most"
             )
         if self.update == "gradient" and not (scalable or plans.most_bits):
             raise ConfigError(

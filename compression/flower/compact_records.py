@@ -23,7 +23,6 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..base import PayloadError
@@ -240,8 +239,9 @@ def _written(name: str, value: Any) -> bytes:
 
 def rounded(value: float) -> float:
     """Return a value that takes fewer bytes: the nearest float16, or float32 beyond its range."""
-    kind = np.float16 if abs(value) <= _MOST_HALF else np.float32
-    return float(kind(value))
+    kind = _HALF if abs(value) <= _MOST_HALF else _SINGLE
+    found: float = kind.unpack(kind.pack(value))[0]
+    return found
 
 
 def _joined(name: str, values: Iterable[Any]) -> bytes:

@@ -390,7 +390,7 @@ class NodeReplica:
 
     def uplink(self, gradient: Vector, state: RecordDict) -> Vector:
         """Return what this node sends for its gradient, (n,), after a message."""
-        if not self.sends_momentum or not {*self._rule.names} <= {*stored_arrays(state, REPLICA)}:
+        if not {*self._rule.names} <= {*stored_arrays(state, REPLICA)}:
             return gradient  # the optimiser has no state before the first step
         return self._replica(state).uplink(gradient)
 

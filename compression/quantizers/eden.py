@@ -69,7 +69,6 @@ class Eden(Quantizer):
 
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 11
-    refinable: ClassVar[bool] = True
 
     bits: int = 2
     scale: str = "unbiased"

@@ -56,7 +56,6 @@ class Lloyd(Quantizer):
     name: ClassVar[str] = "lloyd"
     id: ClassVar[int] = 10
     feedback: ClassVar[bool] = True
-    refinable: ClassVar[bool] = True
 
     magnitudes: int = 1
 

@@ -212,6 +212,8 @@ def test_bounds_are_checked(options):
         (["algorithm=esgd", "strategy.deadline=1"], "give strategy.update=delta or"),
         (["algorithm=diloco", "strategy.deadline=1", "strategy.most_factor=2"], "topk"),
         (["algorithm=edgewire", "strategy.deadline=-1"], "seconds above 0"),
+        (["algorithm=edgewire", "strategy.most_bits=1"], "give strategy.deadline= too"),
+        (["algorithm=edgewire", "strategy.most_factor=2"], "give strategy.deadline= too"),
         (
             ["algorithm=edgewire", *DEADLINE, "compression.quantizer=int8", "strategy.most_bits=1"],
             "quantizer=lloyd or eden",
