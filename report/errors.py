@@ -29,7 +29,7 @@ def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
         except ModuleNotFoundError as error:
             if (error.name or "").split(".")[0] != "matplotlib":
                 raise
-            line = "drawing needs matplotlib: pip install -e '.[bench]'"
+            line = "drawing needs matplotlib: pip install matplotlib"
         print(f"error: {line}", file=sys.stderr)
         return 2
 
