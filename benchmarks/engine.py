@@ -42,6 +42,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from simulation.network import Network
 from strategy.ordered_grid import OrderedGrid
+from strategy.run.node_log import NodeLog
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 
@@ -96,8 +97,10 @@ def serve(workers: int, settings: list[str]) -> None:
     optimizer_of(config, list(model_of(config, data_of(config)).parameters()))
 
     def server_app(grid: Grid, context: Context) -> None:
-        records = RunLog(str(context.run_config["output"]), objective_of(config))
-        run = Paced(load_config(context.run_config, config.nodes), OrderedGrid(grid), records)
+        output, objective = str(context.run_config["output"]), objective_of(config)
+        nodes = NodeLog(grid, output, objective.main.name)
+        ordered, records = OrderedGrid(nodes), RunLog(output, objective)
+        run = Paced(load_config(context.run_config, config.nodes), ordered, records, nodes)
         pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))
         run.turns = Turns(pipe.receive, pipe.report)
         with suppress(StopRun):

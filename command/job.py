@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[1]
 LOCAL = "simulation.local.run_local"
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
-RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", CHECKPOINT)
+RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
 console = Console(highlight=False)
 log = logging.getLogger("edgewire")
 

@@ -21,7 +21,7 @@ from .batchnorm import exact_tensors, runs, separate
 from .coders.index_context import IndexContext, SharedContext
 from .layout import Layout
 from .scatter import add_at, find, increase, put_at
-from .wire import VERSION, Parsed, digest, parse, unpack
+from .wire import VERSION, Parsed, StreamSizes, digest, parse, sizes_of, unpack
 from .wire_header import MAX_TENSORS
 from .wire_natives import NativeTensor, decoded_natives, natives_spec
 
@@ -40,6 +40,7 @@ class Update(NamedTuple):
     sparsifier: type[Sparsifier]
     exact: tuple[int, ...] = ()  # positions of the tensors that skipped sparsifier and quantizer
     own: tuple[NativeTensor, ...] = ()  # tensors in their own dtype, which are not in the layout
+    sizes: StreamSizes = StreamSizes()  # bytes of indices and of values in the payload
 
     @property
     def selected(self) -> Indices | None:
@@ -166,7 +167,8 @@ def decode_update(
                 indices, borders
             )  # delete the narrower indices before the values are widened
         values = cut.merge(values, apart, borders)
-    return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, beside)
+    sizes = sizes_of(parsed)
+    return Update(parsed.layout, indices, values, parsed.sparsifier, parsed.exact, beside, sizes)
 
 
 @quiet

@@ -3,7 +3,7 @@
 A payload has one of two forms. The short form holds no shapes, for a receiver that knows them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -178,6 +178,7 @@ def parse(
     exact: tuple[int, ...] | None = None,
     of_vector: bool = False,
     context: SharedContext | None = None,
+    own_payload: bool = False,
 ) -> Parsed:
     """Check a payload's checksum and header, but not the contents of its streams.
 
@@ -186,10 +187,13 @@ def parse(
     tensors are in the vector. ``exact``: the positions, among the vector's tensors, of the tensors
     that are sent without loss; None accepts any. ``of_vector``: True if ``layout`` is only the
     layout of the vector; then any tensors in their own dtype are accepted. ``context``: what both
-    ends know, which the short form needs. Raises PayloadError for any other payload.
+    ends know, which the short form needs. ``own_payload``: True if this process has made the
+    payload; then the checksum is not checked, and the context is not needed. Raises PayloadError
+    for any other payload.
     """
     vector = layout if layout is None or of_vector else layout.without(own)
-    form, view = _checked(memoryview(payload).cast("B"), vector, context)
+    view = memoryview(payload).cast("B")
+    form, view = _checked(view, vector, context, own_payload=own_payload)
     sparsifier, quantizer, coder = view[form.ids]
     flags = view[form.flags] ^ form.mark
     if flags & ~(NAMED | EXACT | OWN):
@@ -220,12 +224,52 @@ def parse(
     )
 
 
+class StreamSizes(NamedTuple):
+    """The bytes of a payload's streams; the other bytes of the payload are its header.
+
+    ``indices``: those that say which entries the payload holds. ``values``: those that say the
+    entries' values.
+    """
+
+    indices: int = 0
+    values: int = 0
+
+
+def stream_sizes(payloads: Iterable[Buffer], layout: Layout | None = None) -> StreamSizes:
+    """Return the sizes of the streams in payloads that this process has made, added up.
+
+    ``layout``: the layout of the vector, which only payloads in the short form need. Raises
+    PayloadError for bytes that are no payload; no checksum is checked.
+    """
+    indices = values = 0
+    for payload in payloads:
+        view = memoryview(payload).cast("B")
+        known = layout if _form_of(view) is _SHORT else None
+        sizes = sizes_of(parse(view, known, 1 << 62, of_vector=True, own_payload=True))
+        indices, values = indices + sizes.indices, values + sizes.values
+    return StreamSizes(indices, values)
+
+
+def sizes_of(parsed: Parsed) -> StreamSizes:
+    """Return the sizes of a parsed payload's streams."""
+    sizes = [len(body.view) for body in parsed.bodies]
+    at = bool(parsed.exact)  # the stream of exact tensors is the first
+    indices = parsed.selected is not None and parsed.repeated is None and at < len(sizes)
+    taken = sizes[at] if indices else 0
+    return StreamSizes(taken, sum(sizes) - taken)
+
+
 def _checked(
-    view: memoryview, layout: Layout | None, context: SharedContext | None
+    view: memoryview,
+    layout: Layout | None,
+    context: SharedContext | None,
+    *,
+    own_payload: bool = False,
 ) -> tuple[_Form, memoryview]:
     """Return a payload's form, and its bytes before the checksum, which is right.
 
-    ``layout``: the layout of the vector; None if it is not known.
+    ``layout``: the layout of the vector; None if it is not known. ``own_payload``: True to leave
+    the checksum unchecked.
     """
     form = _form_of(view)
     if len(view) < form.prefix + form.checksum or (form is _LONG and view[:3] != MAGIC):
@@ -233,7 +277,7 @@ def _checked(
     if form is _LONG and view[3] != VERSION:
         raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
     view, checksum = view[: -form.checksum], view[-form.checksum :]
-    if _checksum([view], form, layout, context) != checksum:
+    if not own_payload and _checksum([view], form, layout, context) != checksum:
         what = "damaged" if form is _LONG else "damaged, or for another model or another context"
         raise PayloadError(f"payload is {what}: its checksum does not match")
     return form, view

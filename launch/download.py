@@ -7,7 +7,8 @@ from pathlib import Path
 
 import httpx
 
-GROWING = "history.jsonl"  # copied during the run; all other files are copied at its end
+GROWING = "history.jsonl"  # its new rows are copied during the run
+REPLACED = "nodes.json"  # copied during the run with the rows; all other files at the run's end
 _PART = ".part"  # suffix of an incomplete copy
 
 
@@ -59,24 +60,36 @@ class LocalFiles:
 Source = ServedFiles | LocalFiles  # the place from which a run's files are copied
 
 
-def follow_history(source: Source, folder: Path) -> None:
-    """Append the rows that a run has added to its history to the copy in `folder`."""
+def follow_files(source: Source, folder: Path) -> None:
+    """Copy what a run has written to the files that other programs read during the run.
+
+    New rows are appended to the copy of the history in `folder`. With them the file `REPLACED` is
+    copied.
+    """
+    sizes = source.sizes()
     here = folder / GROWING
     have = here.stat().st_size if here.exists() else 0
-    there = source.sizes().get(GROWING, 0)
+    there = sizes.get(GROWING, 0)
     if there < have:  # a resumed run has removed the rows after its checkpoint
         here.unlink()
         have = 0
     if there > have:
         source.read(GROWING, have, here)
+        if REPLACED in sizes:
+            _fetch(source, REPLACED, folder)
+
+
+def _fetch(source: Source, name: str, folder: Path) -> None:
+    """Copy a file into `folder`, atomically."""
+    partial = folder / f"{name}{_PART}"
+    partial.unlink(missing_ok=True)
+    source.read(name, 0, partial)
+    os.replace(partial, folder / name)
 
 
 def fetch_all(source: Source, folder: Path) -> list[str]:
     """Copy all files of a run into `folder`, each atomically; return their names."""
     names = [name for name in source.sizes() if not name.endswith(_PART)]
     for name in names:
-        partial = folder / f"{name}{_PART}"
-        partial.unlink(missing_ok=True)
-        source.read(name, 0, partial)
-        os.replace(partial, folder / name)
+        _fetch(source, name, folder)
     return names

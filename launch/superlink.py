@@ -38,7 +38,7 @@ from simulation.processes import orderly_exit, undisturbed
 from simulation.workers.node_host import log
 
 from .control import DIED, LogRelay, bundle, cause_of, deflated, follow, refuse_local_only
-from .download import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_history
+from .download import GROWING, LocalFiles, ServedFiles, Source, fetch_all, follow_files
 from .superlink_client import Superlink, one_line_errors
 
 RESULT, CHECKPOINT = "result.json", "checkpoint"  # files that the app writes
@@ -221,7 +221,7 @@ def _followed(
     def look() -> None:
         said.repeat()
         if source is not None:
-            follow_history(source, folder)
+            follow_files(source, folder)
 
     try:
         status = follow(control, run_id, output, look)

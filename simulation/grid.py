@@ -253,7 +253,7 @@ class LocalGrid(Grid):
         self._open = Replies(self._stream(ids, deadline))
         return self._open
 
-    def _stream(self, ids: list[str], deadline: float) -> Iterator[Message]:
+    def _stream(self, ids: list[str], deadline: float) -> Iterator[tuple[float, Message]]:
         last = self._clock.now
         if self._line:
             self._line.send()
@@ -264,7 +264,7 @@ class LocalGrid(Grid):
             if waited < NEVER:
                 last = max(last, waited)
             if reply is not None and arrival <= deadline:
-                yield reply
+                yield arrival, reply
         self._clock.now = last
         if self._line:
             self._line.take(ids)

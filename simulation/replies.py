@@ -9,10 +9,15 @@ from flwr.app import Message
 
 
 class Replies(Sequence[Message]):
-    """The replies to a round's messages. The sequence reads them from a stream when needed."""
+    """The replies to a round's messages. The sequence reads them from a stream when needed.
 
-    def __init__(self, stream: Iterator[Message]) -> None:
+    `stream`: the replies, each with the virtual second of its arrival. `arrived`: the arrival of
+    the newest reply that was read.
+    """
+
+    def __init__(self, stream: Iterator[tuple[float, Message]]) -> None:
         self._stream = stream
+        self.arrived = 0.0
         self._here: list[Message] = []
 
     def __iter__(self) -> Iterator[Message]:
@@ -31,7 +36,8 @@ class Replies(Sequence[Message]):
         return self._here[index]
 
     def _next(self) -> bool:
-        reply = next(self._stream, None)
-        if reply is not None:
+        found = next(self._stream, None)
+        if found is not None:
+            self.arrived, reply = found
             self._here.append(reply)
-        return reply is not None
+        return found is not None

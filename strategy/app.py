@@ -23,6 +23,7 @@ from strategy.run.checkpoint_file import forget
 from strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer
 from strategy.run.graceful_shutdown import GracefulShutdown
 from strategy.run.membership import MembershipGrid
+from strategy.run.node_log import NodeLog
 from strategy.run.run import Run
 from strategy.run.run_log import RunLog
 from task.process import configure_process
@@ -42,18 +43,20 @@ def main(grid: Grid, context: Context) -> None:
     # complete configuration in "config", with the number of nodes.
     most = config.nodes if context.run_config.get("config") else None
     nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
-    grid = OrderedGrid(nodes or grid)
+    folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
+    objective = objective_of(config)
+    node_log = NodeLog(nodes or grid, folder, objective.main.name)
+    grid = OrderedGrid(node_log)
     if grid.virtual_seconds is None:
         expect_real_time(config)
         # This check is only for `flwr run`. The engines start a SuperLink or have its address.
         if not context.run_config.get("config") and (line := older_superlink()):
             log.warning("%s", line)
     configure_process()
-    folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
     run, shutdown = (
-        Run(config, grid, RunLog(folder, objective_of(config), anew=not resume)),
+        Run(config, grid, RunLog(folder, objective, anew=not resume), node_log),
         GracefulShutdown(folder),
     )
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)

@@ -20,6 +20,7 @@ from compression.flower.message_size import measured
 from compression.flower.native_tensors import Initial
 from compression.flower.server.failure_policy import (
     PATIENT,
+    FailedNode,
     FailurePolicy,
     FailurePolicyState,
 )
@@ -125,6 +126,11 @@ class ParameterServer(Strategy):
     def traffic(self) -> Traffic:
         """The counters of bytes and messages so far."""
         return self.state.traffic
+
+    @property
+    def failed_nodes(self) -> dict[int, FailedNode]:
+        """The nodes whose replies could not all be used."""
+        return self.state.failures.failed_nodes
 
     @property
     def train_metrics(self) -> dict[str, float] | None:

@@ -13,6 +13,7 @@ from compression import Layout
 from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
+from compression.flower.server.failure_policy import FailedNode
 from conf import Config, ConfigError
 from conf.build import local_of, objective_of, strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
@@ -36,6 +37,10 @@ class CountedStrategy(Protocol):
     @property
     def traffic(self) -> Traffic:
         """The counters of bytes and messages so far."""
+
+    @property
+    def failed_nodes(self) -> Mapping[int, FailedNode]:
+        """The nodes whose replies could not all be used."""
 
     @property
     def train_metrics(self) -> Mapping[str, Any] | None:

@@ -27,7 +27,7 @@ from compression.flower import (
 from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
 from compression.flower.native_tensors import NONE, Initial, with_natives
 from compression.flower.server.compressed_grid import CompressedGridState
-from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
+from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
 from compression.flower.server.session import InitialModel
 from compression.screening import Screening
 from strategy.base import FLOWER, EvaluateFn
@@ -118,6 +118,11 @@ class Federated(StatisticsAveraging):
     def traffic(self) -> Traffic:
         """The counters of bytes and messages so far."""
         return self._state.traffic
+
+    @property
+    def failed_nodes(self) -> dict[int, FailedNode]:
+        """The nodes whose replies could not all be used."""
+        return self._state.grid.failures.failed_nodes
 
     @property
     def done(self) -> int:

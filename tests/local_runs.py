@@ -10,7 +10,7 @@ from simulation.job import Job
 from simulation.local import run_local
 from strategy.run import checkpoint_file
 from strategy.run.run import Run
-from tests.runs import REAL, ROOT, composed, history_of, model_bytes, result_of
+from tests.runs import REAL, ROOT, composed, history_of, model_bytes, nodes_of, result_of
 
 
 def local_run(folder, *words, workers=1, resume=False, **job):
@@ -75,4 +75,4 @@ def expect_resumed(monkeypatch, folder, words, row, workers=None):
 def files_of(folder):
     """Return the contents of a run's files, without values in real seconds."""
     result = {key: value for key, value in result_of(folder).items() if key not in REAL}
-    return history_of(folder), result, model_bytes(folder)
+    return history_of(folder), result, model_bytes(folder), nodes_of(folder)

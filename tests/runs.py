@@ -51,6 +51,11 @@ def history_of(folder):
     return [{key: value for key, value in row.items() if key not in REAL} for row in rows]
 
 
+def nodes_of(folder):
+    """Return the content of a run's nodes.json, without the time of its writing."""
+    return {**json.loads((folder / "nodes.json").read_text()), "updated": None}
+
+
 def model_bytes(folder):
     return (folder / "model.safetensors").read_bytes()
 

@@ -15,10 +15,12 @@ from ..batchnorm import below_zero
 from ..decoder import describe
 from ..layout import Layout
 from ..registry import get
+from ..wire import StreamSizes
 from .message_size import Size, other_than_payloads
 from .records import Vector
 
 log = getLogger("edgewire")
+NO_STREAMS = StreamSizes()
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
 _TRACEBACK = "Traceback (most recent call last)"
 LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error; the rest is cut off
@@ -39,6 +41,9 @@ class Traffic:
     - `*_header_bytes`: bytes of the headers, records that only compressed messages have.
     - `uplink_entries`: entries in the nodes' updates after sparsification.
     - `uplink_entries_whole`: entries in the same updates before sparsification.
+    - `*_index_bytes`, `*_value_bytes`: the part of the payloads' bytes that says which entries they
+      hold, and the part with the entries' values. The rest is the payloads' headers, and replies
+      that could not be decoded.
     - `client_updates`, `failures`: the number of updates, and of replies that could not be used.
     """
 
@@ -54,9 +59,18 @@ class Traffic:
     downlink_other_bytes: int = 0
     uplink_header_bytes: int = 0
     downlink_header_bytes: int = 0
+    uplink_index_bytes: int = 0
+    uplink_value_bytes: int = 0
+    downlink_index_bytes: int = 0
+    downlink_value_bytes: int = 0
 
-    def count_sent(self, size: Size, plain: int) -> None:
-        """Count a message of this size; `plain`: the bytes of its models without compression."""
+    def count_sent(self, size: Size, plain: int, streams: StreamSizes = NO_STREAMS) -> None:
+        """Count a message of this size; `plain`: the bytes of its models without compression.
+
+        `streams`: the sizes of the streams in its payloads.
+        """
+        self.downlink_index_bytes += streams.indices
+        self.downlink_value_bytes += streams.values
         self.downlink_bytes += size[0]
         self.downlink_bytes_float32 += plain
         self.downlink_other_bytes += other_than_payloads(size)
@@ -68,6 +82,11 @@ class Traffic:
         self.uplink_bytes_float32 += plain
         self.uplink_other_bytes += other_than_payloads(size)
         self.uplink_header_bytes += size[1]
+
+    def count_decoded(self, streams: StreamSizes) -> None:
+        """Count the streams of a reply's payload; `count_received` has counted all its bytes."""
+        self.uplink_index_bytes += streams.indices
+        self.uplink_value_bytes += streams.values
 
     @property
     def uplink_ratio(self) -> float:

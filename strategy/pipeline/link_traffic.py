@@ -23,6 +23,7 @@ from compression.flower.headers import HEADER, UplinkHeader, read
 from compression.flower.message_size import Size, measured
 from compression.flower.records import records
 from compression.flower.traffic import reason_of
+from compression.wire import stream_sizes
 
 Plain = Mapping[str, list[tuple[tuple[int, ...], str]]]  # name -> shapes and dtypes of its tensors
 LONGEST = 1e9  # a report of more seconds is ignored, so that the sum of seconds stays finite
@@ -95,13 +96,15 @@ class Links:
         uncompressed tensors in a payload, by the payload's name.
         """
         self.down[segment] += size[0]
-        traffic.count_sent(size, plain_bytes(payloads, plain))
+        traffic.count_sent(size, plain_bytes(payloads, plain), stream_sizes(payloads.values()))
         self._count(payloads)
 
     def count_received(self, segment: int, reply: Opened, traffic: Traffic) -> None:
         """Count a segment's reply, also if it is not used."""
         self.up[segment] += reply.size[0]
         traffic.count_received(reply.size, 0)
+        with suppress(PayloadError):  # the payloads are not checked yet
+            traffic.count_decoded(stream_sizes(reply.payloads.values()))
         self._count(reply.payloads)
 
     def worked(self, segment: int, seconds: object, batches: float) -> None:

@@ -20,6 +20,7 @@ from strategy.run import checkpoint_file
 from strategy.run.checkpoint_file import Checkpoints
 from strategy.run.graceful_shutdown import GracefulShutdown
 from strategy.run.membership import MembershipGrid, RunLineageState
+from strategy.run.node_log import NodeLogState
 from strategy.run.run import Run
 from strategy.run.run_log import RunLogState
 from strategy.run.serialization import StateError, from_bytes, to_bytes
@@ -70,7 +71,7 @@ class RunState:
     `config`: the run's configuration as JSON. `stepped`: the number of rounds that the learning
     rate's schedule has counted. `model`: the model of the last row in `history.jsonl`, float32
     (n,). `measured`: whether this model was evaluated. `natives`: the tensors of this model that
-    are sent in their own dtype.
+    are sent in their own dtype. `nodes`: what each node has done.
     """
 
     config: str
@@ -80,6 +81,7 @@ class RunState:
     model: NDArray[np.float32]
     measured: bool
     natives: dict[str, NDArray[Any]]
+    nodes: NodeLogState
 
 
 class RunCheckpointer:
@@ -153,6 +155,7 @@ class RunCheckpointer:
             run.model.state.detach().cpu().numpy() if newest is None else newest,
             newest is None,
             run.natives if run.newest is None else natives_of(run.newest),
+            run.nodes.save(),
         )
 
     def load(self, folder: Path) -> None:
@@ -190,6 +193,7 @@ class RunCheckpointer:
         run.show(loaded)
         run.newest = None if state.measured else loaded
         run.records.load(state.records)
+        run.nodes.load(state.nodes)
         self._checkpoints.went_on(strategy.done)
 
 

@@ -21,6 +21,8 @@ from strategy.federated import Federated
 from strategy.lr_schedule import Schedule
 from strategy.ordered_grid import OrderedGrid
 from strategy.pipeline.strategy import PipelineStrategy
+from strategy.run.label_counts import labels_of
+from strategy.run.node_log import NodeLog
 from strategy.run.run_log import RunLog
 from task.errors import TaskError
 from task.flat_model import FlatModel, expect_numbers
@@ -35,9 +37,10 @@ log = logging.getLogger("edgewire")
 class Run:
     """Starts a run's strategy on the server, evaluates the model, and writes the result files."""
 
-    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog) -> None:
+    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
         self.config = config
         self.grid = grid
+        self.nodes = nodes
         self.records = records
         self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
@@ -54,6 +57,7 @@ class Run:
         if not isinstance(self.strategy, PipelineStrategy):
             expect_named(config, self.layout)
         self.stepped = 0  # rounds that the learning rate's schedule has counted
+        self.labels = labels_of(config, self.data, self.strategy)
         self.newest: ArrayRecord | None = None  # the last round's model, if it was not evaluated
         self.initial: ArrayRecord | None = None  # the model before training
         self.natives: Arrays = {}  # the module's tensors that are sent in their own dtype
@@ -129,6 +133,7 @@ class Run:
                 "virtual_seconds": self.grid.virtual_seconds,
             }
         )
+        self.nodes.write(server_round, self.strategy.failed_nodes)
         if self.records.due:
             self.show(arrays)
             self.records.keep(self.weights())
@@ -199,6 +204,8 @@ class Run:
         elif self.newest is not None:
             self.records.measured(self._measure(self.newest))
         traffic = self.strategy.traffic
+        done = self.records.last["round"]
+        self.nodes.write(done, self.strategy.failed_nodes, self.labels)
         self.records.finish(
             {
                 "uplink_ratio": traffic.uplink_ratio,

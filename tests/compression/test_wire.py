@@ -14,7 +14,7 @@ from compression import names as methods
 from compression.coders.index_context import SharedContext
 from compression.decoder import declared, expect
 from compression.registry import get
-from compression.wire import EXACT, OWN, SHORT, ids_of, parse
+from compression.wire import EXACT, OWN, SHORT, ids_of, parse, stream_sizes
 from compression.wire_header import name_table, shape_table, varint
 from compression.wire_natives import NativeTensor
 from tests.compression.surgery import with_checksum
@@ -215,3 +215,25 @@ def test_lies_under_a_right_checksum(wrong):
     (body, match), context = WRONG[wrong], SharedContext(np.zeros(3, np.uint8))
     with pytest.raises(PayloadError, match=match):
         decode_update(with_checksum(body, SMALL, context), SMALL, context=context)
+
+
+@given(cases, st.sampled_from(METHODS), st.booleans(), st.booleans())
+def test_the_sizes_of_the_streams_are_the_same_at_both_ends(case, method, names, first):
+    payload, before = case.encoded(method, names=names, first=first)
+    sizes = stream_sizes([payload], case.layout)
+    assert sizes == case.decoded(payload, before).sizes
+    assert sizes.indices + sizes.values < len(payload)
+    update = case.decoded(payload, before)
+    if update.indices is None or (not first and before is not None and before is update.selected):
+        assert sizes.indices == 0
+    assert stream_sizes([payload, payload], case.layout) == (2 * sizes.indices, 2 * sizes.values)
+
+
+@given(st.binary(max_size=40), st.booleans())
+def test_the_sizes_of_damaged_bytes_are_refused_or_possible(data, short):
+    data = HEAD + data if short else data
+    try:
+        sizes = stream_sizes([data], SMALL)
+    except PayloadError:
+        return
+    assert 0 <= sizes.indices + sizes.values <= len(data)

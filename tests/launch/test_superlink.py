@@ -18,7 +18,7 @@ from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.fab import Fab
 
 from launch import superlink
-from launch.download import LocalFiles, fetch_all, follow_history
+from launch.download import LocalFiles, fetch_all, follow_files
 from launch.superlink import expect_there, refuse, wait_for_nodes
 from launch.superlink_client import Superlink
 from simulation.errors import EngineError, UsageError
@@ -149,13 +149,17 @@ def test_growing_files_are_copied_back(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     source = LocalFiles(there)
-    follow_history(source, here)  # at this time no file exists
+    follow_files(source, here)  # at this time no file exists
     assert fetch_all(source, here) == []
     there.mkdir()
     for text in ("one\n", "one\ntw", "one\ntwo\nthree\n"):
         (there / "history.jsonl").write_text(text)
-        follow_history(source, here)
+        (there / "nodes.json").write_text(text)
+        follow_files(source, here)
         assert (here / "history.jsonl").read_text() == text
+        assert (here / "nodes.json").read_text() == text
+    (there / "nodes.json").unlink()
+    (here / "nodes.json").unlink()
     (there / "history.jsonl").write_text("one\ntwo\nthree\nfour\n")
     (there / "result.json").write_text("{}")
     (there / "model.safetensors.part").write_text("half")

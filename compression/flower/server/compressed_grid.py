@@ -260,7 +260,7 @@ class CompressedGrid(GridWrapper):
         name = records(content, ArrayRecord)[0][0]
         session = self._session
         unheard = session.versions.base_of(node) is None and session.versions.silent(node)
-        encoded, model_update, size = session.encoded(
+        encoded, model_update, size, _ = session.encoded(
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
         self._look_at(message, name)

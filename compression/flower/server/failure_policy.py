@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from logging import getLogger
+from typing import NamedTuple
 
 from ...base import DIVERGED, PayloadError
 from ..headers import HEALS
@@ -37,7 +38,7 @@ class FailurePolicyState:
     rounds without a usable reply. `rounds_of_many`: how many of these rounds had replies of at
     least `MANY` nodes. `healed`: True if the last round ended with the advice that nodes get the
     whole model next. By node (in a cut model by segment): `failed`: the number of consecutive
-    failures. `reasons`: the reason of the last failure.
+    failures. `reasons`: the reason of the last failure. `counts`: the number of all failures.
     """
 
     asked: int = 0
@@ -46,6 +47,19 @@ class FailurePolicyState:
     healed: bool = False
     failed: Counter[int] = field(default_factory=Counter)
     reasons: dict[int, str] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def failed_nodes(self) -> dict[int, FailedNode]:
+        """The nodes whose replies could not all be used."""
+        return {node: FailedNode(self.counts[node], why) for node, why in self.reasons.items()}
+
+
+class FailedNode(NamedTuple):
+    """How many replies of a node could not be used, and why the last one could not."""
+
+    failures: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -101,6 +115,7 @@ class FailurePolicy:
         """
         self._traffic.failures += 1
         self._reasons.append(reason)
+        self._state.counts[node] += 1
         line = in_one_line(reason)
         if self._state.reasons.get(node) != line:  # a node may fail for the same reason each time
             self._state.reasons[node] = line
@@ -173,3 +188,4 @@ class FailurePolicy:
         for node in nodes:
             self._state.failed.pop(node, None)
             self._state.reasons.pop(node, None)
+            self._state.counts.pop(node, None)

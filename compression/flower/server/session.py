@@ -17,6 +17,7 @@ from ...codec import Codec
 from ...coders.index_context import SharedContext
 from ...decoder import Update
 from ...layout import Layout
+from ...wire import StreamSizes, stream_sizes
 from ..acks import AckTracker, AckTrackerState
 from ..compact_records import compact, restored
 from ..headers import EXAMPLES, HEADER, MOST, DownlinkHeader, UplinkHeader, number, read, written
@@ -57,6 +58,7 @@ class Encoded(NamedTuple):
     content: RecordDict
     model_update: ModelUpdate
     size: Size
+    streams: StreamSizes
 
 
 class DecodedReply(NamedTuple):
@@ -227,13 +229,15 @@ class ServerSession:
             shared = values_of(content) | {name: model_update.arrays}
             made = filled(RecordDict, {**shared, HEADER: header_record})
             made = compact(made) if self._compact else made
-            cache[key] = Encoded(made, model_update, measured(made, HEADER))
+            payloads = (array.data for array in model_update.arrays.values())
+            streams = stream_sizes(payloads, self.layout)
+            cache[key] = Encoded(made, model_update, measured(made, HEADER), streams)
         if lacks is not None:
             self._given.add(node)
             self._differing.discard(node)
         sent = cache[key]
         self.versions.send(node, sent.model_update)
-        self.traffic.count_sent(sent.size, plain_bytes)
+        self.traffic.count_sent(sent.size, plain_bytes, sent.streams)
         return sent
 
     def _lacking(self, node: int) -> bytes | None:
@@ -361,4 +365,5 @@ class ServerSession:
         update = self.acks.decode(node, payload, sequence, layout, own, context)
         self.traffic.uplink_entries += len(update.values)
         self.traffic.uplink_entries_whole += update.layout.size
+        self.traffic.count_decoded(update.sizes)
         return update

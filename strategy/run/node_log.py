@@ -1,0 +1,279 @@
+"""Writes `nodes.json`: for each node its messages, bytes, failures, times and newest metrics.
+
+Other programs read this file during the run (docs/run-files.md).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from compression.flower.headers import EXAMPLES, LOSS
+from compression.flower.message_size import size_of
+from compression.flower.records import records
+from compression.flower.server.failure_policy import FailedNode
+from compression.flower.timed_grid import GridWrapper, TimedGrid
+
+Labels = Callable[[int], list[int] | None]
+log = getLogger("edgewire")
+FILE = "nodes.json"
+OFTEN = 2.0  # least real seconds from one writing of the file to the next
+SHARE = 0.02  # the most of the run's real time that writing the file may take
+LISTED = 2000  # nodes in the file, at most
+OPEN = 10_000  # messages without a reply that are remembered, at most
+
+
+@dataclass
+class NodeActivity:
+    """What one node has done in a run so far.
+
+    `messages`, `replies`: how many there were. `uplink_bytes`, `downlink_bytes`: their bytes,
+    everything included. `failures`, `reason`: replies that could not be used, and why the last one
+    could not. `sent`, `heard`: the run's seconds at the last message and at the last reply. `lag`,
+    `mean_lag`: seconds from a message to its reply: the last ones, and their mean. `samples`,
+    `train_loss`, `measured`: of its last replies: the number of samples, the loss of its training,
+    and the run's main metric.
+    """
+
+    messages: int = 0
+    replies: int = 0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    failures: int = 0
+    reason: str | None = None
+    sent: float | None = None
+    heard: float | None = None
+    lag: float | None = None
+    mean_lag: float | None = None
+    samples: float | None = None
+    train_loss: float | None = None
+    measured: float | None = None
+
+
+@dataclass
+class NodeLogState:
+    """The state of a `NodeLog`: the activities by node, and the run's seconds so far."""
+
+    nodes: dict[int, NodeActivity] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class NodeLog(GridWrapper):
+    """A grid that observes the messages and replies of each node, and writes `nodes.json`.
+
+    It changes no message. `folder`: the run's folder; "": no file is written, and nothing is
+    observed. `metric`: the name of the run's main metric.
+    """
+
+    def __init__(self, grid: Grid | TimedGrid, folder: str, metric: str) -> None:
+        super().__init__(grid)
+        self._folder = Path(folder) if folder else None
+        self._metric = metric
+        self.state = NodeLogState()
+        self._open: dict[str, tuple[int, float]] = {}  # message id -> node, seconds when sent
+        self._restored: Callable[[RecordDict], RecordDict] | None = None
+        self._virtual = self._grid.virtual_seconds is not None
+        self._began = 0.0 if self._virtual else self._grid.now
+        self._places: dict[int, int] = {}  # node -> its place in the list of nodes
+        self._online: set[int] = set()
+        self._written, self._cost = -math.inf, 0.0  # when and in how many seconds it was written
+
+    def load(self, state: NodeLogState) -> None:
+        """Resume with the state of a checkpoint."""
+        self.state = state
+        if not self._virtual:
+            self._began = self._grid.now - state.seconds
+
+    def save(self) -> NodeLogState:
+        """Return the state for a checkpoint."""
+        self.state.seconds = self._since(self._grid.now)
+        return self.state
+
+    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
+        """See `TimedGrid`; the metrics in replies are read with `restored` too."""
+        self._restored = restored
+        super().read_records_with(restored)
+
+    def get_node_ids(self) -> Sequence[int]:
+        """See `TimedGrid`; remembers the places of the nodes in the list."""
+        found = super().get_node_ids()
+        if self._folder is not None and len(found) <= LISTED:
+            self._online = set(found)
+            for node in found:
+                self._places.setdefault(node, len(self._places))
+        return found
+
+    def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
+        """See `TimedGrid`."""
+        if self._folder is None:
+            return super().push_messages(messages, ttl)
+        messages = list(messages)
+        now = self._since(self._grid.now)
+        ids = list(super().push_messages(messages, ttl))
+        self._sent(messages, now)
+        for message, message_id in zip(messages, ids, strict=True):
+            self._open[message_id] = message.metadata.dst_node_id, now
+        while len(self._open) > OPEN:
+            del self._open[next(iter(self._open))]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """See `TimedGrid`."""
+        return self._heard(list(super().pull_messages(message_ids)))
+
+    def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
+        """See `TimedGrid`."""
+        return self._heard(super().pull_before(message_ids, deadline))
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """See `TimedGrid`."""
+        if self._folder is None:
+            return super().send_and_receive(messages, timeout=timeout)
+        messages = list(messages)
+        now = self._since(self._grid.now)
+        self._sent(messages, now)
+        found = super().send_and_receive(messages, timeout=timeout)
+        replies = []
+        for reply in found:
+            # The local engine computes replies one after another, and tells when each arrives.
+            arrived = getattr(found, "arrived", None)
+            node = reply.metadata.src_node_id
+            heard = self._since(self._grid.now if arrived is None else arrived)
+            self._received(reply, node, now, heard)
+            replies.append(reply)
+        return replies
+
+    def _since(self, moment: float) -> float:
+        """Return the run's seconds at a moment of the grid's clock."""
+        return moment - self._began
+
+    def _sent(self, messages: Sequence[Message], now: float) -> None:
+        sizes: dict[int, int] = {}  # nodes may get the same content
+        for message in messages:
+            content = message.content
+            if id(content) not in sizes:
+                sizes[id(content)] = size_of(content)
+            activity = self._of(message.metadata.dst_node_id)
+            activity.messages += 1
+            activity.downlink_bytes += sizes[id(content)]
+            activity.sent = now
+
+    def _heard(self, replies: list[Message]) -> list[Message]:
+        if self._folder is not None and replies:
+            now = self._since(self._grid.now)
+            for reply in replies:
+                unknown = reply.metadata.src_node_id, now
+                node, sent = self._open.pop(reply.metadata.reply_to_message_id, unknown)
+                self._received(reply, node, sent, now)
+        return replies
+
+    def _received(self, reply: Message, node: int, sent: float, now: float) -> None:
+        activity = self._of(node)
+        activity.heard, activity.lag = now, now - sent
+        before = activity.replies * (activity.mean_lag or 0.0)
+        activity.replies += 1
+        activity.mean_lag = (before + activity.lag) / activity.replies
+        if reply.has_error():
+            return
+        activity.uplink_bytes += size_of(reply.content)
+        self._measure(reply, activity)
+
+    def _measure(self, reply: Message, activity: NodeActivity) -> None:
+        """Store the metrics of a reply, which is not checked yet."""
+        content = reply.content
+        if self._restored is not None:
+            try:
+                content = self._restored(content)
+            except ValueError:
+                return
+        for _, metrics in records(content, MetricRecord):
+            trained = reply.metadata.message_type.startswith("train")
+            if trained:
+                activity.samples = _number(metrics.get(EXAMPLES), activity.samples)
+                activity.train_loss = _number(metrics.get(LOSS), activity.train_loss)
+            else:
+                activity.measured = _number(metrics.get(self._metric), activity.measured)
+
+    def _of(self, node: int) -> NodeActivity:
+        found = self.state.nodes.get(node)
+        if found is None:
+            found = self.state.nodes[node] = NodeActivity()
+        return found
+
+    def write(
+        self,
+        server_round: int,
+        failed: Mapping[int, FailedNode],
+        labels: Labels | None = None,
+    ) -> None:
+        """Write `nodes.json`, unless it was written a moment ago.
+
+        `failed`: the failures by node. `labels`: returns the number of samples of each class that
+        the node at a place in the list of nodes has, or None if that is unknown; it is given at
+        the run's end, and then the file is written in any case. A file that cannot be written is
+        left as it is.
+        """
+        began = time.monotonic()
+        pause = max(OFTEN, self._cost / SHARE)
+        if self._folder is None or (labels is None and began - self._written < pause):
+            return
+        for node, each in failed.items():
+            activity = self._of(node)
+            activity.failures, activity.reason = each.failures, each.reason
+        text = json.dumps(self._content(server_round, labels), allow_nan=False)
+        partial = self._folder / f"{FILE}.part"
+        try:
+            partial.write_text(text + "\n")
+            os.replace(partial, self._folder / FILE)
+        except OSError as error:
+            if self._written < 0:
+                log.warning("%s cannot be written: %s", FILE, error)
+        self._written = time.monotonic()
+        self._cost = self._written - began
+
+    def _content(self, server_round: int, labels: Labels | None) -> dict[str, Any]:
+        nodes = self.state.nodes
+        waiting = {node for node, _ in self._open.values()}
+        rows = []
+        order = sorted(nodes, key=lambda node: (self._places.get(node, math.inf), node))
+        for node in order[:LISTED]:
+            values = asdict(nodes[node])
+            place = self._places.get(node)
+            rows.append(
+                {
+                    "node": node,
+                    "partition": place,
+                    "online": node in self._online if self._online else None,
+                    "waiting": node in waiting,
+                    **{key: value for key, value in values.items() if key != "measured"},
+                    self._metric: values["measured"],
+                    "labels": None if place is None or labels is None else labels(place),
+                }
+            )
+        return {
+            "round": server_round,
+            "seconds": self._since(self._grid.now),
+            "virtual": self._virtual,
+            "updated": time.time(),
+            "others": max(len(nodes) - LISTED, 0),
+            "nodes": rows,
+        }
+
+
+def _number(value: Any, before: float | None) -> float | None:
+    """Return a metric of a reply if it is a finite number, else the value before."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return before
+    return value
