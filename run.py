@@ -1,4 +1,7 @@
-"""EdgeWire's command. `python run.py --help` explains the configuration groups."""
+"""EdgeWire's command and its Python functions.
+
+`python run.py --help` explains the configuration groups. In Python: `from run import sweep, train`.
+"""
 
 from simulation.early_stop import early_stop
 
@@ -7,3 +10,7 @@ if __name__ == "__main__":
         from command.main import cli
 
         cli()
+else:
+    from command.python_api import RunFailed, sweep, train
+
+    __all__ = ["RunFailed", "sweep", "train"]

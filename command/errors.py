@@ -20,6 +20,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from command.caller import caller
 from compression import PayloadError
 from conf import ConfigError
 from conf.load import HERE as CONF
@@ -36,7 +37,19 @@ class Diverged(Exception):
 
 
 class Failed(SystemExit):
-    """A run failed, and its error was printed. `code`: the exit code; `line`: the printed line."""
+    """A run failed, and its error was printed, unless Python code has called.
+
+    `code`: the exit code; `line`: the printed line. `diverged`: whether the run has ended, and its
+    model has diverged.
+    """
+
+    def __init__(self, code: int, line: str, *, diverged: bool = False) -> None:
+        super().__init__(code)
+        self.line, self.diverged = line, diverged
+
+
+class Stopped(SystemExit):
+    """A run was stopped by Ctrl-C or a signal. `code`: the exit code; `line`: the printed line."""
 
     def __init__(self, code: int, line: str) -> None:
         super().__init__(code)
@@ -48,7 +61,8 @@ def clear_errors() -> Iterator[None]:
     """Turn an error of the code in this context into one printed line, and raise `Failed`.
 
     The exit code of `Failed` is 2 for a user's mistake, else 1. If the run is stopped, this context
-    prints one line with the notes of the exception, and raises `SystemExit`.
+    prints one line with the notes of the exception, and raises `Stopped`. If Python code has
+    called, nothing is printed.
     """
     code, kind, failed = 0, "error", Exception()
     try:
@@ -73,14 +87,21 @@ def clear_errors() -> Iterator[None]:
         code, failed = 2, ConfigError(key_of_a_value(sys.argv[1:]) or f"{error}{hint}")
     except (KeyboardInterrupt, Ended) as error:
         notes = getattr(error, "__notes__", ["no run was under way"])
-        print(": ".join(["stopped", *notes]), file=sys.stderr)
-        sys.exit(error.code if isinstance(error, Ended) else STOPPED)
+        line = ": ".join(["stopped", *notes])
+        _print(line)
+        ended = cast(int, error.code) if isinstance(error, Ended) else STOPPED
+        raise Stopped(ended, line) from error
     if code:
         if os.environ["EDGEWIRE_FULL_ERROR"]:
             raise failed
         line = one_line(failed)
-        print(f"{kind}: {line}", file=sys.stderr)
-        raise Failed(code, line)
+        _print(f"{kind}: {line}")
+        raise Failed(code, line, diverged=isinstance(failed, Diverged))
+
+
+def _print(line: str) -> None:
+    if not caller().python:
+        print(line, file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:

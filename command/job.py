@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.logging import RichHandler
 
+from command.caller import caller
 from command.errors import Diverged, Failed, clear_errors
 from command.saved_config import CONFIG_DIR, RESUME, completed, resumes
 from command.sweep import BASIC, forget_failure, note_failure
@@ -39,7 +40,7 @@ from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
 from simulation.network import Network
-from simulation.processes import orderly_exit
+from simulation.processes import delayed, orderly_exit
 from strategy.flower_checks import expect_limits
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
 
@@ -49,7 +50,17 @@ SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs 
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
 console = Console(highlight=False)
+silent = Console(quiet=True)
 log = logging.getLogger("edgewire")
+
+
+class LastRun:
+    """`folder`: the folder of the run that this process has begun last."""
+
+    folder: Path | None = None
+
+
+RUN = LastRun()
 
 
 def job(composed: DictConfig) -> None:
@@ -58,6 +69,7 @@ def job(composed: DictConfig) -> None:
     In a sweep, write the failure into the job's folder instead, so that the other jobs continue.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
+    RUN.folder = folder
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     forget_failure(folder)
     try:
@@ -110,14 +122,18 @@ def run(composed: DictConfig, folder: Path) -> None:
                 len(paths),
                 paths[0],
             )
-    with console.status("loading") if alone() else nullcontext():
+    screen = silent if caller().python else console
+    if caller().python:
+        with delayed():  # a process cannot import torch again after an interrupted import
+            import_module("torch")
+    with screen.status("loading") if alone() else nullcontext():
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
         progress = run_progress(
             folder,
             config.rounds,
-            console,
+            console if caller().progress else silent,
             shared=not alone(),
             name=job_name(),
             metric=metric_of(config),
@@ -128,8 +144,8 @@ def run(composed: DictConfig, folder: Path) -> None:
         if not has_diverged(folder):
             raise
     result = read_result(folder)
-    console.print(summary_table(result, folder))
-    show(folder, result, console)
+    screen.print(summary_table(result, folder))
+    show(folder, result, screen)
     if result["diverged"]:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
@@ -159,7 +175,9 @@ def network_of(config: Config) -> Network:
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
-        said = f"`python run.py {shlex.quote(f'resume={folder}')}` resumes it"
+        words = shlex.quote(f"resume={folder}")
+        call = f"train(resume={str(folder)!r})" if caller().python else f"python run.py {words}"
+        said = f"`{call}` resumes it"
     else:
         said = "no checkpoint was written yet: the same command starts a new run"
     return f"{said}; the sweep's jobs after it were not begun" if sweep else said

@@ -30,17 +30,27 @@ def cli() -> None:
 
     `new NAME` writes the folder of a task; all other words are Hydra's.
     """
+    if sys.argv[1:2] == [NEW]:
+        with clear_errors():
+            print(new_task(sys.argv[2:]))
+        return
+    run_hydra(sys.argv[1:])
+    if SweepEnd.code:
+        sys.exit(SweepEnd.code)
+
+
+def run_hydra(words: list[str]) -> None:
+    """Let Hydra compose and run the words of a command line.
+
+    Raises `SystemExit` if a run fails (`Failed`) or is stopped (`Stopped`); a failed run of a sweep
+    sets `SweepEnd.code`.
+    """
     SweepEnd.code = 0
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help():
-        if sys.argv[1:2] == [NEW]:
-            print(new_task(sys.argv[2:]))
-            return
-        sys.argv[1:] = command_line(sys.argv[1:])
+        sys.argv = [sys.argv[0], *command_line(words)]
         with one_repository():
             main()
-    if SweepEnd.code:
-        sys.exit(SweepEnd.code)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from command.caller import caller
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
 from simulation.processes import orderly_exit
@@ -37,9 +38,13 @@ def forget_failure(folder: Path) -> None:
 
 
 class SweepEnd(Callback):
-    """Prints the runs and the failed jobs of a sweep. `code`: the highest exit code of a job."""
+    """Prints the runs and the failed jobs of a sweep.
+
+    `code`: the highest exit code of a job. `folder`: the folder of the last sweep.
+    """
 
     code: ClassVar[int] = 0
+    folder: ClassVar[Path | None] = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Store the start time, to ignore jobs of an earlier sweep in the same folder."""
@@ -52,6 +57,7 @@ class SweepEnd(Callback):
         """Print a table of the runs, the command for a larger one, and a line per failed job."""
         _elsewhere.close()
         top, lines = Path(config.hydra.sweep.dir), []
+        SweepEnd.folder = top.absolute()
         found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
         jobs = [path for path in found if path.stat().st_mtime >= self._began]
         for overrides in jobs:
@@ -61,6 +67,8 @@ class SweepEnd(Callback):
                 SweepEnd.code = max(SweepEnd.code, note["code"])
                 given = " ".join(OmegaConf.load(overrides))
                 lines.append(f"  {folder.relative_to(top)}: {given}: {note['line']}")
+        if caller().python:
+            return
         if table := sweep_table([overrides.parents[1] for overrides in jobs]):
             console = Console(width=WIDTH, highlight=False)
             console.print("", table, sep="\n")

@@ -7,11 +7,12 @@ With `--extremes` the band covers all values of all seeds that a moving average 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,9 +145,7 @@ def draw(
 
     The arguments are those of `curve`. Raises `ResultsError` if no group has a curve.
     """
-    from matplotlib.figure import Figure  # not pyplot: it would look for a display
-
-    figure = Figure(figsize=(12, 7.5), layout="constrained")
+    figure = shown_figure(figsize=(12, 7.5), layout="constrained")
     axes = figure.add_subplot()
     heading, labels = legend(groups)
     metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
@@ -164,6 +163,19 @@ def draw(
         columns = max(1, LINE // (max(map(len, labels)) + 8))
         figure.legend(loc="outside lower center", ncols=columns, title=heading, frameon=False)
     return figure
+
+
+def shown_figure(**options: Any) -> Figure:
+    """Return a figure that a notebook shows as a picture; `options`: those of `Figure`."""
+    from matplotlib.figure import Figure  # not pyplot: it would look for a display
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png", dpi=72)
+            return content.getvalue()
+
+    return ShownFigure(**options)
 
 
 def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import threading
 import time
@@ -37,6 +38,10 @@ def run_progress(
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     """
     done = threading.Event()
+    if console.is_jupyter and not console.quiet:
+        with _in_notebook(ProgressLine(folder, rounds, name, metric), done):
+            yield
+        return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -64,6 +69,30 @@ def run_progress(
         finally:
             done.set()
             thread.join()
+
+
+@contextmanager
+def _in_notebook(line: ProgressLine, done: threading.Event) -> Iterator[None]:
+    """In this context, show a bar and a line below a notebook's cell, twice a second."""
+    from IPython.display import HTML, display
+
+    shown = display(HTML(line.html(0.0)), display_id=True)  # type: ignore[no-untyped-call]
+    began = time.monotonic()
+
+    def follow() -> None:
+        over = False
+        while not over:
+            over = done.wait(0.5)
+            text = line.html(time.monotonic() - began)
+            shown.update(HTML(text))  # type: ignore[no-untyped-call]
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _follow(rows: _Tail, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
@@ -131,11 +160,19 @@ class ProgressLine:
         parts += [f"{human_seconds(round(passed))} so far", *self._left(passed)]
         return f"{self._name}{', '.join(parts)}"
 
+    def html(self, passed: float) -> str:
+        """Return a bar and the line (`line`) for a notebook."""
+        text = html.escape(self.line(passed))
+        done, of = self._row.get("round", 0), self._row.get("rounds", self._rounds)
+        return f"<progress value='{done:d}' max='{max(of, 1):d}'></progress> {text}"
+
     def _left(self, passed: float) -> list[str]:
         if self._first is None or self._row["round"] <= self._first[1]:
             return []
         speed = (self._row["round"] - self._first[1]) / (passed - self._first[0])
-        left = (self._row["rounds"] - self._row["round"]) / speed
+        if (rounds := self._row["rounds"] - self._row["round"]) <= 0:
+            return []
+        left = rounds / speed
         return [f"about {human_seconds(round(left))} left"]
 
 

@@ -22,6 +22,14 @@ METHOD = (
 def summary_table(result: dict[str, Any], folder: Path) -> Table:
     """Return a table of the main metric, the bytes on the network, and the time."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    main = main_of(result).name
+    for name, value in summary_rows(result, folder).items():
+        table.add_row(name, value, style="bold" if name == main else None)
+    return table
+
+
+def summary_rows(result: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Return the rows of a run's summary: a name and a text each."""
     one, many = ("push", "pushes") if "staleness" in result else ("round", "rounds")
     unit = one if result["rounds"] == 1 else many
     each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
@@ -40,10 +48,7 @@ def summary_table(result: dict[str, Any], folder: Path) -> Table:
         "took": _took(result),
         "files": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, value, style="bold" if name == main.name else None)
-    return table
+    return {name: value for name, value in rows.items() if value}
 
 
 def name_of(result: dict[str, Any], folder: Path) -> str:

@@ -146,6 +146,16 @@ def undisturbed() -> Iterator[None]:
 
 
 @contextmanager
+def delayed() -> Iterator[None]:
+    """Within this context interrupts are delayed: at its end the last one is handled."""
+    asked: list[int] = []
+    with _handled(_INTERRUPTS, lambda number, frame: asked.append(number)):
+        yield
+    if asked:
+        signal.raise_signal(asked[-1])
+
+
+@contextmanager
 def _handled(numbers: list[signal.Signals], handler: _Handler) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread can set handlers, and only it receives signals

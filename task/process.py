@@ -16,6 +16,9 @@ KEPT = 1 << 30  # bytes of freed memory that a process keeps for later allocatio
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 
 
+_before: list[int] = []  # torch's numbers of threads before `configure_process`
+
+
 def configure_process() -> None:
     """Set torch to one thread, and glibc to keep up to `KEPT` bytes of freed memory.
 
@@ -24,6 +27,7 @@ def configure_process() -> None:
     set glibc's environment variables, its settings stay unchanged. Other C libraries stay unchanged
     too.
     """
+    _before.append(torch.get_num_threads())
     torch.set_num_threads(1)
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if chosen or any(f"MALLOC_{name}_" in os.environ for name in ("TRIM_THRESHOLD", "MMAP_MAX")):
@@ -33,6 +37,13 @@ def configure_process() -> None:
         mallopt(_TRIM_THRESHOLD, KEPT)
         if not mallopt(_MMAP_THRESHOLD, KEPT):  # older versions accept at most 32 MB
             mallopt(_MMAP_MAX, 0)
+
+
+def release_process() -> None:
+    """Set torch to the number of threads that it had before the first `configure_process`."""
+    if _before:
+        torch.set_num_threads(_before[0])
+        _before.clear()
 
 
 @contextmanager

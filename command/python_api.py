@@ -1,0 +1,186 @@
+"""Runs from Python: `train` and `sweep`, for scripts and notebooks.
+
+They take the same overrides as the command line, and use the same code. They return results in
+place of printing them, and raise exceptions in place of ending the process.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+
+from command.caller import Caller, called_from
+from command.errors import Failed, Stopped
+from command.job import RUN
+from command.main import run_hydra
+from command.sweep import SweepEnd
+from report.run_result import RunResult, SweepResult
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
+_WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
+_OPTIONS = ("-m", "--multirun")
+
+
+class RunFailed(Exception):
+    """A run has not begun, or has failed. The message is one line that says what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: one line."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+def train(*overrides: str, progress: bool = True, **values: Any) -> RunResult:
+    """Make one run and return its result.
+
+    `overrides`: the words of the command line, such as "algorithm=edgewire" and
+    "compression.density=0.01". `values`: overrides as keywords, such as `rounds=20`; a class or
+    function, as in `model=Net`, takes the place of the group's choice (`model._target_`).
+    `resume=FOLDER` resumes a stopped run. `progress`: whether to show the run's progress.
+
+    A run that has diverged gives a warning, and its result has `diverged`. Raises `RunFailed` for a
+    mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
+    stopped; its last note says how to resume the run.
+    """
+    words = [*overrides, *(override_of(key, value) for key, value in values.items())]
+    expect_overrides(words)
+    with _called(progress) as line, _new_folder(words, "hydra.run.dir", "outputs") as more:
+        run_hydra([*words, *more])
+    if line:
+        warnings.warn(line[0], stacklevel=2)
+    assert RUN.folder is not None
+    return RunResult(RUN.folder)
+
+
+def sweep(*overrides: str, progress: bool = True, **values: Any) -> SweepResult:
+    """Make a run for each combination of values, and return their results.
+
+    `overrides`: the words of the command line, such as "algorithm=fedavg,edgewire". `values`:
+    overrides as keywords. A list, a tuple or a range holds the values of several runs:
+    `seed=range(3)`. A run that fails is in the result's `failed`, and the other runs continue.
+
+    Raises `RunFailed` for a mistake in the overrides, and `KeyboardInterrupt` if it is stopped.
+    """
+    words = [*overrides, *(_choices(key, value) for key, value in values.items())]
+    expect_overrides(words)
+    SweepEnd.folder = None
+    with _called(progress), _new_folder(words, "hydra.sweep.dir", "multirun") as more:
+        run_hydra(["--multirun", *words, *more])
+    if SweepEnd.folder is None:
+        raise RunFailed("no run of the sweep was begun")
+    return SweepResult(SweepEnd.folder)
+
+
+def expect_overrides(words: Iterable[object]) -> None:
+    """Raise `RunFailed` unless all words are overrides, and not options such as `--help`."""
+    for word in words:
+        if not isinstance(word, str):
+            raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
+        if word in _OPTIONS:
+            raise RunFailed(f"{word} is for the command line: call sweep() for several runs")
+        if word.startswith("-") or "=" not in word.lstrip("~"):
+            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, such as 'rounds=20'")
+
+
+@contextmanager
+def _called(progress: bool) -> Iterator[list[str]]:
+    """Let the command run in this context without an exit; the list gets a diverged run's line."""
+    line: list[str] = []
+    argv, hydra = sys.argv, GlobalHydra.instance()
+    users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
+    RUN.folder = None
+    try:
+        with called_from(Caller(python=True, progress=progress)):
+            yield line
+    except Failed as failed:
+        if not failed.diverged:
+            raise RunFailed(failed.line) from None
+        line.append(failed.line)
+    except Stopped as stopped:
+        stop = KeyboardInterrupt()
+        stop.add_note(stopped.line)
+        print(stopped.line, file=sys.stderr)
+        raise stop from None
+    finally:
+        sys.argv, hydra.hydra = argv, users
+        if process := sys.modules.get("task.process"):
+            process.release_process()
+
+
+@contextmanager
+def _new_folder(words: Iterable[str], key: str, top: str) -> Iterator[list[str]]:
+    """Give the override for a new folder, or [] if the words name one; remove it if it stays empty.
+
+    By default Hydra names a folder after the second, and a loop may make several runs in a second.
+    """
+    if any(word.startswith((f"{key}=", "resume=")) for word in words):
+        yield []
+        return
+    parent = Path(top) / time.strftime("%Y-%m-%d")
+    parent.mkdir(parents=True, exist_ok=True)
+    name = time.strftime("%H-%M-%S")
+    for suffix in chain([""], (f"-{number}" for number in count(2))):
+        folder = parent / f"{name}{suffix}"
+        try:
+            folder.mkdir()
+            break
+        except FileExistsError:
+            continue
+    try:
+        yield [f"{key}={_text(str(folder))}"]
+    finally:
+        with suppress(OSError):  # it has files
+            folder.rmdir()
+
+
+def override_of(key: str, value: Any) -> str:
+    """Return the override that sets a key to a Python value."""
+    if callable(value):
+        return f"{key}._target_={value.__module__}.{value.__qualname__}"
+    return f"{key}={_text(value)}"
+
+
+def _choices(key: str, value: Any) -> str:
+    if isinstance(value, list | tuple | range):
+        return f"{key}={','.join(map(_text, value))}"
+    return override_of(key, value)
+
+
+def _text(value: Any) -> str:
+    """Return a Python value as Hydra's parser reads it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_key(key)}:{_text(each)}' for key, each in value.items())}}}"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value) if isinstance(value, Path) else value
+    if not isinstance(text, str):
+        raise RunFailed(f"{value!r} is no value of an override: give a number, text, list or dict")
+    if _is_plain(text):
+        return text
+    # A backslash is doubled only before a quote, and at the end.
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str) or not _is_plain(key):
+        raise RunFailed(f"{key!r} is no key of a mapping: give letters, digits and _")
+    return key
+
+
+def _is_plain(text: str) -> bool:
+    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _WORDS

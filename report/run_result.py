@@ -1,0 +1,203 @@
+"""The results of runs as Python objects, for scripts and notebooks (`from run import train`)."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from report.errors import ResultsError
+from report.metric import main_of
+from report.runs import HISTORY, HYDRA, Run, group_runs, read_history, read_result, read_runs
+from report.runs import read_overrides as overrides_of
+from report.summary import summary_rows, whole_bytes
+
+if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
+
+
+class Traffic(NamedTuple):
+    """The bytes of a run, everything in its messages included.
+
+    `uplink`: from the nodes to the server. `downlink`: from the server to the nodes. `..._plain`:
+    what Flower would have sent without compression.
+    """
+
+    uplink: int
+    downlink: int
+    uplink_plain: int
+    downlink_plain: int
+
+
+class RunResult:
+    """The result of a run in a folder: metrics, bytes, history, model.
+
+    `folder`: the run's folder (docs/run-files.md). `values`: the content of `result.json`. Raises
+    `ResultsError` for a folder without a result.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        try:
+            self.values = read_result(self.folder)
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"{self.folder} holds no result of a run") from error
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The loss and the metrics of the last evaluation, by name; the main metric is first."""
+        names = dict.fromkeys((main_of(self.values).name, *self.values["metrics"], "loss"))
+        return {name: self.values.get(name) for name in names}
+
+    @property
+    def traffic(self) -> Traffic:
+        """The bytes of the run in both directions, and without compression."""
+        up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
+        return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the model has diverged."""
+        return bool(self.values["diverged"])
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended too early; None if it did not."""
+        found: str | None = self.values.get("stopped")
+        return found
+
+    @property
+    def config(self) -> DictConfig:
+        """The run's configuration."""
+        return OmegaConf.load(self.folder / HYDRA / "config.yaml")  # type: ignore[return-value]
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The run's overrides, by their keys."""
+        return overrides_of(self.folder)
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row a round: the keys of `history.jsonl`. Missing values are NaN."""
+        import pandas as pd
+
+        return pd.DataFrame(self._rows())
+
+    @cached_property
+    def nodes(self) -> pd.DataFrame:
+        """One row a node: the keys of `nodes.json`; empty if the run has written none."""
+        import pandas as pd
+
+        file = self.folder / "nodes.json"
+        return pd.DataFrame(json.loads(file.read_text())["nodes"] if file.is_file() else [])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the trained model's tensors, by name; for `module.load_state_dict`."""
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / "model.safetensors")
+
+    def plot(self, y: str | None = None, x: str = "round") -> Figure:
+        """Draw a column of the history; `y`: default: the main metric; `x`: as in `report.curves`.
+
+        Raises `ResultsError` if the history lacks a column.
+        """
+        return plot([self], y, x)
+
+    def __repr__(self) -> str:
+        rows = summary_rows(self.values, self.folder)
+        width = max(map(len, rows)) + 2
+        lines = (f"{name:{width}}{text}" for name, text in rows.items())
+        indented = "\n" + " " * width
+        return "\n".join(line.replace("\n", indented) for line in lines)
+
+    def _repr_html_(self) -> str:
+        rows = summary_rows(self.values, self.folder)
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in rows.items()
+        )
+        return f"<table>{cells}</table>"
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return read_history(self.folder / HISTORY, main_of(self.values).name)
+
+    def as_run(self) -> Run:
+        """Return the run as the programs of `report` read it."""
+        return Run(self.overrides, self.values, self._rows, self.folder)
+
+
+class SweepResult(Sequence[RunResult]):
+    """The runs of a sweep, in the order of their jobs.
+
+    `folder`: the sweep's folder. `failed`: why jobs failed, by their folders; a run that has
+    diverged is also among the runs.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        try:
+            runs, _ = read_runs([self.folder])
+        except ResultsError:  # no run has finished
+            runs = []
+        self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
+        notes = sorted(self.folder.rglob(FAILED))
+        self.failed = {note.parent: str(json.loads(note.read_text())["line"]) for note in notes}
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._runs[index]
+
+    def __iter__(self) -> Iterator[RunResult]:
+        return iter(self._runs)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row a run: its overrides, metrics, bytes, and seconds."""
+        import pandas as pd
+
+        rows = []
+        for run in self._runs:
+            traffic = run.traffic._asdict()
+            sizes = {f"{way}_bytes": traffic[way] for way in ("uplink", "downlink")}
+            times = {name: run.values.get(name) for name in ("virtual_seconds", "seconds")}
+            head = {**run.overrides, "seed": run.values["seed"]}
+            rows.append({**head, **run.metrics, **sizes, **times})
+        return pd.DataFrame(rows)
+
+    def plot(self, y: str | None = None, x: str = "round") -> Figure:
+        """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
+        return plot(self._runs, y, x)
+
+    def __repr__(self) -> str:
+        lines = [str(self.table) if self._runs else "no run has finished"]
+        lines += [f"{folder}: {line}" for folder, line in self.failed.items()]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        text = self.table.to_html(index=False) if self._runs else "<p>no run has finished</p>"
+        lines = (f"{folder}: {line}" for folder, line in self.failed.items())
+        return text + "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+
+
+def plot(runs: Sequence[RunResult], y: str | None = None, x: str = "round") -> Figure:
+    """Draw curves of runs; the seeds of equal settings are averaged (`report.curves.draw`)."""
+    from report.curves import X, draw
+
+    if not runs:
+        raise ResultsError("there is no run to draw")
+    if x not in X:
+        raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
+    return draw(group_runs([run.as_run() for run in runs]), x, y or main_of(runs[0].values).name)

@@ -1,0 +1,209 @@
+"""`train` and `sweep`: runs from Python."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from command import python_api
+from command.caller import caller
+from conf.load import HERE
+from report.errors import ResultsError
+from report.run_result import RunResult
+from run import RunFailed, sweep, train
+from tests.runs import model_bytes, result_of
+
+FEW = ["rounds=2", "nodes=3", "engine.workers=1"]
+NAMES = st.from_regex("[a-z_]{1,6}", fullmatch=True).filter(lambda name: name not in WORDS)
+WORDS = ("null", "true", "false", "nan", "inf")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Work in an empty folder, and leave Flower's loggers as they were."""
+    with pytest.MonkeyPatch.context() as patch:
+        top = tmp_path_factory.mktemp("api")
+        patch.chdir(top)
+        saved = [(logging.getLogger(name), name) for name in ("edgewire", "flwr")]
+        before = [(each.handlers, each.propagate, each.level) for each, _ in saved]
+        yield top
+        for (each, _), (handlers, propagate, level) in zip(saved, before, strict=True):
+            each.handlers, each.propagate, each.level = handlers, propagate, level
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    return train("algorithm=edgewire", *FEW, lr=0.1, progress=False)
+
+
+def test_a_run_returns_what_its_files_hold(trained, capsys):
+    assert trained.folder.is_relative_to(Path.cwd())
+    result = result_of(trained.folder)
+    assert trained.metrics["accuracy"] == result["accuracy"]
+    assert next(iter(trained.metrics)) == "accuracy"
+    assert trained.config.lr == 0.1
+    parts = ("bytes", "other_bytes", "header_bytes")
+    assert trained.traffic.uplink == sum(result[f"uplink_{part}"] for part in parts)
+    assert trained.traffic.uplink_plain > 10 * trained.traffic.uplink
+    assert list(trained.history["round"]) == [0, 1, 2]
+    assert trained.history["accuracy"].iloc[-1] == result["accuracy"]
+    assert list(trained.nodes["partition"]) == [0, 1, 2]
+    assert trained.nodes["uplink_bytes"].sum() == trained.traffic.uplink
+    model = torch.nn.Sequential(*(torch.nn.Identity(), torch.nn.Linear(64, 200)))
+    state = trained.state_dict()
+    assert set(state) > {"1.weight"}
+    assert state["1.weight"].shape[1] == 64 == model[1].in_features
+    assert capsys.readouterr() == ("", "")
+    assert (trained.diverged, trained.stopped) == (False, None)
+
+
+def test_a_result_is_shown_as_text_table_and_picture(trained):
+    assert "accuracy" in repr(trained)
+    assert "<table>" in trained._repr_html_()
+    figure = trained.plot()
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert len(figure.axes[0].lines) == 1
+    with pytest.raises(ResultsError, match="x must be one of"):
+        trained.plot(x="nothing")
+    with pytest.raises(ResultsError):
+        trained.plot(y="nothing")
+    with pytest.raises(ResultsError, match="holds no result"):
+        RunResult(trained.folder / "nowhere")
+
+
+def test_the_same_run_on_the_command_line_has_the_same_model(trained, folder, monkeypatch):
+    from command.main import cli
+
+    words = ["algorithm=edgewire", *FEW, "lr=0.1", "hydra.run.dir=cli"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    cli()
+    assert model_bytes(folder / "cli") == model_bytes(trained.folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rounds=x"], "rounds=x: Value 'x'"),
+        (["algoritm=esgd"], "did you mean algorithm"),
+        (["--help"], "is no override"),
+        (["-m"], "call sweep"),
+        (["rounds"], "is no override"),
+        ([3], "an override is a text"),
+        (["nodes=0"], "nodes"),
+        (["resume=/nowhere"], "resume=/nowhere"),
+        (["strategy.min_train_nodes=9", *FEW], "nodes"),
+    ],
+)
+def test_a_mistake_is_one_exception_and_leaves_no_folder(words, line, folder, capsys):
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(RunFailed, match=line) as raised:
+        train(*words)
+    assert "\n" not in str(raised.value)
+    assert raised.value._render_traceback_() == [f"RunFailed: {raised.value}"]
+    assert not caller().python
+    assert capsys.readouterr().err == ""
+    left = {path for path in folder.rglob("*") if path not in before and not path.is_dir()}
+    assert all(".hydra" in path.parts for path in left)
+
+
+def test_a_diverged_run_warns_and_has_a_result():
+    with pytest.warns(UserWarning, match="the run has diverged; try a lower lr"):
+        result = train(*FEW, lr=1e30)
+    assert result.diverged
+
+
+def test_several_runs_in_one_second_have_folders_of_their_own(trained):
+    folders = {train(*FEW, rounds=1, progress=False).folder for _ in range(3)}
+    assert len(folders) == 3
+
+
+def test_a_sweep_returns_all_runs_and_why_jobs_failed():
+    found = sweep("nodes=3", rounds=1, algorithm=["fedavg", "fedavg_f2i"], lr=(0.1, 0.05, -1))
+    assert len(found) == 4
+    assert len(found.failed) == 2
+    assert all("lr" in line for line in found.failed.values())
+    assert isinstance(found.table, pd.DataFrame)
+    assert list(found.table["algorithm"]) == ["fedavg"] * 2 + ["fedavg_f2i"] * 2
+    assert found.table["uplink_bytes"].max() > 4 * found.table["uplink_bytes"].min()
+    assert "<table" in found._repr_html_()
+    assert len(found.plot().axes[0].lines) == 4
+    assert [run.folder.parent for run in found] == [found.folder] * 4
+
+
+def test_a_sweep_of_which_no_run_is_possible_says_so():
+    found = sweep(rounds=[0, -1])
+    assert (len(found), len(found.failed)) == (0, 2)
+    assert "no run has finished" in repr(found)
+
+
+def test_the_users_own_hydra_and_arguments_are_as_before(trained, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mine.py", "--own"])
+    with initialize_config_dir(str(HERE), version_base="1.3"):
+        own = GlobalHydra.instance().hydra
+        train(*FEW, rounds=1)
+        assert GlobalHydra.instance().hydra is own
+        assert compose("config", ["nodes=7"]).nodes == 7
+    assert sys.argv == ["mine.py", "--own"]
+
+
+def test_torch_has_its_threads_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(*FEW, rounds=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def make_model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+
+def test_a_function_takes_the_place_of_a_choice():
+    result = train(*FEW, "dataset=digits", model=make_model)
+    assert set(result.state_dict()) == {"1.weight", "1.bias"}
+
+
+@given(VALUES)
+def test_hydra_reads_values_as_they_were(value):
+    words = [python_api.override_of("key", value)]
+    (parsed,) = OverridesParser.create().parse_overrides(words)
+    assert json.dumps(plain(parsed.value())) == json.dumps(plain(value))
+
+
+def plain(value):
+    """Return a value with its keys and texts as `str`, not as Hydra's quoted strings."""
+    if isinstance(value, dict):
+        return {str(plain(k)): plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return value.text if hasattr(value, "text") else value
+
+
+def test_interrupted_runs_say_how_to_go_on(monkeypatch, folder, capsys):
+    from tests.local_runs import at_row
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    at_row(monkeypatch, 3, interrupt)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        train(*FEW, rounds=4, progress=False)
+    (note,) = stop.value.__notes__
+    assert "train(resume=" in note or "starts a new run" in note
+    assert note in capsys.readouterr().err
