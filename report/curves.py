@@ -31,6 +31,7 @@ Values = NDArray[np.float64]
 X = {
     "round": ("round", 1.0),
     "uplink_bytes": ("sent by the nodes (MB)", 1e6),
+    "downlink_bytes": ("sent to the nodes (MB)", 1e6),
     "seconds": ("time (s)", 1.0),
     "virtual_seconds": ("time on the virtual network (s)", 1.0),
 }
@@ -156,7 +157,12 @@ def draw(
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
     note = f", mean of {smooth} rows" if smooth > 1 else ""
-    axes.set(xlabel=X[x][0], ylabel=axis_of(y, metric)[0] + note, title=title)
+    axes.set(
+        xlabel=X[x][0],
+        xscale="log" if log_x else "linear",
+        ylabel=axis_of(y, metric)[0] + note,
+        title=title,
+    )
     axes.grid(alpha=0.3)
     axes.margins(x=0.01)
     if len(groups) > 1:

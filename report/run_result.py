@@ -13,7 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from report.errors import ResultsError
 from report.metric import main_of
-from report.runs import HISTORY, HYDRA, Run, group_runs, read_history, read_result, read_runs
+from report.runs import (
+    HISTORY,
+    HYDRA,
+    WITHOUT_EFFECT,
+    Run,
+    group_runs,
+    read_history,
+    read_result,
+    read_runs,
+)
 from report.runs import read_overrides as overrides_of
 from report.summary import summary_rows, whole_bytes
 
@@ -106,12 +115,13 @@ class RunResult:
 
         return load_file(self.folder / "model.safetensors")
 
-    def plot(self, y: str | None = None, x: str = "round") -> Figure:
+    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
         """Draw a column of the history; `y`: default: the main metric; `x`: as in `report.curves`.
 
-        Raises `ResultsError` if the history lacks a column.
+        `log_x`: whether the x axis is logarithmic. Raises `ResultsError` if the history lacks a
+        column.
         """
-        return plot([self], y, x)
+        return plot([self], y, x, log_x=log_x)
 
     def __repr__(self) -> str:
         rows = summary_rows(self.values, self.folder)
@@ -134,7 +144,8 @@ class RunResult:
 
     def as_run(self) -> Run:
         """Return the run as the programs of `report` read it."""
-        return Run(self.overrides, self.values, self._rows, self.folder)
+        kept = {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
+        return Run(kept, self.values, self._rows, self.folder)
 
 
 class SweepResult(Sequence[RunResult]):
@@ -177,9 +188,9 @@ class SweepResult(Sequence[RunResult]):
             rows.append({**head, **run.metrics, **sizes, **times})
         return pd.DataFrame(rows)
 
-    def plot(self, y: str | None = None, x: str = "round") -> Figure:
+    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
         """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
-        return plot(self._runs, y, x)
+        return plot(self._runs, y, x, log_x=log_x)
 
     def __repr__(self) -> str:
         lines = [str(self.table) if self._runs else "no run has finished"]
@@ -192,7 +203,9 @@ class SweepResult(Sequence[RunResult]):
         return text + "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def plot(runs: Sequence[RunResult], y: str | None = None, x: str = "round") -> Figure:
+def plot(
+    runs: Sequence[RunResult], y: str | None = None, x: str = "round", *, log_x: bool = False
+) -> Figure:
     """Draw curves of runs; the seeds of equal settings are averaged (`report.curves.draw`)."""
     from report.curves import X, draw
 
@@ -200,4 +213,5 @@ def plot(runs: Sequence[RunResult], y: str | None = None, x: str = "round") -> F
         raise ResultsError("there is no run to draw")
     if x not in X:
         raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
-    return draw(group_runs([run.as_run() for run in runs]), x, y or main_of(runs[0].values).name)
+    groups = group_runs([run.as_run() for run in runs])
+    return draw(groups, x, y or main_of(runs[0].values).name, log_x=log_x)

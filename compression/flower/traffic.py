@@ -22,6 +22,7 @@ from .records import Vector
 log = getLogger("edgewire")
 NO_STREAMS = StreamSizes()
 _RAISED = re.compile(r"<class '(?:[^'\s]*\.)?([^'\s.]+)'>:<'(.*)'>", re.DOTALL)
+_FRAME = re.compile(r'^\s*File "[^"\n]*", line \d+', re.MULTILINE)  # Ray's have no such head
 _TRACEBACK = "Traceback (most recent call last)"
 LONGEST_REASON, LONGEST_LINE = 4096, 400  # characters of a node's error; the rest is cut off
 
@@ -124,7 +125,8 @@ def reason_of(reply: Message) -> str:
     reason, name = reply.error.reason or "", ""
     if raised := _RAISED.fullmatch(reason):
         name, reason = f"{raised[1]}: ", raised[2]
-    if _TRACEBACK in reason[:LONGEST_REASON]:  # its last line names the exception
+    start = reason[:LONGEST_REASON]
+    if _TRACEBACK in start or _FRAME.search(start):  # its last line names the exception
         said = "".join(reason[-LONGEST_REASON:].strip().splitlines()[-1:])
     else:
         said = " ".join(reason[:LONGEST_REASON].split())

@@ -62,10 +62,18 @@ class NodeActivity:
 
 @dataclass
 class NodeLogState:
-    """The state of a `NodeLog`: the activities by node, and the run's seconds so far."""
+    """The state of a `NodeLog`.
+
+    `nodes`: the activities by node. `seconds`: the run's seconds so far. `open`: by message id, the
+    node of a message without a reply, and the seconds when it was sent. `places`: by node, its
+    place in the list of nodes. `online`: the nodes that were there when the list was last read.
+    """
 
     nodes: dict[int, NodeActivity] = field(default_factory=dict)
     seconds: float = 0.0
+    open: dict[str, tuple[int, float]] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    online: set[int] = field(default_factory=set)
 
 
 class NodeLog(GridWrapper):
@@ -80,12 +88,9 @@ class NodeLog(GridWrapper):
         self._folder = Path(folder) if folder else None
         self._metric = metric
         self.state = NodeLogState()
-        self._open: dict[str, tuple[int, float]] = {}  # message id -> node, seconds when sent
         self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
         self._began = 0.0 if self._virtual else self._grid.now
-        self._places: dict[int, int] = {}  # node -> its place in the list of nodes
-        self._online: set[int] = set()
         self._written, self._cost = -math.inf, 0.0  # when and in how many seconds it was written
 
     def load(self, state: NodeLogState) -> None:
@@ -108,9 +113,9 @@ class NodeLog(GridWrapper):
         """See `TimedGrid`; remembers the places of the nodes in the list."""
         found = super().get_node_ids()
         if self._folder is not None and len(found) <= LISTED:
-            self._online = set(found)
+            self.state.online = set(found)
             for node in found:
-                self._places.setdefault(node, len(self._places))
+                self.state.places.setdefault(node, len(self.state.places))
         return found
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
@@ -122,9 +127,9 @@ class NodeLog(GridWrapper):
         ids = list(super().push_messages(messages, ttl))
         self._sent(messages, now)
         for message, message_id in zip(messages, ids, strict=True):
-            self._open[message_id] = message.metadata.dst_node_id, now
-        while len(self._open) > OPEN:
-            del self._open[next(iter(self._open))]
+            self.state.open[message_id] = message.metadata.dst_node_id, now
+        while len(self.state.open) > OPEN:
+            del self.state.open[next(iter(self.state.open))]
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -175,7 +180,7 @@ class NodeLog(GridWrapper):
             now = self._since(self._grid.now)
             for reply in replies:
                 unknown = reply.metadata.src_node_id, now
-                node, sent = self._open.pop(reply.metadata.reply_to_message_id, unknown)
+                node, sent = self.state.open.pop(reply.metadata.reply_to_message_id, unknown)
                 self._received(reply, node, sent, now)
         return replies
 
@@ -245,17 +250,17 @@ class NodeLog(GridWrapper):
 
     def _content(self, server_round: int, labels: Labels | None) -> dict[str, Any]:
         nodes = self.state.nodes
-        waiting = {node for node, _ in self._open.values()}
+        waiting = {node for node, _ in self.state.open.values()}
         rows = []
-        order = sorted(nodes, key=lambda node: (self._places.get(node, math.inf), node))
+        order = sorted(nodes, key=lambda node: (self.state.places.get(node, math.inf), node))
         for node in order[:LISTED]:
             values = asdict(nodes[node])
-            place = self._places.get(node)
+            place = self.state.places.get(node)
             rows.append(
                 {
                     "node": node,
                     "partition": place,
-                    "online": node in self._online if self._online else None,
+                    "online": node in self.state.online if self.state.online else None,
                     "waiting": node in waiting,
                     **{key: value for key, value in values.items() if key != "measured"},
                     self._metric: values["measured"],

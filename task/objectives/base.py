@@ -36,6 +36,8 @@ TAKEN = frozenset(
         *("uplink_ratio", "downlink_ratio", "parameters", "nodes", "seed", "algorithm"),
         *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
         *("num-examples", "num-steps"),
+        *("node", "partition", "online", "waiting", "messages", "replies", "reason", "sent"),
+        *("heard", "lag", "mean_lag", "samples", "labels"),
     )
 )
 TAKEN_PARTS = ("best_", "node_", "_bytes", "_by_segment")  # other names hold one of these
