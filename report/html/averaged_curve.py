@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from report.estimate import student
-from report.html.run_data import ReportGroup, Row, number, sent_bytes
+from report.html.counters import Row, number, sent_bytes
+from report.html.run_data import ReportGroup
 
 Values = NDArray[np.float64]
 OfRows = Callable[[Sequence[Row], ReportGroup], Sequence[float | None]]

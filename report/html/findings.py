@@ -9,16 +9,9 @@ from typing import NamedTuple
 from report.columns import by_seed, decimals
 from report.estimate import Estimate, paired
 from report.format import human_bytes, human_seconds
+from report.html.counters import plain_of, sent_of
 from report.html.node_table import NodeRecord, NotableNode, notable
-from report.html.run_data import (
-    ReportGroup,
-    ReportRuns,
-    is_uncompressed,
-    plain_of,
-    reference_of,
-    sent_mean,
-    sent_of,
-)
+from report.html.run_data import ReportGroup, ReportRuns, is_uncompressed, reference_of, sent_mean
 from report.metric import MainMetric
 
 SEEDS = 3  # below this number of seeds the report asks for more
@@ -195,10 +188,11 @@ def _bytes(report: ReportRuns) -> Finding:
                  "many."]  # fmt: skip
     if len(known) > 1:
         least = min(known, key=lambda g: sum(sent_mean(g, way) for way in total))
+        up, down = (human_bytes(sent_mean(least, way)) for way in total)
         sentences.append(
-            f"{least.label} sends the fewest: {human_bytes(sent_mean(least, 'uplink'))} up and "
-            f"{human_bytes(sent_mean(least, 'downlink'))} down a run, {_times(least.ratio('uplink'))} "
-            f"and {_times(least.ratio('downlink'))} fewer than Flower."
+            f"{least.label} sends the fewest: {up} up and {down} down a run, "
+            f"{_times(least.ratio('uplink'))} and {_times(least.ratio('downlink'))} fewer than "
+            "Flower."
         )
     return Finding("How many bytes?", f"{answer}{' in all runs' * many}.", sentences, "bytes")
 

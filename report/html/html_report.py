@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from report.html.canvas import MARKERS, THEME, LegendEntry, Picture
+from report.html.counters import Row
 from report.html.findings import findings
 from report.html.link_estimate import FORMULA, named_links
 from report.html.node_table import RUNS, notable, read_nodes
@@ -24,7 +25,7 @@ from report.html.page_tables import (
     time_table,
 )
 from report.html.pictures import GREY, draw_all, legend_of
-from report.html.run_data import COLOURED, ReportRuns, Row, load
+from report.html.run_data import COLOURED, ReportRuns, load
 from report.html.text import one_line
 from report.runs import Run
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from report.html.run_data import ReportGroup, Row, number, sent_bytes
+from report.html.counters import Row, number, sent_bytes
+from report.html.run_data import ReportGroup
 
 NETWORKS = Path(__file__).parents[2] / "conf" / "network"
 WAYS = ("downlink", "uplink")
@@ -78,7 +79,7 @@ def named_links(folder: Path = NETWORKS) -> list[Link]:
 
     A network that only adds devices to another network's links is left out.
     """
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     found = []
     for file in sorted(folder.glob("*.yaml")):

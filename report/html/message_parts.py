@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from report.html.run_data import ReportGroup, number
+from report.html.counters import number
+from report.html.run_data import ReportGroup
 
 VALUES, INDICES, HEADER, PAYLOAD = "values", "indices", "payload header", "payload"
 RECORD, OTHER = "EdgeWire's record", "other records"

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from report.html.run_data import ReportGroup, number
+from report.html.counters import number
+from report.html.run_data import ReportGroup
 from report.html.text import one_line
 
 NODES = "nodes.json"

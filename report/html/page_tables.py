@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from report.columns import REMARKS, with_interval
 from report.format import NOTHING, human_bytes, human_seconds
+from report.html.counters import number
 from report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from report.html.link_estimate import Link, seconds_over
 from report.html.node_table import NotableNode
-from report.html.run_data import ReportGroup, ReportRuns, RunRecord, number, sent_mean
+from report.html.run_data import ReportGroup, ReportRuns, sent_mean
+from report.html.run_records import RunRecord
 from report.html.text import one_line
 
 TYPICAL = "lte"  # the link whose estimate is in the main table

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,24 +10,21 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from report.columns import Measure, by_seed, plain, sent
+from report.columns import Measure, by_seed
 from report.curves import legend
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate
 from report.format import NOTHING
+from report.html.counters import Row, number, plain_of, sent_of
+from report.html.run_records import RunRecord, record_of, unfinished_record
 from report.html.text import one_line
 from report.metric import ACCURACY, MainMetric
 from report.runs import (
     HYDRA,
-    LARGEST,
-    RESULT,
     WITHOUT_EFFECT,
     Run,
     find_runs,
     group_runs,
-    in_order,
-    read_overrides,
-    read_result,
     varying,
 )
 from report.runs import Group as SeedGroup
@@ -37,31 +32,9 @@ from report.runs import Group as SeedGroup
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
 MOST_SETTINGS = 5000  # keys of one configuration
-FAILED, CHECKPOINT = "failed.json", "checkpoint"
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 NEARLY = 1.1  # below this compression ratio a run counts as uncompressed
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
-
-Row = dict[str, Any]
-
-
-def number(row: Mapping[str, Any], key: str) -> float | None:
-    """Return a finite number of a row, or None if the row lacks it or holds something else."""
-    value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        return None
-    return float(value)
-
-
-def sent_bytes(row: Mapping[str, Any], way: str) -> float | None:
-    """Return all bytes that a run had sent at a row of its history; None if the row lacks them.
-
-    `way`: "uplink" or "downlink".
-    """
-    payload = number(row, f"{way}_bytes")
-    if payload is None:
-        return None
-    return payload + sum(number(row, f"{way}_{what}_bytes") or 0 for what in ("other", "header"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,45 +105,9 @@ class ReportGroup:
         return top / bottom if top and bottom else None
 
 
-def sent_of(run: Run, way: str) -> float:
-    """Return all bytes that a run sent in a direction, "uplink" or "downlink"."""
-    return _call(sent(way), run)
-
-
 def sent_mean(group: ReportGroup, way: str) -> float:
     """Return the mean of all bytes that the runs of a group sent in a direction."""
     return fmean(sent_of(run, way) for run in group.runs)
-
-
-def plain_of(run: Run, way: str) -> float:
-    """Return the bytes that Flower would have sent without compression, as `sent_of`."""
-    return _call(plain(way), run)
-
-
-def _call(measure: Measure, run: Run) -> float:
-    assert callable(measure)
-    return float(measure(run.result) or 0)
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A line of the table of all runs. `outcome`: "finished", or why the run did not finish.
-
-    `command`: repeats a finished run, and resumes or repeats another.
-    """
-
-    folder: Path
-    group: str
-    seed: str
-    outcome: str
-    fine: bool
-    value: str
-    rounds: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    failures: float | None
-    seconds: float | None
-    command: str
 
 
 @dataclass(frozen=True)
@@ -234,7 +171,7 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
         values = [one_line(value) for value in group.name(keys)]
         groups.append(ReportGroup(label, values, group, histories, settings_of(group)))
     groups = ranked(groups, metric)
-    records = [*_finished(groups, runs, damaged), *map(_unfinished, unfinished)]
+    records = [*_finished(groups, runs, damaged), *map(unfinished_record, unfinished)]
     return ReportRuns(groups, keys, metric, records)
 
 
@@ -301,7 +238,7 @@ def read_settings(folder: Path) -> dict[str, str]:
     References to other keys are replaced. OmegaConf's other resolvers are not used: a folder that
     someone else has made could read environment variables with them.
     """
-    import yaml  # imported here: only the whole report needs it
+    import yaml  # type: ignore[import-untyped]  # imported here: only the whole report needs it
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
@@ -359,94 +296,8 @@ def is_uncompressed(group: ReportGroup) -> bool:
     return (group.ratio("uplink", "downlink") or 0) < NEARLY
 
 
-def repeat_command(folder: Path) -> str:
-    """Return the command that starts a new run with a run's configuration."""
-    # Hydra reads a relative path as one beside run.py
-    return f"python run.py --config-path {shlex.quote(str((folder / HYDRA).resolve()))} " + (
-        "--config-name config"
-    )
-
-
 def _finished(
     groups: Sequence[ReportGroup], runs: Sequence[Run], damaged: set[Path | None]
 ) -> list[RunRecord]:
     label = {id(run): group.label for group in groups for run in group.runs}
-    return [_record(run, label.get(id(run)), run.folder in damaged) for run in runs]
-
-
-def _record(run: Run, label: str | None, damaged: bool) -> RunRecord:
-    assert run.folder is not None
-    result = run.result
-    outcome = "finished"
-    if run.diverged:
-        why = result.get("stopped")
-        outcome = f"diverged: {one_line(why)}" if why else "diverged"
-    elif damaged:
-        outcome = "finished, but its history.jsonl cannot be read"
-    elif label is None:
-        outcome = "repeated: a later run with this seed counts"
-    return RunRecord(
-        run.folder,
-        label or one_line(in_order(run.overrides)),
-        str(run.seed),
-        outcome,
-        outcome == "finished",
-        run.metric.text(number(result, run.metric.name)),
-        number(result, "round"),
-        sent_of(run, "uplink"),
-        sent_of(run, "downlink"),
-        number(result, "failures"),
-        number(result, "seconds"),
-        repeat_command(run.folder),
-    )
-
-
-def _unfinished(folder: Path) -> RunRecord:
-    """Return the line of a run without a usable result: why, and how to go on."""
-    try:
-        overrides = read_overrides(folder)
-    except (OSError, ValueError):
-        overrides = {}
-    seed = overrides.pop("seed", NOTHING)
-    label = in_order({k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)})
-    last = _last_row(folder)
-    resumes = (folder / CHECKPOINT).is_file()
-    return RunRecord(
-        folder,
-        one_line(label) or NOTHING,
-        one_line(seed),
-        why_unfinished(folder),
-        False,
-        NOTHING,
-        number(last, "round"),
-        sent_bytes(last, "uplink"),
-        sent_bytes(last, "downlink"),
-        number(last, "failures"),
-        number(last, "seconds"),
-        f"python run.py {shlex.quote(f'resume={folder}')}" if resumes else repeat_command(folder),
-    )
-
-
-def why_unfinished(folder: Path) -> str:
-    """Return why a run has no usable result, in one line."""
-    try:
-        note = json.loads((folder / FAILED).read_text())
-        return one_line(f"failed: {note['line']}")
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    try:
-        stopped = read_result(folder).get("stopped")
-    except FileNotFoundError:
-        return f"no {RESULT}: it still runs, or was killed"
-    except (OSError, ValueError):
-        return f"{RESULT} is damaged"
-    return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
-
-
-def _last_row(folder: Path) -> Row:
-    try:
-        lines = (folder / "history.jsonl").read_text(errors="replace").splitlines()
-        found = json.loads(lines[-1])
-    except (OSError, ValueError, IndexError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return [record_of(run, label.get(id(run)), run.folder in damaged) for run in runs]
