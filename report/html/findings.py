@@ -116,7 +116,7 @@ def _short(found: Sequence[Comparison], counts: Counter[str]) -> str:
 def _sentence(found: Comparison) -> str:
     group, metric = found.group, found.group.metric
     kind = "uncompressed" if is_uncompressed(found.reference) else "less compressed"
-    saved = f"{_times(group.ratio('uplink', 'downlink'))} fewer bytes than Flower"
+    saved = f"{_times(group.whole_ratio)} fewer bytes than Flower"
     start = f"{group.label}, with {saved}:"
     seeds = 0 if found.difference is None else found.difference.count
     if found.verdict == NO_SEED:
@@ -140,7 +140,7 @@ def _counted(found: Sequence[Comparison], counts: Counter[str]) -> list[str]:
     ]
     good = [c for c in found if c.verdict in (NOISE, BETTER)]
     if good:
-        best = max(good, key=lambda c: c.group.ratio("uplink", "downlink") or 0)
+        best = max(good, key=lambda c: c.group.whole_ratio or 0)
         sentences.append(f"The fewest bytes without a measurable loss: {_sentence(best)}")
     if counts[WORSE]:
         bad = [c for c in found if c.verdict == WORSE]
@@ -183,7 +183,7 @@ def _bytes(report: ReportRuns) -> Finding:
     answer = f"{human_bytes(total['uplink'])} up and {human_bytes(total['downlink'])} down"
     ratio = plain / sum(total.values()) if sum(total.values()) else None
     many = len(runs) > 1
-    known = [g for g in report.groups if g.ratio("uplink", "downlink") is not None]
+    known = [g for g in report.groups if g.whole_ratio is not None]
     sentences = [f"Flower without compression would send {human_bytes(plain)}, {_times(ratio)} as "
                  "many."]  # fmt: skip
     if len(known) > 1:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,7 +59,7 @@ class ReportGroup:
         """The runs in the order in which they were found."""
         return self.group.runs
 
-    @property
+    @cached_property
     def metric(self) -> MainMetric:
         """The runs' main metric."""
         return self.runs[0].metric
@@ -83,7 +84,7 @@ class ReportGroup:
         """Whether the model is divided over several nodes."""
         return bool(self.first.get("segments"))
 
-    @property
+    @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
         return (*(self.first.get(key) for key in ("dataset", "model", "objective")), self.metric)
@@ -92,11 +93,16 @@ class ReportGroup:
         """Return the mean of a number of the runs' results, times `scale`; None without one."""
         return estimate(by_seed(self.runs, measure, scale).values())
 
-    @property
+    @cached_property
     def value(self) -> float | None:
         """The mean of the main metric; None if no run was evaluated."""
         found = self.estimate(self.metric.name)
         return None if found is None else found.mean
+
+    @cached_property
+    def whole_ratio(self) -> float | None:
+        """The `ratio` of both directions together."""
+        return self.ratio("uplink", "downlink")
 
     def ratio(self, *ways: str) -> float | None:
         """Return Flower's bytes without compression, divided by the bytes sent; None if unknown."""
@@ -276,10 +282,10 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
     It is one of the least compressed groups of the same task. Of several it has the fewest
     other overrides. A group counts as compressed if its ratio is well above the lowest.
     """
-    if (own := group.ratio("uplink", "downlink")) is None:
+    if (own := group.whole_ratio) is None:
         return None
     same = [g for g in groups if g.task == group.task and g.value is not None]
-    ratios = [(r, g) for g in same if (r := g.ratio("uplink", "downlink")) is not None]
+    ratios = [(r, g) for g in same if (r := g.whole_ratio) is not None]
     lowest = min((ratio for ratio, _ in ratios), default=own)
     if own < LESS * lowest:
         return None
@@ -293,7 +299,7 @@ def _distance(one: ReportGroup, other: ReportGroup) -> int:
 
 def is_uncompressed(group: ReportGroup) -> bool:
     """Return whether a group sent about as many bytes as Flower without compression."""
-    return (group.ratio("uplink", "downlink") or 0) < NEARLY
+    return (group.whole_ratio or 0) < NEARLY
 
 
 def _finished(
