@@ -43,15 +43,21 @@ class Comparison(NamedTuple):
     @property
     def text(self) -> str:
         """The difference with its interval, such as "-0.3 ± 0.2 points"."""
-        return "unknown" if self.difference is None else points(self.difference, self.group.metric)
+        unit = " points" * self.group.metric.share
+        return "unknown" if self.difference is None else f"{self.number}{unit}"
+
+    @property
+    def number(self) -> str:
+        """The difference with its sign and its interval, without its unit."""
+        return "" if self.difference is None else signed(self.difference, self.group.metric)
 
 
-def points(found: Estimate, metric: MainMetric) -> str:
+def signed(found: Estimate, metric: MainMetric) -> str:
     """Return a difference of a main metric as text, with its sign and its interval."""
     places = metric.places(found.mean)
     sign = "+" if round(found.mean, places) > 0 else ""
     half = "" if found.half is None else f" ± {decimals(found.half, places)}"
-    return f"{sign}{decimals(found.mean, places)}{half}{' points' * metric.share}"
+    return f"{sign}{decimals(found.mean, places)}{half}"
 
 
 def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | None:
@@ -88,7 +94,7 @@ def _compression(report: ReportRuns) -> Finding:
         return Finding(question, "Not known from these runs.", [_no_reference(report)], "summary")
     counts = Counter(c.verdict for c in found)
     sentences = [_sentence(c) for c in found] if len(found) <= FEW else _counted(found, counts)
-    sentences += [*_allowed(found), *_advice(found)]
+    sentences += [*_allowed(found if len(found) <= FEW else _best(found)), *_advice(found)]
     return Finding(question, _short(found, counts), sentences, "summary")
 
 
@@ -109,7 +115,7 @@ def _short(found: Sequence[Comparison], counts: Counter[str]) -> str:
         return f"It depends: {counts[WORSE]} of {total} compressed groups are worse."
     if counts[NOISE] + counts[BETTER]:
         seeds = [c.difference.count for c in found if c.difference is not None]
-        return f"No loss is measurable{' with two seeds' * (min(seeds) == 2)}."
+        return f"No loss is measurable{' with so few seeds' * (min(seeds) < SEEDS)}."
     return "Not known: one seed does not tell a difference from noise."
 
 
@@ -138,15 +144,19 @@ def _counted(found: Sequence[Comparison], counts: Counter[str]) -> list[str]:
     sentences = [
         f"{len(found)} compressed groups against the least compressed ones: {', '.join(parts)}."
     ]
-    good = [c for c in found if c.verdict in (NOISE, BETTER)]
-    if good:
-        best = max(good, key=lambda c: c.group.whole_ratio or 0)
+    for best in _best(found):
         sentences.append(f"The fewest bytes without a measurable loss: {_sentence(best)}")
     if counts[WORSE]:
         bad = [c for c in found if c.verdict == WORSE]
         worst = max(bad, key=lambda c: abs(c.difference.mean) if c.difference else 0)
         sentences.append(f"The largest loss: {_sentence(worst)}")
     return sentences
+
+
+def _best(found: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparison with the fewest bytes among those without a measurable loss."""
+    good = [c for c in found if c.verdict in (NOISE, BETTER)]
+    return sorted(good, key=lambda c: -(c.group.whole_ratio or 0))[:1]
 
 
 def _allowed(found: Sequence[Comparison]) -> list[str]:
@@ -163,7 +173,7 @@ def _allowed(found: Sequence[Comparison]) -> list[str]:
     loss, each = worst
     metric = each.group.metric
     size = f"{decimals(loss, metric.places(loss))}{' points' * metric.share}"
-    return [f"The 95 % intervals do not exclude a loss of {size} ({each.group.label})."]
+    return [f"The 95 % interval of {each.group.label} does not exclude a loss of {size}."]
 
 
 def _advice(found: Sequence[Comparison]) -> list[str]:

@@ -197,8 +197,8 @@ def _notes(report: ReportRuns) -> list[str]:
         )
     if (left := len(report.groups) - able) > 0:
         notes.append(
-            f"{left} groups have another main metric than {report.metric.name}: only the tables "
-            "show them."
+            f"Groups with another main metric than {report.metric.name} are in the tables only: "
+            f"{left} of {len(report.groups)}."
         )
     return notes
 

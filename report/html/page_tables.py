@@ -133,7 +133,10 @@ def _metrics(report: ReportRuns) -> list[Maker]:
 
         name = metric.heads["metric_unit"]
         columns.append((Head(name, help=f"mean ± 95 % interval; {better} is better"), value))
-    head = Head("difference", help="from the least compressed runs, mean over the seeds of both")
+    unit = report.metric.heads["points"]
+    head = Head(
+        f"difference{unit}", help="from the least compressed runs, mean over the seeds of both"
+    )
     columns.append((head, lambda group: _difference(group, report)))
     return columns
 
@@ -155,7 +158,7 @@ def _difference(group: ReportGroup, report: ReportRuns) -> Cell:
     if found.difference is None:
         return Cell(NO_SEED)
     remark = {NOISE: ", noise", ONE_SEED: ", one seed"}.get(found.verdict, f", {found.verdict}")
-    return Cell(found.text + remark, found.difference.mean, found.verdict.replace(" ", "-"))
+    return Cell(found.number + remark, found.difference.mean, found.verdict.replace(" ", "-"))
 
 
 def _bytes_columns() -> list[Maker]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from report.format import human_seconds
 from report.html.averaged_curve import OfRows
-from report.html.canvas import BOTTOM, HEIGHT, TOP
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Ticks = Callable[[float], str]
 Each = TypeVar("Each")
+NEAR, LINE = 24, 12  # points: ends of curves that are close; the height of a number
+MOST_NUMBERS = 6  # numbers at ends that are close
 
 
 @dataclass(frozen=True)
@@ -99,20 +100,40 @@ def _positive(axes: Axes, which: str) -> tuple[float, float] | None:
 
 
 def number_ends(axes: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
-    """Write the numbers of groups at the ends of their curves, so that none covers another."""
+    """Write the numbers of groups at the ends of their curves, so that none covers another.
+
+    `ends`: for each curve its number, and x and y of its end. Where many curves end close to each
+    other there is no room for numbers; their colours and markers tell them apart.
+    """
     low, high = axes.get_ylim()
-    log = axes.get_yscale() == "log"
-    scale = np.log10 if log else float
-    span = scale(high) - scale(low)
     inside = [(key, x, min(max(y, low), high)) for key, x, y in ends if not isnan(y)]
-    ordered = sorted((scale(y), key, x, y) for key, x, y in inside)
-    places = _apart([at for at, _, _, _ in ordered], 0.05 * span, scale(high))
-    for place, (at, key, x, y) in zip(places, ordered, strict=True):
-        shift = (place - at) / span * (HEIGHT - TOP - BOTTOM)  # points
-        axes.annotate(
-            key, (x, y), (5, shift - 3), textcoords="offset points", fontsize=10,
-            annotation_clip=False,
-        )  # fmt: skip
+    scale = 72 / axes.figure.dpi  # points of a pixel
+    at = sorted(
+        (*(float(each) * scale for each in axes.transData.transform((x, y))), key, x, y)
+        for key, x, y in inside
+    )
+    for near in _clusters(at):
+        ordered = sorted(near, key=lambda end: end[1])
+        top = float(axes.transAxes.transform((0, 1))[1]) * scale
+        places = _apart([end[1] for end in ordered], LINE, top)
+        if len(ordered) > MOST_NUMBERS:
+            continue
+        for place, (_, here, key, x, y) in zip(places, ordered, strict=True):
+            axes.annotate(
+                key, (x, y), (5, place - here - 3), textcoords="offset points", fontsize=10,
+                annotation_clip=False,
+            )  # fmt: skip
+
+
+def _clusters(ends: Sequence[tuple[float, float, str, float, float]]) -> list[list[Any]]:
+    """Return ends of curves, sorted by x, in lists of those that are close to each other."""
+    found: list[list[Any]] = []
+    for end in ends:
+        if found and end[0] - found[-1][-1][0] < NEAR:
+            found[-1].append(end)
+        else:
+            found.append([end])
+    return found
 
 
 def _apart(places: Sequence[float], step: float, top: float) -> list[float]:

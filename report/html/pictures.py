@@ -28,6 +28,7 @@ from report.html.canvas import (
     is_dashed,
     marker_of,
 )
+from report.html.counters import number
 from report.html.link_estimate import Link, seconds_over
 from report.html.message_parts import PARTS, parts_of
 from report.html.node_pictures import label_maps, node_strips
@@ -36,6 +37,7 @@ from report.html.picture_axes import Axis, evenly, finish, limit, number_ends, s
 from report.html.run_data import ReportGroup, ReportRuns, sent_mean
 from report.pages.scatter_plot import front
 
+DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 GREY = 60  # curves of groups in grey
 GREY_POINTS = 40  # points of such a curve
 POINTS = 160  # points of a curve in colour
@@ -54,7 +56,10 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
     with rc_context(STYLE):
         asynchronous = any(group.asynchronous for group in report.coloured)
         rounds = Axis(
-            "round (asynchronous: reply)" if asynchronous else "round", column("round"), whole=True
+            "round (asynchronous: reply)" if asynchronous else "round",
+            column("round"),
+            log=_differ(report, "round"),
+            whole=True,
         )
         name = report.metric.name
         metric = Axis(report.metric.axis, column(report.metric.name, report.metric.scale))
@@ -67,7 +72,12 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
                 draw_curves(
                     report,
                     "virtual_time",
-                    Axis("virtual time", column("virtual_seconds"), human_seconds),
+                    Axis(
+                        "virtual time",
+                        column("virtual_seconds"),
+                        human_seconds,
+                        log=_differ(report, "virtual_seconds"),
+                    ),
                     metric,
                     f"Test {name} over virtual time, as recorded",
                 ),
@@ -92,6 +102,13 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
 
 DENSITY = Axis("entries sent (%)", density)
 STALENESS = Axis("mean staleness (server steps)", column("staleness"))
+
+
+def _differ(report: ReportRuns, key: str) -> bool:
+    """Return whether a counter at the ends of the runs differs so much that its axis is log."""
+    found = [group.estimate(lambda result: number(result, key)) for group in report.coloured]
+    ends = [each.mean for each in found if each is not None and each.mean > 0]
+    return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
 
 def legend_of(groups: Sequence[ReportGroup]) -> list[LegendEntry]:
@@ -165,7 +182,9 @@ def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
 def _bytes_a_round(report: ReportRuns, way: str, rounds: Axis) -> Canvas | None:
     axis = Axis(f"bytes {WAYS[way]} a round", bytes_a_round(way), human_bytes, log=True)
     title = f"Bytes {WAYS[way]} a round, all nodes together"
-    return draw_curves(report, f"bytes_a_round_{WAYS[way]}", rounds, axis, title)
+    asynchronous = any(group.asynchronous for group in report.coloured)
+    note = "Of an asynchronous run: the bytes of a reply." * asynchronous
+    return draw_curves(report, f"bytes_a_round_{WAYS[way]}", rounds, axis, title, note)
 
 
 def draw_front(report: ReportRuns, way: str) -> Canvas | None:
