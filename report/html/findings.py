@@ -144,8 +144,8 @@ def _counted(found: Sequence[Comparison], counts: Counter[str]) -> list[str]:
     sentences = [
         f"{len(found)} compressed groups against the least compressed ones: {', '.join(parts)}."
     ]
-    for best in _best(found):
-        sentences.append(f"The fewest bytes without a measurable loss: {_sentence(best)}")
+    start = "The fewest bytes without a measurable loss:"
+    sentences += [f"{start} {_sentence(best)}" for best in _best(found)]
     if counts[WORSE]:
         bad = [c for c in found if c.verdict == WORSE]
         worst = max(bad, key=lambda c: abs(c.difference.mean) if c.difference else 0)

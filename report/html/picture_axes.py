@@ -108,11 +108,11 @@ def number_ends(axes: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
     low, high = axes.get_ylim()
     inside = [(key, x, min(max(y, low), high)) for key, x, y in ends if not isnan(y)]
     scale = 72 / axes.figure.dpi  # points of a pixel
-    at = sorted(
-        (*(float(each) * scale for each in axes.transData.transform((x, y))), key, x, y)
-        for key, x, y in inside
-    )
-    for near in _clusters(at):
+    at = []
+    for key, x, y in inside:
+        right, up = axes.transData.transform((x, y))
+        at.append((float(right) * scale, float(up) * scale, key, x, y))
+    for near in _clusters(sorted(at)):
         ordered = sorted(near, key=lambda end: end[1])
         top = float(axes.transAxes.transform((0, 1))[1]) * scale
         places = _apart([end[1] for end in ordered], LINE, top)
