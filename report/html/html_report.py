@@ -190,7 +190,9 @@ def _notes(report: ReportRuns) -> list[str]:
     notes = []
     able = sum(group.metric == report.metric for group in report.groups)
     if (others := able - COLOURED) > 0:
-        drawn = f"{GREY} of the {others} others, evenly chosen by it" if others > GREY else "others"
+        drawn = f"the {others} others"
+        if others > GREY:
+            drawn = f"{GREY} of the {others} others, evenly chosen by it"
         notes.append(
             f"The pictures show the {COLOURED} groups with the best {report.metric.name} in "
             f"colour, and {drawn}, in grey. The tables show all {len(report.groups)} groups."

@@ -62,16 +62,17 @@ def write_nodes(folder, nodes):
 
 
 class Page(HTMLParser):
-    """The text of a page: `tables` by their ids (rows of cells), and `text` outside of them."""
+    """The text of a page: `tables` by their ids (rows of cells), `text` outside of them, `handlers`: attributes."""
 
     def __init__(self, html):
         super().__init__()
-        self.tables, self.text, self.svgs = {}, "", 0
+        self.tables, self.text, self.svgs, self.handlers = {}, "", 0, []
         self._table, self._in_cell, self._raw = None, False, False
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
+        self.handlers += [name for name in attrs if name.startswith("on")]
         if tag == "div" and (attrs.get("id") or "").startswith("table-"):
             self._table = self.tables.setdefault(attrs["id"].removeprefix("table-"), [])
         elif tag == "tr":

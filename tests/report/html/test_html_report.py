@@ -31,7 +31,7 @@ def add_group(folder, name, ends, up, **options):
 def sweep(tmp_path_factory):
     """Return a sweep of three groups: uncompressed, as good with a tenth of the bytes, worse."""
     folder = tmp_path_factory.mktemp("runs") / "sweep"
-    for name, ends, up in (("plain", PLAIN, 10_000), ("good", GOOD, 1000), ("bad", BAD, 100)):
+    for name, ends, up in (("all", PLAIN, 10_000), ("good", GOOD, 1000), ("worse", BAD, 100)):
         add_group(folder, name, ends, up, config=f"lr: 0.1\na: {{b: '${{lr}}', c: {name}}}\n")
     return folder
 
@@ -61,7 +61,7 @@ def test_the_top_of_the_page_answers_questions(page):
     text = " ".join(page.text.split())
     assert "It depends: 1 of 2 compressed groups are worse." in text
     assert "good, with 10 times fewer bytes than Flower: accuracy is within the noise of" in text
-    assert "bad sends the fewest: 2 kB up and 2 kB down a run" in text
+    assert "worse sends the fewest: 2 kB up and 2 kB down a run" in text
     assert "algorithm (3 values)" in text
     assert "9 finished, without a problem." in text
     assert text.count("My sweep") == 2  # the title and the heading
@@ -98,10 +98,9 @@ def test_the_page_needs_no_other_file(sweep, page):
 
 
 def test_settings_that_differ_are_listed(page):
-    assert page.column("settings", "key") == ["a.c"]
-    assert page.tables["settings"][1] == ["a.c", "plain", "good", "bad"] or page.tables[
-        "settings"
-    ] == [["key", "bad", "good", "plain"], ["a.c", "bad", "good", "plain"]]
+    assert page.tables["settings"] == [
+        ["key", "all", "good", "worse"], ["a.c", "all", "good", "worse"]
+    ]  # fmt: skip
 
 
 def test_the_only_run_has_a_report(tmp_path):
@@ -190,7 +189,8 @@ def test_hostile_names_are_text(tmp_path):
     found = made(tmp_path, "--title", NAME)
     html = (tmp_path / "report" / "report.html").read_text()
     assert "<script>alert" not in html
-    assert 'onload="' not in html
+    assert not found.handlers
+    assert html.count("<script") == 1
     assert not {"\x1b", "\x00", "\u202e"} & set(html)
     assert NAME in found.text
     assert any(NAME in name for name in found.column("summary", "model"))
@@ -297,5 +297,5 @@ def test_a_large_federation_is_sampled(tmp_path):
     add_run(tmp_path, "x=1 seed=0")
     write_nodes(tmp_path, [node(at, labels=[at % 7] * 50) for at in range(400)])
     found = made(tmp_path)
-    assert "100 of 342 nodes, evenly chosen." in found.text  # the others have no samples
+    assert "100 of 400 nodes, evenly chosen." in found.text
     assert "The 30 most frequent of 50 classes." in found.text
