@@ -62,7 +62,11 @@ def write_nodes(folder, nodes):
 
 
 class Page(HTMLParser):
-    """The text of a page: `tables` by their ids (rows of cells), `text` outside of them, `handlers`: attributes."""
+    """The text of a page, and how many pictures it has.
+
+    `tables`: the cells of each table by its id. `text`: the text outside of tables. `handlers`: the
+    attributes that are handlers of events.
+    """
 
     def __init__(self, html):
         super().__init__()

@@ -9,6 +9,8 @@ import pytest
 
 from report.__main__ import main
 from report.estimate import paired
+from report.html import canvas, html_report
+from report.html.link_estimate import named_links
 from tests.report.html.made_runs import Page, add_run, history, node, write_nodes
 from tests.report.sweeps import add_job
 
@@ -25,6 +27,14 @@ def add_group(folder, name, ends, up, **options):
     for seed, end in enumerate(ends):
         overrides = f"algorithm={name} seed={seed}"
         add_run(folder / f"{name}{seed}", overrides, (0.1, 0.5, end), up=up, down=up, **options)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Draw small pictures, and those of one link only: most tests need no more."""
+    links = [link for link in named_links() if link.name == "lte"]
+    monkeypatch.setattr(html_report, "named_links", lambda: links)
+    monkeypatch.setattr(canvas, "DPI", 30)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +113,7 @@ def test_settings_that_differ_are_listed(page):
     ]  # fmt: skip
 
 
-def test_the_only_run_has_a_report(tmp_path):
+def test_the_only_run_has_a_report(tmp_path, quick):
     add_run(tmp_path / "run", "algorithm=fedavg_f2i seed=3")
     found = made(tmp_path / "run")
     assert found.column("summary", "accuracy, %") == ["90.00"]
@@ -114,7 +124,7 @@ def test_the_only_run_has_a_report(tmp_path):
 REGRESSION = {"metrics": {"mae": {"name": "mae", "higher": False, "share": False}}}
 
 
-def test_of_an_error_less_is_better(tmp_path):
+def test_of_an_error_less_is_better(tmp_path, quick):
     for name, up, ends in (("plain", 9000, (0.5, 0.52)), ("f2i", 900, (0.9, 0.93))):
         for seed, end in enumerate(ends):
             add_run(tmp_path / f"{name}{seed}", f"compression={name} seed={seed}",
@@ -148,13 +158,14 @@ ODD = {
     "huge losses": (history((1.0, 1e100, 1e140), name="mae"), {"mae": 1e140, **REGRESSION}),
     "texts for numbers": ([row | {"staleness": "x", "uplink_other_bytes": [1], "failures": {}}
                            for row in history((0.1, 0.9))], {"link_seconds": "soon", "nodes": "x"}),
-    "no bytes": (history((0.1, 0.9), up=0, down=0), {
-        key: 0 for key in ("uplink_bytes", "downlink_bytes", "uplink_bytes_float32")}),
+    "no bytes": (history((0.1, 0.9), up=0, down=0), dict.fromkeys(
+        ("uplink_bytes", "downlink_bytes", "uplink_bytes_float32"), 0)),
 }  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("case", ODD)
-def test_odd_runs_have_a_report(case, tmp_path):
+def test_odd_runs_have_a_report(case, tmp_path, quick):
     rows, result = ODD[case]
     for seed in range(2):
         about = {"nodes": 10, "dataset": "d", "model": "m"} | result
@@ -170,7 +181,7 @@ def test_odd_runs_have_a_report(case, tmp_path):
     assert len(alone.column("runs", "run")) == 1
 
 
-def test_a_cut_model_has_no_estimated_time(tmp_path):
+def test_a_cut_model_has_no_estimated_time(tmp_path, quick):
     add_run(tmp_path, "x=1 seed=0", result={"segments": [{"layers": ["a"]}]})
     assert "times" not in made(tmp_path).tables
 
@@ -178,7 +189,7 @@ def test_a_cut_model_has_no_estimated_time(tmp_path):
 NAME = "<script>alert(1)</script>&\"'$x^{2$"
 
 
-def test_hostile_names_are_text(tmp_path):
+def test_hostile_names_are_text(tmp_path, quick):
     (tmp_path / ".hydra").mkdir()
     for job, name in enumerate((NAME, "`usual`", '" onload="x', "--x-->", "a\x1b[31m\x00\u202eb")):
         add_run(tmp_path / str(job), f"seed={job}", config=f"{json.dumps(name)}: {job}\n")
@@ -198,7 +209,7 @@ def test_hostile_names_are_text(tmp_path):
         ElementTree.parse(file)
 
 
-def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path):
+def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
     add_run(tmp_path / "fine", "x=1 seed=0")
     add_job(tmp_path / "killed", "x=2 seed=0", history((0.1, 0.5)), finished=False)
     add_job(tmp_path / "failed", "x=3 seed=0", finished=False)
@@ -229,7 +240,7 @@ def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path):
     assert found.column("summary", "remarks") == ["", "1 of 1 runs diverged"]
 
 
-def test_interrupted_runs_alone_have_a_report(tmp_path):
+def test_interrupted_runs_alone_have_a_report(tmp_path, quick):
     add_job(tmp_path, "x=1 seed=0", stopped="interrupted")
     found = made(tmp_path)
     assert list(found.tables) == ["runs"]
@@ -248,7 +259,7 @@ def test_a_mistake_is_a_line(words, tmp_path, capsys):
     assert not (tmp_path / "report").exists()
 
 
-def test_the_command_says_where_the_report_is(tmp_path, capsys):
+def test_the_command_says_where_the_report_is(tmp_path, capsys, quick):
     add_run(tmp_path / "run", "x=1 seed=0")
     assert main([str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -258,7 +269,7 @@ def test_the_command_says_where_the_report_is(tmp_path, capsys):
     ]
 
 
-def test_of_many_groups_the_best_are_in_colour(tmp_path):
+def test_of_many_groups_the_best_are_in_colour(tmp_path, quick):
     for job in range(20):
         add_run(tmp_path / str(job), f"x={job} seed=0", (0.1, 0.5, 0.5 + job / 100))
     found = made(tmp_path)
@@ -269,7 +280,7 @@ def test_of_many_groups_the_best_are_in_colour(tmp_path):
     assert "12 groups with the best accuracy in colour, and the 8 others" in found.text
 
 
-def test_nodes_that_are_slow_or_fail_are_named(tmp_path):
+def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     add_run(tmp_path, "x=1 seed=0")
     slow, failed = node(3, mean_lag=4.0), node(5, failures=2, replies=8, reason="time-out")
     write_nodes(tmp_path, [node(0), node(1), slow, node(4), failed])
@@ -278,22 +289,24 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path):
     assert "Most failures: node 5 (2)." in found.text
     rows = [dict(zip(found.tables["nodes"][0], row, strict=True))
             for row in found.tables["nodes"][1:]]  # fmt: skip
-    assert [(row["node"], row["× median"], row["failures"], row["last failure"]) for row in rows] == [
-        ("3", "4×", "0", ""), ("5", "1×", "2", "time-out")
-    ]  # fmt: skip
+    heads = ("node", "× median", "failures", "last failure")
+    assert [tuple(row[head] for head in heads) for row in rows] == [
+        ("3", "4×", "0", ""),
+        ("5", "1×", "2", "time-out"),
+    ]
     assert {"node_metric", "node_lag", "node_loss", "node_bytes_up", "labels_1"} <= {
         file.stem for file in (tmp_path / "report").glob("*.svg")
     }
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 1}', '{"nodes": [1]}', '{"nodes": [{}]}'])
-def test_a_damaged_node_file_is_as_none(text, tmp_path):
+def test_a_damaged_node_file_is_as_none(text, tmp_path, quick):
     add_run(tmp_path, "x=1 seed=0")
     (tmp_path / "nodes.json").write_text(text)
     assert "nodes" not in made(tmp_path).tables
 
 
-def test_a_large_federation_is_sampled(tmp_path):
+def test_a_large_federation_is_sampled(tmp_path, quick):
     add_run(tmp_path, "x=1 seed=0")
     write_nodes(tmp_path, [node(at, labels=[at % 7] * 50) for at in range(400)])
     found = made(tmp_path)

@@ -52,11 +52,8 @@ def test_a_group_is_compared_with_the_uncompressed_one_most_like_it(tmp_path):
             job += 1
     add_run(tmp_path / "other", "dataset=mnist lr=0.1 seed=0", result={"dataset": "mnist"})
     groups = load([tmp_path]).groups
-    compared = []
-    for group in groups:
-        if (found := reference_of(group, groups)) is not None:
-            compared.append((dict(group.group.overrides), dict(found.group.overrides)))
-    assert compared == [
+    of = [(group, reference_of(group, groups)) for group in groups]
+    assert [(dict(a.group.overrides), dict(b.group.overrides)) for a, b in of if b] == [
         ({"lr": lr, "compression": "f2i"}, {"lr": lr, "compression": "none"})
         for lr in ("0.1", "0.2")
     ]
