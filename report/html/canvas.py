@@ -12,6 +12,7 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from warnings import catch_warnings, filterwarnings
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -176,9 +177,13 @@ class Canvas:
     def save(self, folder: Path) -> Picture:
         """Write NAME.svg and NAME.png into a folder; return the picture with its SVG inline."""
         out = StringIO()
-        self._figure.savefig(out, format="svg", metadata={"Date": None, "Title": self.title})
         quick = {"compress_level": 2}  # the default takes as long as drawing
-        self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
+        with catch_warnings():
+            # a name in another script: browsers have its letters, the PNG shows boxes
+            filterwarnings("ignore", "Glyph", UserWarning)
+            about = {"Date": None, "Title": self.title}
+            self._figure.savefig(out, format="svg", metadata=about)
+            self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
         svg = with_tips(out.getvalue(), self._tips)
         (folder / f"{self.name}.svg").write_text(svg, encoding="utf-8")
         body = inline(svg, self.name, self.title, self._height)

@@ -189,9 +189,11 @@ def test_a_cut_model_has_no_estimated_time(tmp_path, quick):
 NAME = "<script>alert(1)</script>&\"'$x^{2$"
 
 
-def test_hostile_names_are_text(tmp_path, quick):
+def test_hostile_names_are_text(tmp_path, quick, recwarn):
     (tmp_path / ".hydra").mkdir()
-    for job, name in enumerate((NAME, "`usual`", '" onload="x', "--x-->", "a\x1b[31m\x00\u202eb")):
+    for job, name in enumerate(
+        (NAME, "`usual`", '" onload="x', "--x-->", "a\x1b[31m\x00\u202eb", "模型")
+    ):
         add_run(tmp_path / str(job), f"seed={job}", config=f"{json.dumps(name)}: {job}\n")
         overrides = [f"model={name}", f"seed={job}"]
         file = tmp_path / str(job) / ".hydra" / "overrides.yaml"
@@ -201,6 +203,7 @@ def test_hostile_names_are_text(tmp_path, quick):
     html = (tmp_path / "report" / "report.html").read_text()
     assert "<script>alert" not in html
     assert not found.handlers
+    assert not [each for each in recwarn if "Glyph" in str(each.message)]
     assert html.count("<script") == 1
     assert not {"\x1b", "\x00", "\u202e"} & set(html)
     assert NAME in found.text
