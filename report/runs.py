@@ -138,6 +138,19 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     A run whose files are damaged counts as unfinished. Raises `ResultsError` if no run has
     finished.
     """
+    folders = list(folders)
+    runs, unfinished = find_runs(folders)
+    if not runs:
+        count = f"; {len(unfinished)} unfinished" if unfinished else ""
+        raise ResultsError(f"no finished run in {', '.join(map(str, folders))}{count}")
+    return runs, unfinished
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
+    """Return what `read_runs` returns, also if no run has finished.
+
+    Raises `ResultsError` for a missing folder.
+    """
     runs: list[Run] = []
     unfinished: list[Path] = []
     seen: set[Path] = set()
@@ -153,9 +166,6 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
                 runs.append(read_run(folder))
             except (OSError, ValueError):
                 unfinished.append(folder)
-    if not runs:
-        count = f"; {len(unfinished)} unfinished" if unfinished else ""
-        raise ResultsError(f"no finished run in {', '.join(map(str, folders))}{count}")
     return runs, unfinished
 
 

@@ -1,0 +1,1 @@
+"""Makes a report of runs: one HTML file, its pictures as SVG and PNG, and its data as CSV."""

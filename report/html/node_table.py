@@ -1,0 +1,129 @@
+"""Reads what runs say of their nodes: `nodes.json` in the folder of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from report.html.counters import number
+from report.html.run_data import ReportGroup
+from report.html.text import one_line
+
+NODES = "nodes.json"
+LARGEST_FILE = 64_000_000  # bytes; a file of 2,000 nodes with labels has about 2 MB
+RUNS = 3  # runs of a group whose nodes are shown
+NOTABLE = 12  # nodes of each kind in the table
+SLOW = 1.5  # a node is slow if its lag is this many times the median of its run
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """A node in a run; None for what the run did not record.
+
+    `lag`: the mean seconds from a message to its reply, else those of the last message. `labels`:
+    the node's samples of each class.
+    """
+
+    node: str
+    place: int
+    group: ReportGroup
+    seed: int
+    messages: float | None
+    replies: float | None
+    failures: float
+    reason: str
+    uplink_bytes: float | None
+    downlink_bytes: float | None
+    lag: float | None
+    samples: float | None
+    train_loss: float | None
+    accuracy: float | None
+    labels: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class NotableNode:
+    """A node that is among the slowest, or has failed. `times`: its lag / the run's median lag."""
+
+    record: NodeRecord
+    times: float | None
+    slow: bool
+
+
+def read_nodes(groups: Iterable[ReportGroup]) -> list[NodeRecord]:
+    """Return the nodes of the first runs of each group, as far as the runs have recorded them."""
+    found: list[NodeRecord] = []
+    for group in groups:
+        for run in group.runs[:RUNS]:
+            if run.folder is not None:
+                found += nodes_of(run.folder / NODES, group, run.seed)
+    return found
+
+
+def nodes_of(file: Path, group: ReportGroup, seed: int) -> list[NodeRecord]:
+    """Return the nodes in a file, by their place; an empty list for a missing or damaged file."""
+    try:
+        if file.stat().st_size > LARGEST_FILE:
+            return []
+        content = json.loads(file.read_text(), parse_constant=lambda name: None)
+        listed = content["nodes"]
+        records = [_record(each, at, group, seed) for at, each in enumerate(listed)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+    return sorted(records, key=lambda record: record.place)
+
+
+def _record(each: Mapping[str, Any], at: int, group: ReportGroup, seed: int) -> NodeRecord:
+    place, lag, reason = number(each, "partition"), number(each, "mean_lag"), each.get("reason")
+    main = number(each, group.metric.name)
+    return NodeRecord(
+        one_line(str(each.get("node")), 24),
+        at if place is None else int(place),
+        group,
+        seed,
+        number(each, "messages"),
+        number(each, "replies"),
+        number(each, "failures") or 0.0,
+        one_line(reason) if isinstance(reason, str) else "",
+        number(each, "uplink_bytes"),
+        number(each, "downlink_bytes"),
+        number(each, "lag") if lag is None else lag,
+        number(each, "samples"),
+        number(each, "train_loss"),
+        number(each, "accuracy") if main is None else main,
+        _labels(each.get("labels")),
+    )
+
+
+def _labels(found: Any) -> tuple[float, ...]:
+    if not isinstance(found, list):
+        return ()
+    return tuple(number({"": count}, "") or 0.0 for count in found)
+
+
+def by_run(records: Sequence[NodeRecord]) -> list[list[NodeRecord]]:
+    """Return the nodes of each run."""
+    runs: dict[tuple[int, int], list[NodeRecord]] = {}
+    for record in records:
+        runs.setdefault((id(record.group), record.seed), []).append(record)
+    return list(runs.values())
+
+
+def notable(records: Sequence[NodeRecord]) -> list[NotableNode]:
+    """Return the slow nodes, the slowest first, then those with failures, the most first."""
+    found: list[NotableNode] = []
+    for nodes in by_run(records):
+        lags = [node.lag for node in nodes if node.lag is not None]
+        usual = median(lags) if lags else 0.0
+        for node in nodes:
+            times = node.lag / usual if node.lag is not None and usual > 0 else None
+            found.append(NotableNode(node, times, times is not None and times >= SLOW))
+    slow = sorted((n for n in found if n.slow), key=lambda n: -(n.times or 0))[:NOTABLE]
+    failed = sorted(
+        (n for n in found if n.record.failures and n not in slow), key=lambda n: -n.record.failures
+    )
+    return [*slow, *failed[:NOTABLE]]

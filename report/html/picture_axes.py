@@ -1,0 +1,182 @@
+"""Axes of a report's pictures: their range, scale, ticks, and the numbers at curves' ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from report.format import human_seconds
+from report.html.averaged_curve import OfRows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Ticks = Callable[[float], str]
+Each = TypeVar("Each")
+NEAR, LINE = 24, 12  # points: ends of curves that are close; the height of a number
+MOST_NUMBERS = 6  # numbers at ends that are close
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its label, the values of a run's rows, the text of a tick, and its scale.
+
+    `whole`: its ticks are whole numbers.
+    """
+
+    label: str
+    of: OfRows
+    ticks: Ticks | None = None
+    log: bool = False
+    whole: bool = False
+
+
+def limit(axes: Axes, values: Sequence[float], least: float = 0.05) -> None:
+    """Set the range of the y axis by the drawn values. Long intervals and outliers are cut off.
+
+    `least`: the free space above and below, as a share of the range.
+    """
+    known = np.array([value for value in values if isfinite(value)])
+    if not len(known):
+        return
+    low, high = float(known.min()), float(known.max())
+    near, far = (float(value) for value in np.quantile(known, [0.02, 0.9]))
+    if high - low > 20 * (far - near) > 0:  # a run that diverged
+        low, high = near, far
+    free = max(least * (high - low), 0.01 * abs(high), 1e-9)
+    axes.set_ylim(low - free, high + free)
+
+
+def finish(axes: Axes, x: Axis, y: Axis) -> None:
+    """Set the labels, the scales and the ticks of both axes."""
+    axes.set_xlabel(x.label)
+    axes.set_ylabel(y.label)
+    for which, axis in (("x", x), ("y", y)):
+        set_scale(axes, which, axis)
+    axes.margins(x=0.02)
+
+
+def set_scale(axes: Axes, which: str, axis: Axis) -> None:
+    """Set the scale and the ticks of one axis. `which`: "x" or "y"."""
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+        NullLocator,
+    )
+
+    drawn = axes.xaxis if which == "x" else axes.yaxis
+    if axis.log and (found := _positive(axes, which)) is not None:
+        low, high = found
+        getattr(axes, f"set_{which}scale")("log")
+        wide = 10 ** max(np.log10(high / low) * 0.05, 0.05)
+        getattr(axes, f"set_{which}lim")(low / wide, high * wide)
+        if axis.ticks is human_seconds:
+            drawn.set_major_locator(FixedLocator(_clock_ticks(low / wide, high * wide)))
+        else:
+            subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5)
+            drawn.set_major_locator(LogLocator(subs=subs, numticks=7))
+        drawn.set_minor_locator(NullLocator())
+        drawn.set_minor_formatter(NullFormatter())
+    elif which == "x":
+        drawn.set_major_locator(MaxNLocator(5, integer=axis.whole))
+    if axis.ticks is not None:
+        ticks = _short_seconds if axis.ticks is human_seconds else axis.ticks
+        drawn.set_major_formatter(FuncFormatter(lambda value, place: ticks(value)))
+
+
+def _positive(axes: Axes, which: str) -> tuple[float, float] | None:
+    """Return the smallest and the largest value above 0 that the lines have on an axis."""
+    data = [getattr(line, f"get_{which}data")() for line in axes.lines]
+    known = np.concatenate([np.asarray(each, dtype=float).ravel() for each in data])
+    known = known[np.isfinite(known) & (known > 0)]
+    return (float(known.min()), float(known.max())) if len(known) else None
+
+
+def number_ends(axes: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
+    """Write the numbers of groups at the ends of their curves, so that none covers another.
+
+    `ends`: for each curve its number, and x and y of its end. Where many curves end close to each
+    other there is no room for numbers; their colours and markers tell them apart.
+    """
+    low, high = axes.get_ylim()
+    inside = [(key, x, min(max(y, low), high)) for key, x, y in ends if not isnan(y)]
+    scale = 72 / axes.figure.dpi  # points of a pixel
+    at = []
+    for key, x, y in inside:
+        right, up = axes.transData.transform((x, y))
+        at.append((float(right) * scale, float(up) * scale, key, x, y))
+    for near in _clusters(sorted(at)):
+        ordered = sorted(near, key=lambda end: end[1])
+        top = float(axes.transAxes.transform((0, 1))[1]) * scale
+        places = _apart([end[1] for end in ordered], LINE, top)
+        if len(ordered) > MOST_NUMBERS:
+            continue
+        for place, (_, here, key, x, y) in zip(places, ordered, strict=True):
+            axes.annotate(
+                key, (x, y), (5, place - here - 3), textcoords="offset points", fontsize=10,
+                annotation_clip=False,
+            )  # fmt: skip
+
+
+def _clusters(ends: Sequence[tuple[float, float, str, float, float]]) -> list[list[Any]]:
+    """Return ends of curves, sorted by x, in lists of those that are close to each other."""
+    found: list[list[Any]] = []
+    for end in ends:
+        if found and end[0] - found[-1][-1][0] < NEAR:
+            found[-1].append(end)
+        else:
+            found.append([end])
+    return found
+
+
+def _apart(places: Sequence[float], step: float, top: float) -> list[float]:
+    """Return rising places at least `step` apart, moved as little as that needs, below `top`."""
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + step) if found else place)
+    limit = top
+    for at in reversed(range(len(found))):
+        found[at] = min(found[at], limit)
+        limit = found[at] - step
+    return found
+
+
+def _clock_ticks(low: float, high: float) -> list[float]:
+    """Return at most six times between two numbers of seconds that people call round."""
+    small = [base * 10.0**power for power in range(-6, 1) for base in (1, 2, 5)]
+    minutes = [60.0 * count for count in (1, 2, 5, 10, 30)]
+    hours = [3600.0 * count for count in (1, 2, 5, 12)]
+    days = [86400.0 * base * 10**power for power in range(6) for base in (1, 2, 5)]
+    inside = [t for t in (*small, 10, 20, 30, *minutes, *hours, *days) if low <= t <= high]
+    return inside[:: -(-len(inside) // 6) or 1]
+
+
+def _short_seconds(seconds: float) -> str:
+    """Return the text of a tick: "0.5 s", "2 min", "5 h" or "3 d"."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return human_seconds(seconds)
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters; a longer one keeps its start and its end."""
+    if len(text) <= longest:
+        return text
+    half = (longest - 1) // 2
+    return f"{text[: longest - 1 - half]}…{text[-half:]}"
+
+
+def evenly(values: Sequence[Each], most: int) -> list[Each]:
+    """Return at most `most` of the values, evenly chosen, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    step = (len(values) - 1) / (most - 1)
+    return [values[round(at * step)] for at in range(most)]

@@ -1,0 +1,127 @@
+"""The outcome of every run, also of those without a result, and the command to go on with it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from report.format import NOTHING
+from report.html.counters import Row, number, sent_bytes, sent_of
+from report.html.text import one_line
+from report.runs import HYDRA, RESULT, WITHOUT_EFFECT, Run, in_order, read_overrides, read_result
+
+FAILED, CHECKPOINT = "failed.json", "checkpoint"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A line of the table of all runs. `outcome`: "finished", or why the run did not finish.
+
+    `command`: repeats a finished run, and resumes or repeats another.
+    """
+
+    folder: Path
+    group: str
+    seed: str
+    outcome: str
+    fine: bool
+    value: str
+    rounds: float | None
+    bytes_up: float | None
+    bytes_down: float | None
+    failures: float | None
+    seconds: float | None
+    command: str
+
+
+def repeat_command(folder: Path) -> str:
+    """Return the command that starts a new run with a run's configuration."""
+    # Hydra reads a relative path as one beside run.py
+    return f"python run.py --config-path {shlex.quote(str((folder / HYDRA).resolve()))} " + (
+        "--config-name config"
+    )
+
+
+def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
+    """Return the line of a run with a result.
+
+    `label`: its group's; None if a later run with the same seed counts. `damaged`: whether its
+    history cannot be read.
+    """
+    assert run.folder is not None
+    result = run.result
+    outcome = "finished"
+    if run.diverged:
+        why = result.get("stopped")
+        outcome = f"diverged: {one_line(why)}" if why else "diverged"
+    elif damaged:
+        outcome = "finished, but its history.jsonl cannot be read"
+    elif label is None:
+        outcome = "repeated: a later run with this seed counts"
+    return RunRecord(
+        run.folder,
+        label or one_line(in_order(run.overrides)),
+        str(run.seed),
+        outcome,
+        outcome == "finished",
+        run.metric.text(number(result, run.metric.name)),
+        number(result, "round"),
+        sent_of(run, "uplink"),
+        sent_of(run, "downlink"),
+        number(result, "failures"),
+        number(result, "seconds"),
+        repeat_command(run.folder),
+    )
+
+
+def unfinished_record(folder: Path) -> RunRecord:
+    """Return the line of a run without a usable result: why, and how to go on."""
+    try:
+        overrides = read_overrides(folder)
+    except (OSError, ValueError):
+        overrides = {}
+    seed = overrides.pop("seed", NOTHING)
+    label = in_order({k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)})
+    last = _last_row(folder)
+    resumes = (folder / CHECKPOINT).is_file()
+    return RunRecord(
+        folder,
+        one_line(label) or NOTHING,
+        one_line(seed),
+        why_unfinished(folder),
+        False,
+        NOTHING,
+        number(last, "round"),
+        sent_bytes(last, "uplink"),
+        sent_bytes(last, "downlink"),
+        number(last, "failures"),
+        number(last, "seconds"),
+        f"python run.py {shlex.quote(f'resume={folder}')}" if resumes else repeat_command(folder),
+    )
+
+
+def why_unfinished(folder: Path) -> str:
+    """Return why a run has no usable result, in one line."""
+    try:
+        note = json.loads((folder / FAILED).read_text())
+        return one_line(f"failed: {note['line']}")
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    try:
+        stopped = read_result(folder).get("stopped")
+    except FileNotFoundError:
+        return f"no {RESULT}: it still runs, or was killed"
+    except (OSError, ValueError):
+        return f"{RESULT} is damaged"
+    return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
+
+
+def _last_row(folder: Path) -> Row:
+    try:
+        lines = (folder / "history.jsonl").read_text(errors="replace").splitlines()
+        found = json.loads(lines[-1])
+    except (OSError, ValueError, IndexError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,317 @@
+"""A report holds what its runs have recorded, for usual and for odd runs."""
+
+import csv
+import json
+import xml.etree.ElementTree as ElementTree
+from statistics import fmean
+
+import pytest
+
+from report.__main__ import main
+from report.estimate import paired
+from report.html import canvas, html_report
+from report.html.link_estimate import named_links
+from tests.report.html.made_runs import Page, add_run, history, node, write_nodes
+from tests.report.sweeps import add_job
+
+PLAIN, GOOD, BAD = (0.90, 0.91, 0.92), (0.899, 0.912, 0.919), (0.80, 0.81, 0.82)
+
+
+def made(folder, *words):
+    """Write the report of a folder; return its page. The folder's own report is written."""
+    assert main([str(folder), *words]) == 0
+    return Page((folder / "report" / "report.html").read_text())
+
+
+def add_group(folder, name, ends, up, **options):
+    for seed, end in enumerate(ends):
+        overrides = f"algorithm={name} seed={seed}"
+        add_run(folder / f"{name}{seed}", overrides, (0.1, 0.5, end), up=up, down=up, **options)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Draw small pictures, and those of one link only: most tests need no more."""
+    links = [link for link in named_links() if link.name == "lte"]
+    monkeypatch.setattr(html_report, "named_links", lambda: links)
+    monkeypatch.setattr(canvas, "DPI", 30)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Return a sweep of three groups: uncompressed, as good with a tenth of the bytes, worse."""
+    folder = tmp_path_factory.mktemp("runs") / "sweep"
+    for name, ends, up in (("all", PLAIN, 10_000), ("good", GOOD, 1000), ("worse", BAD, 100)):
+        add_group(folder, name, ends, up, config=f"lr: 0.1\na: {{b: '${{lr}}', c: {name}}}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(sweep):
+    return made(sweep, "--title", "My sweep")
+
+
+def test_the_main_table_has_a_row_for_each_group(page):
+    assert page.column("summary", "runs") == ["3", "3", "3"]
+    assert page.column("summary", "ratio up") == ["1×", "10×", "100×"]
+    assert page.column("summary", "bytes up") == ["200 kB", "20 kB", "2 kB"]
+    means = [text.split(" ± ")[0] for text in page.column("summary", "accuracy, %")]
+    assert means == [f"{100 * fmean(ends):.2f}" for ends in (PLAIN, GOOD, BAD)]
+
+
+def test_differences_are_paired_by_the_seed(page):
+    plain, good, bad = page.column("summary", "difference, points")
+    assert plain == "-"
+    found = paired(*({at: 100 * v for at, v in enumerate(each)} for each in (GOOD, PLAIN)))
+    assert good == f"0.00 ± {found.half:.2f}, noise"
+    assert bad == "-10.00 ± 0.00, worse"
+
+
+def test_the_top_of_the_page_answers_questions(page):
+    text = " ".join(page.text.split())
+    assert "It depends: 1 of 2 compressed groups are worse." in text
+    assert "good, with 10 times fewer bytes than Flower: accuracy is within the noise of" in text
+    assert "worse sends the fewest: 2 kB up and 2 kB down a run" in text
+    assert "algorithm (3 values)" in text
+    assert "9 finished, without a problem." in text
+    assert text.count("My sweep") == 2  # the title and the heading
+
+
+def test_the_files_beside_the_page_are_whole(sweep, page):
+    folder = sweep / "report"
+    pictures = sorted(folder.glob("*.svg"))
+    assert {file.stem for file in pictures} >= {
+        *("accuracy_by_bytes_up", "accuracy_by_bytes_down", "rounds", "virtual_time"),
+        *("bytes_a_round_up", "bytes_a_round_down", "parts_up", "parts_down", "density"),
+        *(f"time_{link}" for link in ("adsl", "cable", "fibre", "lan", "lora", "lte", "wifi")),
+    }
+    assert page.svgs == len(pictures)
+    for file in pictures:
+        ElementTree.parse(file)
+        assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader((folder / "histories.csv").open()))
+    assert len(rows) == 9 * 3
+    assert [row["accuracy"] for row in rows if row["folder"] == str(sweep / "good1")] == [
+        "0.1", "0.5", "0.912"
+    ]  # fmt: skip
+    summary = list(csv.DictReader((folder / "summary.csv").open()))
+    assert [float(row["bytes up"]) for row in summary] == [200_000, 20_000, 2_000]
+
+
+def test_the_page_needs_no_other_file(sweep, page):
+    html = (sweep / "report" / "report.html").read_text()
+    for part in ("http://", "https://", "src=", "@import", "url(//"):
+        found = html.replace("http://www.w3.org/1999/xlink", "").count(part)
+        assert not found - (part == "src=") * html.count("-src=")
+    ids = [piece.split('"')[0] for piece in html.split(' id="')[1:]]
+    assert len(ids) == len(set(ids))
+
+
+def test_settings_that_differ_are_listed(page):
+    assert page.tables["settings"] == [
+        ["key", "all", "good", "worse"], ["a.c", "all", "good", "worse"]
+    ]  # fmt: skip
+
+
+def test_the_only_run_has_a_report(tmp_path, quick):
+    add_run(tmp_path / "run", "algorithm=fedavg_f2i seed=3")
+    found = made(tmp_path / "run")
+    assert found.column("summary", "accuracy, %") == ["90.00"]
+    assert "Not known from these runs." in found.text
+    assert "Nothing but the seed." in found.text
+
+
+REGRESSION = {"metrics": {"mae": {"name": "mae", "higher": False, "share": False}}}
+
+
+def test_of_an_error_less_is_better(tmp_path, quick):
+    for name, up, ends in (("plain", 9000, (0.5, 0.52)), ("f2i", 900, (0.9, 0.93))):
+        for seed, end in enumerate(ends):
+            add_run(tmp_path / f"{name}{seed}", f"compression={name} seed={seed}",
+                    (2.0, 1.0, end), up=up, down=up, name="mae", result=REGRESSION)  # fmt: skip
+    found = made(tmp_path)
+    difference = dict(zip(found.column("summary", "compression"),
+                          found.column("summary", "difference"), strict=True))  # fmt: skip
+    (worse,) = [text for name, text in difference.items() if "f2i" in name]
+    assert worse.startswith("+0.40")
+    assert worse.endswith("worse")
+
+
+def without(rows, *keys):
+    return [{key: value for key, value in row.items() if key not in keys} for row in rows]
+
+
+ODD = {
+    "no evaluation": (history((None, None, None)), {"accuracy": None, "best_accuracy": None}),
+    "no history": ([], {}),
+    "one row": (history((0.9,)), {}),
+    "nulls": ([row | {"train_loss": None, "virtual_seconds": None, "loss": None}
+               for row in history((0.1, None, 0.9))], {"loss": None}),
+    "negative losses": (history((-5.0, -7.0, -9.0), name="nll"), {
+        "metrics": {"nll": {"name": "nll", "higher": False, "share": False}}, "nll": -9.0}),
+    "asynchronous": (history((0.1, 0.5, 0.9), staleness=3.0), {"staleness": 3.0, "nodes": 200}),
+    "cut model": (history((0.1, 0.5, 0.9), uplink_bytes_by_segment=[1, 2]), {
+        "segments": [{"layers": ["a"]}], "uplink_bytes_by_segment": [1, 2]}),
+    "early version": (without(history((0.1, 0.5, 0.9)), "uplink_other_bytes", "uplink_entries",
+                              "downlink_header_bytes", "client_updates", "failures"), {}),
+    "rounds go back": ([*history((0.1, 0.5)), *history((0.1, 0.5))], {}),
+    "huge losses": (history((1.0, 1e100, 1e140), name="mae"), {"mae": 1e140, **REGRESSION}),
+    "texts for numbers": ([row | {"staleness": "x", "uplink_other_bytes": [1], "failures": {}}
+                           for row in history((0.1, 0.9))], {"link_seconds": "soon", "nodes": "x"}),
+    "no bytes": (history((0.1, 0.9), up=0, down=0), dict.fromkeys(
+        ("uplink_bytes", "downlink_bytes", "uplink_bytes_float32"), 0)),
+}  # fmt: skip
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("case", ODD)
+def test_odd_runs_have_a_report(case, tmp_path, quick):
+    rows, result = ODD[case]
+    for seed in range(2):
+        about = {"nodes": 10, "dataset": "d", "model": "m"} | result
+        add_job(tmp_path / f"odd{seed}", f"x=odd seed={seed}", rows, **about)
+        add_run(tmp_path / f"usual{seed}", f"x=usual seed={seed}")
+    found = made(tmp_path)
+    names = [name.strip() for name in found.column("summary", "x")]
+    assert [name[-3:] for name in names] == ["odd", "ual"]
+    assert len(found.column("runs", "run")) == 4
+    for file in (tmp_path / "report").glob("*.svg"):
+        ElementTree.parse(file)
+    alone = made(tmp_path / "odd0")
+    assert len(alone.column("runs", "run")) == 1
+
+
+def test_a_cut_model_has_no_estimated_time(tmp_path, quick):
+    add_run(tmp_path, "x=1 seed=0", result={"segments": [{"layers": ["a"]}]})
+    assert "times" not in made(tmp_path).tables
+
+
+NAME = "<script>alert(1)</script>&\"'$x^{2$"
+
+
+def test_hostile_names_are_text(tmp_path, quick, recwarn):
+    (tmp_path / ".hydra").mkdir()
+    for job, name in enumerate(
+        (NAME, "`usual`", '" onload="x', "--x-->", "a\x1b[31m\x00\u202eb", "模型")
+    ):
+        add_run(tmp_path / str(job), f"seed={job}", config=f"{json.dumps(name)}: {job}\n")
+        overrides = [f"model={name}", f"seed={job}"]
+        file = tmp_path / str(job) / ".hydra" / "overrides.yaml"
+        file.write_text(json.dumps(overrides))
+        write_nodes(tmp_path / str(job), [node(0, reason=name, failures=3, node=name), node(1)])
+    found = made(tmp_path, "--title", NAME)
+    html = (tmp_path / "report" / "report.html").read_text()
+    assert "<script>alert" not in html
+    assert not found.handlers
+    assert not [each for each in recwarn if "Glyph" in str(each.message)]
+    assert html.count("<script") == 1
+    assert not {"\x1b", "\x00", "\u202e"} & set(html)
+    assert NAME in found.text
+    assert any(NAME in name for name in found.column("summary", "model"))
+    for file in (tmp_path / "report").glob("*.svg"):
+        ElementTree.parse(file)
+
+
+def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
+    add_run(tmp_path / "fine", "x=1 seed=0")
+    add_job(tmp_path / "killed", "x=2 seed=0", history((0.1, 0.5)), finished=False)
+    add_job(tmp_path / "failed", "x=3 seed=0", finished=False)
+    (tmp_path / "failed" / "failed.json").write_text('{"code": 1, "line": "no data"}')
+    add_job(tmp_path / "ctrl c", "x=4 seed=0", stopped="interrupted")
+    (tmp_path / "ctrl c" / "checkpoint").write_text("")
+    add_job(tmp_path / "damaged", "x=5 seed=0")
+    (tmp_path / "damaged" / "result.json").write_text("{")
+    add_run(tmp_path / "diverged", "x=6 seed=0", result={"diverged": True})
+    add_run(tmp_path / "again", "x=1 seed=0")
+    found = made(tmp_path)
+    rows = {row[0].rpartition("/")[2]: row for row in found.tables["runs"][1:]}
+    outcomes = {name: row[3] for name, row in rows.items()}
+    assert outcomes == {
+        "again": "repeated: a later run with this seed counts",
+        "fine": "finished",
+        "killed": "no result.json: it still runs, or was killed",
+        "failed": "failed: no data",
+        "ctrl c": "stopped: interrupted",
+        "damaged": "result.json is damaged",
+        "diverged": "diverged",
+    }
+    assert rows["ctrl c"][-1] == f"python run.py 'resume={tmp_path}/ctrl c'"
+    assert rows["killed"][-1] == (
+        f"python run.py --config-path {tmp_path}/killed/.hydra --config-name config"
+    )
+    assert rows["killed"][5] == "1"  # the last round
+    assert found.column("summary", "remarks") == ["", "1 of 1 runs diverged"]
+
+
+def test_interrupted_runs_alone_have_a_report(tmp_path, quick):
+    add_job(tmp_path, "x=1 seed=0", stopped="interrupted")
+    found = made(tmp_path)
+    assert list(found.tables) == ["runs"]
+    assert "0 finished" in found.text
+
+
+@pytest.mark.parametrize("words", [["{}/none"], ["{}"], ["{}/run", "--out", "{}/file"]])
+def test_a_mistake_is_a_line(words, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    if len(words) > 1:
+        add_run(tmp_path / "run", "x=1 seed=0")
+    assert main([word.format(tmp_path) for word in words]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("error: ")
+    assert not (tmp_path / "report").exists()
+
+
+def test_the_command_says_where_the_report_is(tmp_path, capsys, quick):
+    add_run(tmp_path / "run", "x=1 seed=0")
+    assert main([str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        f"report: {tmp_path}/out/report.html",
+        f"open it: python -m webbrowser file://{tmp_path}/out/report.html",
+    ]
+
+
+def test_of_many_groups_the_best_are_in_colour(tmp_path, quick):
+    for job in range(20):
+        add_run(tmp_path / str(job), f"x={job} seed=0", (0.1, 0.5, 0.5 + job / 100))
+    found = made(tmp_path)
+    names = found.column("summary", "x")
+    assert len(names) == 20
+    assert sum("\u2002" in name for name in names) == 12
+    assert names[19] == "1\u200219"
+    assert "12 groups with the best accuracy in colour, and the 8 others" in found.text
+
+
+def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
+    add_run(tmp_path, "x=1 seed=0")
+    slow, failed = node(3, mean_lag=4.0), node(5, failures=2, replies=8, reason="time-out")
+    write_nodes(tmp_path, [node(0), node(1), slow, node(4), failed])
+    found = made(tmp_path)
+    assert "Node 3." in found.text
+    assert "Most failures: node 5 (2)." in found.text
+    rows = [dict(zip(found.tables["nodes"][0], row, strict=True))
+            for row in found.tables["nodes"][1:]]  # fmt: skip
+    heads = ("node", "× median", "failures", "last failure")
+    assert [tuple(row[head] for head in heads) for row in rows] == [
+        ("3", "4×", "0", ""),
+        ("5", "1×", "2", "time-out"),
+    ]
+    assert {"node_metric", "node_lag", "node_loss", "node_bytes_up", "labels_1"} <= {
+        file.stem for file in (tmp_path / "report").glob("*.svg")
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 1}', '{"nodes": [1]}', '{"nodes": [{}]}'])
+def test_a_damaged_node_file_is_as_none(text, tmp_path, quick):
+    add_run(tmp_path, "x=1 seed=0")
+    (tmp_path / "nodes.json").write_text(text)
+    assert "nodes" not in made(tmp_path).tables
+
+
+def test_a_large_federation_is_sampled(tmp_path, quick):
+    add_run(tmp_path, "x=1 seed=0")
+    write_nodes(tmp_path, [node(at, labels=[at % 7] * 50) for at in range(400)])
+    found = made(tmp_path)
+    assert "100 of 400 nodes, evenly chosen." in found.text
+    assert "The 30 most frequent of 50 classes." in found.text

@@ -1,0 +1,135 @@
+"""Groups, references, curves and parts of messages are computed from the runs' files."""
+
+import numpy as np
+import pytest
+
+from report.estimate import estimate
+from report.html.averaged_curve import averaged, bytes_a_round, column, density
+from report.html.canvas import THEME, inline, with_tips
+from report.html.link_estimate import own_link
+from report.html.message_parts import PARTS, parts_of
+from report.html.run_data import load, read_settings, reference_of, thinned
+from report.html.text import one_line
+from tests.report.html.made_runs import add_run
+
+ENDS = (0.7, 0.8, 0.96)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_bands_say_what_the_seeds_allow(seeds, tmp_path):
+    for seed in range(seeds):
+        add_run(tmp_path / str(seed), f"x=1 seed={seed}", (0.1, None, ENDS[seed]))
+    (group,) = load([tmp_path]).groups
+    found = averaged(group, column("round"), column("accuracy"))
+    assert list(found.x) == [0, 2]
+    known = estimate(ENDS[:seeds])
+    assert found.y[-1] == pytest.approx(known.mean)
+    ends = {1: (0.7, 0.7), 2: (0.7, 0.8)}
+    ends[3] = known.mean - (known.half or 0), known.mean + (known.half or 0)
+    assert (found.low[-1], found.high[-1]) == pytest.approx(ends[seeds])
+
+
+def test_a_curve_ends_with_the_shortest_run(tmp_path):
+    add_run(tmp_path / "0", "x=1 seed=0", (0.1, 0.2, 0.3))
+    add_run(tmp_path / "1", "x=1 seed=1", (0.1, 0.2))
+    (group,) = load([tmp_path]).groups
+    found = averaged(group, column("round"), column("accuracy"), log_x=True)
+    assert list(found.x) == [1]
+
+
+def test_bytes_and_density_are_those_between_rows(tmp_path):
+    add_run(tmp_path, "x=1 seed=0")
+    (group,) = load([tmp_path]).groups
+    assert bytes_a_round("uplink")(group.histories[0], group) == [None, 10_000, 10_000]
+    assert density(group.histories[0], group) == [None, 1.0, 1.0]
+
+
+def test_a_group_is_compared_with_the_uncompressed_one_most_like_it(tmp_path):
+    job = 0
+    for lr in ("0.1", "0.2"):
+        for method, up in (("none", 10_000), ("f2i", 2000)):
+            add_run(tmp_path / str(job), f"lr={lr} compression={method} seed=0", up=up, down=up)
+            job += 1
+    add_run(tmp_path / "other", "dataset=mnist lr=0.1 seed=0", result={"dataset": "mnist"})
+    groups = load([tmp_path]).groups
+    of = [(group, reference_of(group, groups)) for group in groups]
+    assert [(dict(a.group.overrides), dict(b.group.overrides)) for a, b in of if b] == [
+        ({"lr": lr, "compression": "f2i"}, {"lr": lr, "compression": "none"})
+        for lr in ("0.1", "0.2")
+    ]
+
+
+def test_long_histories_keep_evaluations_and_both_ends():
+    rows = [{"round": at, "accuracy": 0.5 if at % 100 == 7 else None} for at in range(10_000)]
+    found = thinned(rows, "accuracy", 50)
+    assert len(found) <= 100
+    assert (found[0], found[-1]) == (rows[0], rows[-1])
+    assert sum(row["accuracy"] is not None for row in found) >= 50
+    assert thinned(rows[:50], "accuracy", 50) == rows[:50]
+
+
+def test_parts_add_up_to_all_bytes(tmp_path):
+    more = {"uplink_index_bytes": 30, "uplink_value_bytes": 60}
+    result = {"uplink_bytes": 100, "uplink_header_bytes": 5, "uplink_other_bytes": 7, **more}
+    add_run(tmp_path / "new", "x=1 seed=0", result=result)
+    add_run(tmp_path / "old", "x=2 seed=0", result={"uplink_bytes": 100})
+    new, old = load([tmp_path]).groups
+    assert parts_of(new, "uplink") == {
+        "values": 60, "indices": 30, "payload header": 10, "EdgeWire's record": 5,
+        "other records": 7,
+    }  # fmt: skip
+    assert parts_of(old, "uplink") == {
+        "payload": 100, "EdgeWire's record": 0, "other records": 0
+    }  # fmt: skip
+    assert {*parts_of(new, "uplink"), *parts_of(old, "uplink")} == set(PARTS)
+
+
+def test_settings_refer_to_keys_and_never_to_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "hunter2")
+    text = "nodes: 5\na: {n: '${nodes}', list: [1, 2]}\ne: '${oc.env:SECRET}'\nx: '${x}'\non: true"
+    add_run(tmp_path, "x=1 seed=0", config=text)
+    assert read_settings(tmp_path) == {
+        "nodes": "5", "a.n": "5", "a.list": "[1, 2]", "e": "${oc.env:SECRET}", "x": "${x}",
+        "True": "true",
+    }  # fmt: skip
+    (tmp_path / ".hydra" / "config.yaml").write_text("!!python/object:os.system {}")
+    assert read_settings(tmp_path) == {}
+    assert own_link(load([tmp_path]).groups[0]).up is None
+
+
+def test_text_is_one_line():
+    assert one_line("a\n b\x00c\u202e\td") == "a b c d"
+    assert one_line("x" * 200) == "x" * 159 + "…"
+
+
+def luminance(colour):
+    parts = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_text_has_contrast_on_all_its_grounds(theme):
+    colours = {name: both[theme] for name, both in THEME.items()}
+    for name, colour in colours.items():
+        if name in ("ink", "muted") or name.startswith("group"):
+            assert contrast(colour, colours["surface"]) >= 4.5, name
+        if name.startswith("part") or name == "heat0":
+            assert contrast(colours["ink"], colour) >= 4.5, name
+
+
+def test_a_picture_keeps_its_texts_and_changes_its_colours():
+    svg = (
+        '<?xml version="1.0"?>\n<svg width="1pt"><title>T</title><g id="tip0"><text style="font: '
+        '11px x; fill: #1c2128">lr=0.00051 id="a" #1c2128</text></g>\n</svg>'
+    )
+    found = inline(with_tips(svg, {"tip0": "<&"}), "name", 'A "b"', 300)
+    assert '>lr=0.00051 id="a" #1c2128<' in found
+    assert 'fill: var(--ink)"' in found
+    assert '<g id="name-tip0"><title>&lt;&amp;</title>' in found
+    assert 'aria-label="A &quot;b&quot;"' in found
