@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from command.errors import Diverged, Failed, clear_errors
+from command.loggers import logged, loggers_of
 from command.saved_config import CONFIG_DIR, RESUME, completed, resumes
 from command.sweep import BASIC, forget_failure, note_failure
 from compression import PayloadError
@@ -80,6 +81,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     composed = completed(composed)
     look_in(own_folders())
     config = typed(composed)
+    loggers = loggers_of(config)
     set_up_logging(config.verbose)
     if "pushes" in config.strategy and any(map(is_rounds, HydraConfig.get().overrides.task)):
         log.warning(
@@ -114,15 +116,17 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
+        metric = metric_of(config)
         progress = run_progress(
             folder,
             config.rounds,
             console,
             shared=not alone(),
             name=job_name(),
-            metric=metric_of(config),
+            metric=metric,
         )
-        with result_aside(folder), progress:
+        logs = logged(loggers, folder, values["config"], metric.name)
+        with result_aside(folder), logs, progress:
             engine(task)
     except (EngineError, PayloadError):
         if not has_diverged(folder):

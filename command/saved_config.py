@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn, cast
@@ -30,8 +31,10 @@ SETTINGS = (
 
 
 CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that `--config-dir` adds
+LOGGER = "logger"  # the group of which a run may have several choices
 RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
-BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # overrides that `resume=` allows
+# overrides that `resume=` allows
+BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
 
 
 def resumes() -> bool:
@@ -50,7 +53,7 @@ def resuming(argv: list[str]) -> list[str]:
         if not word.startswith(BESIDE):
             raise ConfigError(
                 f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
-                "engine's overrides (engine.workers=, engine.address=), verbose= and "
+                "engine's overrides (engine.workers=, engine.address=), logger=, verbose= and "
                 "checkpoint_every= may differ"
             )
     if len(found) > 1 or not found[0]:
@@ -60,10 +63,33 @@ def resuming(argv: list[str]) -> list[str]:
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
-    place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    own = [f"hydra.run.dir='{place}'", "hydra.output_subdir=null", f"hydra.job.name={RESUME}"]
+    own = [
+        f"hydra.run.dir='{_quoted(str(folder))}'",
+        "hydra.output_subdir=null",
+        f"hydra.job.name={RESUME}",
+    ]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
+    others = with_loggers(others)
     return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
+
+
+def with_loggers(words: list[str]) -> list[str]:
+    """Return overrides of a saved configuration, with `logger=` as the JSON text of its choices.
+
+    In a saved file Hydra knows no groups, and would not replace a mapping by a list of names. A run
+    of an earlier version has saved no key `logger`. So the overrides get `++`.
+    """
+    own = [word for word in words if word.lstrip("+").startswith((f"{LOGGER}=", f"{LOGGER}."))]
+    others = [word for word in words if word not in own]
+    if not any(word.startswith(f"{LOGGER}=") for word in own):
+        return [*others, *(f"++{word.lstrip('+')}" for word in own)]
+    chosen = json.dumps(OmegaConf.to_container(compose_config(own)[LOGGER]))
+    return [*others, f"++{LOGGER}='{_quoted(chosen)}'"]
+
+
+def _quoted(text: str) -> str:
+    """Return a text for use between single quotes in an override."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _config_dir(file: Path) -> list[str]:
@@ -95,6 +121,7 @@ def command_line(argv: list[str]) -> list[str]:
         raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
     saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
     there = _config_dir(folder / "hydra.yaml") if saved and given.config_dir is None else ()
+    argv = with_loggers(argv) if saved else argv
     return [*argv, *(SETTINGS if saved else ()), "--config-path", str(folder), *there]
 
 
@@ -134,7 +161,11 @@ def completed(composed: DictConfig) -> DictConfig:
     for group in (path.name for path in CONF.iterdir() if path.is_dir()):
         choice = composed.get(group)
         if isinstance(choice, str) and group != "algorithm":
-            chosen = OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
+            chosen = (
+                json.loads(choice)
+                if group == LOGGER
+                else OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
+            )
             with open_dict(composed):
                 composed[group] = chosen
     return cast(DictConfig, OmegaConf.merge(declared(), composed))

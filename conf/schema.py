@@ -183,6 +183,7 @@ class Config:
     schedule: Any = MISSING
     network: Network = field(default_factory=Network)
     engine: Any = MISSING
+    logger: Any = field(default_factory=dict)
     screen: Screening = field(default_factory=Screening)
 
     nodes: int = at_least(1, 10)
@@ -205,12 +206,14 @@ class Config:
 def declared() -> DictConfig:
     """Return all declared keys with types and defaults; `OmegaConf.merge` copies it.
 
-    The groups of `group_types` take further keys, also on the command line without a `+`.
+    The groups of `group_types` and `logger` take further keys, also on the command line without a
+    `+`.
     """
     schema = OmegaConf.structured(Config)
     for key, kind in group_types().items():
         keys = open_group(key) if key in OWN else asdict(kind())
         schema[key] = OmegaConf.create(keys, flags={"struct": False})
+    schema["logger"] = OmegaConf.create({}, flags={"struct": False})
     assert isinstance(schema, DictConfig)
     return schema
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from report.format import human_bytes, human_seconds
+from report.history_tail import HistoryTail
 from report.metric import ACCURACY, MainMetric
 from report.runs import HISTORY, Row
 
@@ -147,22 +148,13 @@ class _Tail:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        self._path, self._offset = path, 0
+        self._tail = HistoryTail(path)
         self._name, self._key = name, json.dumps(name).encode()
         self.measured: float | None = None
 
     def last(self) -> Row | None:
         """Return the last complete line written since the previous call, parsed; or None."""
-        if not self._path.exists():
-            return None
-        if self._path.stat().st_size < self._offset:  # a resumed run has truncated the file
-            self._offset = 0
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        lines = whole.splitlines()
+        lines = self._tail.lines()
         try:
             row: Row = json.loads(lines[-1])
             for line in reversed(lines):
