@@ -23,7 +23,7 @@ from rich.logging import RichHandler
 from command.errors import Diverged, Failed, clear_errors
 from command.loggers import logged, loggers_of
 from command.saved_config import CONFIG_DIR, RESUME, completed, resumes
-from command.sweep import BASIC, forget_failure, note_failure
+from command.sweep import BASIC, begin_job, may_begin, note_failure, stop_sweep
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
@@ -60,7 +60,8 @@ def job(composed: DictConfig) -> None:
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    forget_failure(folder)
+    if sweep and not may_begin(folder):
+        return
     try:
         # Errors are handled here, because Hydra would print a line for an exception.
         with under_way(), clear_errors(), orderly_exit():
@@ -73,6 +74,8 @@ def job(composed: DictConfig) -> None:
         if not sweep:
             raise
         note_failure(folder, cast(int, failed.code), failed.line)
+        if composed.get("stop_on_failure") and not has_diverged(folder):
+            stop_sweep()
 
 
 def run(composed: DictConfig, folder: Path) -> None:
@@ -89,6 +92,8 @@ def run(composed: DictConfig, folder: Path) -> None:
             config.strategy["pushes"],
         )
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
+    if begin_job(folder, values["config"]):
+        return
     if resumes():
         values[RESUME] = True
     task = Job(
@@ -162,11 +167,14 @@ def network_of(config: Config) -> Network:
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
+    if sweep:
+        top = Path(HydraConfig.get().sweep.dir).absolute()
+        return f"`python run.py {shlex.quote(f'continue={top}')}` continues the sweep"
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         said = f"`python run.py {shlex.quote(f'resume={folder}')}` resumes it"
     else:
         said = "no checkpoint was written yet: the same command starts a new run"
-    return f"{said}; the sweep's jobs after it were not begun" if sweep else said
+    return said
 
 
 @contextmanager

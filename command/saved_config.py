@@ -2,6 +2,7 @@
 
 `--config-path RUN/.hydra --config-name config` runs the configuration of a run folder again.
 `resume=RUN` continues a run from its checkpoint, with the same configuration in the same folder.
+`continue=SWEEP` starts a sweep again with the same overrides in the same folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from conf.load import HERE as CONF
 from conf.load import compose_config
 from conf.schema import declared
 from simulation.job import PLACE
+from strategy.run.checkpoint_file import FILE as CHECKPOINT
 from strategy.run.checkpoint_file import expect
 
 # Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
@@ -33,13 +35,74 @@ SETTINGS = (
 CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that `--config-dir` adds
 LOGGER = "logger"  # the group of which a run may have several choices
 RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
+CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a continued sweep
 # overrides that `resume=` allows
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
+# overrides that `continue=` allows
+BESIDE_SWEEP = (
+    *(*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
+    "hydra.sweeper.trials=",
+)
 
 
 def resumes() -> bool:
-    """Return whether this job resumes a run."""
-    return HydraConfig.get().job.name == RESUME
+    """Return whether this job resumes a run, alone or in a sweep that is continued."""
+    hydra = HydraConfig.get()
+    if continues():
+        return any(
+            (Path(hydra.runtime.output_dir) / name).is_file() for name in (CHECKPOINT, PLACE)
+        )
+    return bool(hydra.job.name == RESUME)
+
+
+def continues() -> bool:
+    """Return whether this job belongs to a sweep that is continued."""
+    return bool(HydraConfig.get().job.name == CONTINUE)
+
+
+def continuing(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `continue=SWEEP`.
+
+    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` for
+    overrides that are not in `BESIDE_SWEEP`, and for a folder without a sweep.
+    """
+    found = [word.partition("=")[2] for word in argv if word.startswith(f"{CONTINUE}=")]
+    others = [w for w in argv if not w.startswith(f"{CONTINUE}=") and w not in ("-m", "--multirun")]
+    for word in others:
+        if not word.startswith(BESIDE_SWEEP):
+            raise ConfigError(
+                f"{word} does not go with continue=: a sweep keeps its overrides; only those of "
+                "the engine, logger=, verbose=, checkpoint_every=, stop_on_failure=, "
+                "hydra/launcher= and hydra.sweeper.trials= may differ"
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError("continue= takes the folder of one sweep, such as multirun/DATE/TIME")
+    folder = Path(found[0]).expanduser().absolute()
+    try:
+        saved = OmegaConf.load(folder / "multirun.yaml").hydra
+        before = [*saved.overrides.hydra, *saved.overrides.task]
+        sources = [(each.provider, each.path) for each in saved.runtime.config_sources]
+        name = str(saved.job.config_name)
+    except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
+        raise ConfigError(
+            f"continue={found[0]}: there is no sweep: its multirun.yaml cannot be read"
+        ) from error
+    given = {_key(word) for word in others} | {"hydra.sweep.dir", "hydra.job.name", "hydra.mode"}
+    kept = [word for word in before if _key(word) not in given]
+    if "hydra/launcher" in given:  # another launcher has other options
+        kept = [word for word in kept if not _key(word).startswith("hydra.launcher.")]
+    own = [f"hydra.sweep.dir='{_quoted(str(folder))}'", f"hydra.job.name={CONTINUE}"]
+    options = ["-m"]
+    for provider, path in sources:
+        if provider == "main" and path != str(CONF):
+            options += ["--config-path", path, "--config-name", name]
+        if provider == CONFIG_DIR and Path(path).is_dir():
+            options += ["--config-dir", path]
+    return [*options, *kept, *others, *own]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def resuming(argv: list[str]) -> list[str]:
@@ -111,6 +174,8 @@ def command_line(argv: list[str]) -> list[str]:
     A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
     would be relative to the module of the task function. Raises `ConfigError`.
     """
+    if any(word.startswith(f"{CONTINUE}=") for word in argv):
+        return continuing(argv)
     if any(word.startswith(f"{RESUME}=") for word in argv):
         return resuming(argv)
     given, argv = options_first(argv)

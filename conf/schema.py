@@ -161,7 +161,9 @@ class Config:
     freeze. `checkpoint_every`: rounds between two checkpoints, from which
     `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
     would take more than a fiftieth of the run's time; `compact_records`: if true, the values beside
-    a payload (its header, the learning rate, the metrics) are sent in about a third of the bytes.
+    a payload (its header, the learning rate, the metrics) are sent in about a third of the bytes;
+    `stop_on_failure`: if true, a sweep begins no further job after one has failed. A run that has
+    diverged does not count as failed here.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.
@@ -200,6 +202,7 @@ class Config:
     compact_records: bool = False
     device: str = "cpu"
     verbose: bool = False
+    stop_on_failure: bool = False
 
 
 @cache
