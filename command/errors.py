@@ -26,6 +26,7 @@ from conf.load import HERE as CONF
 from conf.load import compose_config
 from conf.targets import GROUPS
 from report.loggers import LoggerError
+from report.sweep_progress import VIEW
 from simulation.errors import Ended, EngineError, UsageError
 from task.errors import TaskError
 
@@ -81,7 +82,8 @@ def clear_errors() -> Iterator[None]:
         if os.environ["EDGEWIRE_FULL_ERROR"]:
             raise failed
         line = one_line(failed)
-        print(f"{kind}: {line}", file=sys.stderr)
+        if VIEW not in os.environ:
+            print(f"{kind}: {line}", file=sys.stderr)
         raise Failed(code, line)
 
 

@@ -6,6 +6,7 @@ Launchers of sweeps pickle `job` by its name, and call it in other processes.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -36,6 +37,7 @@ from report.progress import run_progress
 from report.runs import read_result
 from report.segments import show
 from report.summary import summary_table
+from report.sweep_progress import VIEW
 from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
@@ -49,7 +51,7 @@ LOCAL = "simulation.local.run_local"
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", CHECKPOINT)
-console = Console(highlight=False)
+console = Console(highlight=False, quiet=VIEW in os.environ)
 log = logging.getLogger("edgewire")
 
 

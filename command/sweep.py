@@ -5,8 +5,10 @@ Jobs may run in other processes or on other machines, so each job writes a file 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -15,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +27,7 @@ from rich.console import Console
 from command.saved_config import continues, resumes
 from conf import ConfigError
 from report.runs import read_run
+from report.sweep_progress import FAILED, VIEW, sweep_progress
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
 from simulation.job import PLACE
@@ -31,12 +36,12 @@ from strategy.run.checkpoint_file import FILE as CHECKPOINT
 from strategy.run.checkpoint_file import read
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs jobs one after another
-FAILED = "failed.json"  # in a job's folder: its exit code and printed line
 BEGUN = "begun.json"  # in a job's folder: which configuration it runs
 NOT_BEGUN = "not_begun"  # in a job's folder: the sweep was stopped before
 STOPPED = "stopped"  # in a sweep's folder: after a failure no further job begins
 SKEW = 5.0  # seconds: the most that two machines' clocks may differ
 _elsewhere = ExitStack()  # contexts that this process enters if other processes run the jobs
+atexit.register(_elsewhere.close)  # after Ctrl-C Hydra does not call `on_multirun_end`
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:
@@ -56,7 +61,7 @@ def begin_job(folder: Path, config: str) -> bool:
     if continues():
         same = _read(folder / BEGUN).get("configuration") == mark
         if same and (ended := _ended(folder)):
-            print(f"job {number}: not run again: it has {ended}")
+            say(f"job {number}: not run again: it has {ended}")
             return True
         if resumes() and not (same and _usable(folder, number)):
             for name in (CHECKPOINT, PLACE):
@@ -65,6 +70,12 @@ def begin_job(folder: Path, config: str) -> bool:
     if hydra.mode is RunMode.MULTIRUN:
         (folder / BEGUN).write_text(json.dumps({"configuration": mark}) + "\n")
     return False
+
+
+def say(line: str) -> None:
+    """Print a line of a job, unless the sweep's own process shows the jobs."""
+    if VIEW not in os.environ:
+        print(line)
 
 
 def fingerprint(config: str) -> str:
@@ -90,7 +101,7 @@ def _usable(folder: Path, number: int) -> bool:
     try:
         read(folder)
     except ConfigError as error:
-        print(f"job {number}: it starts again, without its checkpoint: {error}")
+        say(f"job {number}: it starts again, without its checkpoint: {error}")
         return False
     return True
 
@@ -117,6 +128,28 @@ def may_begin(folder: Path) -> bool:
     return not stopped
 
 
+def count_jobs(config: DictConfig) -> int | None:
+    """Return the number of a sweep's jobs; None if only the sweeper itself knows it."""
+    from conf.sweeper import Cases, split_case  # here, because it searches all plugins
+
+    sweeper = config.hydra.sweeper
+    if (trials := sweeper.get("trials")) is not None:
+        return int(trials)
+    words = [*(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items())]
+    words += config.hydra.overrides.task
+    try:
+        made = Cases(None, sweeper.get("params") or {}, sweeper.get("cases") or ())
+        made.cases = [parsed(split_case(case)) for case in made.given] or [[]]
+        return len(made.split_arguments(parsed(words), None)[0])
+    except Exception:  # the sweeper itself reports the mistake
+        return None
+
+
+def parsed(words: list[str]) -> list[Override]:
+    """Return overrides as Hydra's parser reads them."""
+    return OverridesParser.create().parse_overrides(words)
+
+
 class SweepEnd(Callback):
     """Prints the runs and the failed jobs of a sweep. `code`: the highest exit code of a job."""
 
@@ -129,6 +162,10 @@ class SweepEnd(Callback):
         if config.hydra.launcher["_target_"] != BASIC:
             _elsewhere.enter_context(under_way())
             _elsewhere.enter_context(orderly_exit())
+            console = Console(highlight=False)
+            if console.is_terminal:
+                top, jobs = Path(config.hydra.sweep.dir), count_jobs(config)
+                _elsewhere.enter_context(sweep_progress(top, self._began, console, jobs))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a table of the runs, the command for a larger one, and a line per failed job."""

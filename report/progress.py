@@ -55,7 +55,7 @@ def run_progress(
             thread = threading.Thread(target=_print, args=(line, console, done), daemon=True)
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
-            rows = _Tail(folder / HISTORY, metric.name)
+            rows = NewestRow(folder / HISTORY, metric.name)
             thread = threading.Thread(
                 target=_follow, args=(rows, progress, metric, done), daemon=True
             )
@@ -67,7 +67,7 @@ def run_progress(
             thread.join()
 
 
-def _follow(rows: _Tail, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
+def _follow(rows: NewestRow, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
     over = False
@@ -113,15 +113,18 @@ class ProgressLine:
         self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
     ) -> None:
         self._metric = metric
-        self._rows, self._rounds, self._name = _Tail(folder / HISTORY, metric.name), rounds, name
+        self._rows, self._rounds, self._name = (
+            NewestRow(folder / HISTORY, metric.name),
+            rounds,
+            name,
+        )
         self._row: Row = {}
-        self._first: tuple[float, int] | None = None  # seconds and round of the first row
+        self._pace = Pace()
 
     def line(self, passed: float) -> str:
         """Return the line to print `passed` seconds after this process began the run."""
         if row := self._rows.last():
             self._row = row
-            self._first = self._first or (passed, row["round"])
         parts = [f"round {self._row.get('round', 0)} of {self._row.get('rounds', self._rounds)}"]
         if self._row:
             up, down = (human_bytes(self._row[f"{way}link_bytes"]) for way in ("up", "down"))
@@ -133,14 +136,30 @@ class ProgressLine:
         return f"{self._name}{', '.join(parts)}"
 
     def _left(self, passed: float) -> list[str]:
-        if self._first is None or self._row["round"] <= self._first[1]:
-            return []
-        speed = (self._row["round"] - self._first[1]) / (passed - self._first[0])
-        left = (self._row["rounds"] - self._row["round"]) / speed
-        return [f"about {human_seconds(round(left))} left"]
+        left = self._pace.left(passed, self._row) if self._row else None
+        return [] if left is None else [f"about {human_seconds(round(left))} left"]
 
 
-class _Tail:
+class Pace:
+    """Estimates the time that a run still takes, from the rounds since its first row."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None  # seconds and round of the first row
+
+    def left(self, passed: float, row: Row) -> float | None:
+        """Return the seconds that are left; None before the second row.
+
+        `passed`: seconds on any clock; `row`: the newest row of the history.
+        """
+        if self._first is None:
+            self._first = passed, row["round"]
+        began, first = self._first
+        if row["round"] <= first or passed <= began:
+            return None
+        return float((row["rounds"] - row["round"]) * (passed - began) / (row["round"] - first))
+
+
+class NewestRow:
     """Reads a growing file of JSON lines, the history of a run.
 
     `measured`: the last value of the metric `name` so far, or None. Most lines have none, because
