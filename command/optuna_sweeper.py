@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 JOURNAL, FRONT = "optuna.journal", "front.json"
 STUDY = "edgewire"
 SAMPLERS = ("tpe", "nsgaii", "random")
-WORDS = "overrides"  # the attribute of a trial with its overrides
 SENT = "sent_bytes"  # an objective that no key of a result has: all bytes, in both directions
 
 
@@ -88,21 +87,19 @@ class Optuna(Sweeper):
         OmegaConf.save(self.config, self._top / "multirun.yaml")
         study = self._study()
         waiting = {
-            trial.number: list(trial.user_attrs[WORDS])
+            trial.number: words_of(fixed, trial.params)
             for trial in study.trials
-            if not trial.state.is_finished() and WORDS in trial.user_attrs
+            if not trial.state.is_finished()
         }  # jobs that were stopped or have failed
         while not (self._top / STOPPED).exists():
             while len(waiting) < self._parallel and len(study.trials) < self._trials:
                 trial = study.ask(space)
-                words = [*fixed, *(f"{key}={value}" for key, value in trial.params.items())]
-                trial.set_user_attr(WORDS, words)
-                waiting[trial.number] = words
+                waiting[trial.number] = words_of(fixed, trial.params)
             if not waiting:
                 break
             batch = list(waiting)[: self._parallel]
             self._run(study, {number: waiting.pop(number) for number in batch})
-        self._show(study)
+        self._show(study, fixed)
 
     def _check(self) -> None:
         if find_spec("optuna") is None:
@@ -197,7 +194,7 @@ class Optuna(Sweeper):
         known = [name for name in result if value_of(result, name) is not None]
         return f"hydra.sweeper: runs have no number {key}; they have {', '.join([*known, SENT])}"
 
-    def _show(self, study: Study) -> None:
+    def _show(self, study: Study, fixed: Sequence[str]) -> None:
         """Print the front as a table, and write it to a file."""
         # Jobs with equal values, such as those of equal overrides, are one point of the front.
         points = {tuple(trial.values): trial for trial in reversed(study.best_trials)}
@@ -206,7 +203,7 @@ class Optuna(Sweeper):
         rows = [
             {
                 "job": trial.number,
-                "overrides": trial.user_attrs[WORDS],
+                "overrides": words_of(fixed, trial.params),
                 **dict(zip(keys, trial.values, strict=True)),
             }
             for trial in front
@@ -254,6 +251,11 @@ def distribution_of(override: Override) -> BaseDistribution:
         return CategoricalDistribution(values)
     except (ValueError, IndexError) as error:
         raise ConfigError(f"{override.input_line}: {error}") from error
+
+
+def words_of(fixed: Sequence[str], params: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of a trial: those of every trial, and what Optuna suggested."""
+    return [*fixed, *(f"{key}={value}" for key, value in params.items())]
 
 
 def consecutive(jobs: Mapping[int, list[str]]) -> list[tuple[int, list[list[str]]]]:
