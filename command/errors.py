@@ -26,9 +26,12 @@ from conf import ConfigError
 from conf.load import HERE as CONF
 from conf.load import compose_config
 from conf.targets import GROUPS
+from report.loggers import LoggerError
+from report.sweep_progress import VIEW
 from simulation.errors import Ended, EngineError, UsageError
 from task.errors import TaskError
 
+MISTAKES = ConfigError, TaskError, UsageError, LoggerError  # of the user's
 STOPPED = 130  # exit code after Ctrl-C
 
 
@@ -69,7 +72,7 @@ def clear_errors() -> Iterator[None]:
         yield
     except Diverged as error:
         code, kind, failed = 1, "warning", error
-    except (HydraException, OmegaConfBaseException, ConfigError, TaskError, UsageError) as error:
+    except (HydraException, OmegaConfBaseException, *MISTAKES) as error:
         code, failed = 2, error
     except (EngineError, PayloadError) as error:  # PayloadError: the server's own model diverged
         code, failed = 1, error
@@ -100,7 +103,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def _print(line: str) -> None:
-    if not caller().python:
+    if not caller().python and VIEW not in os.environ:
         print(line, file=sys.stderr)
 
 

@@ -6,6 +6,7 @@ Launchers of sweeps pickle `job` by its name, and call it in other processes.
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,8 +23,9 @@ from rich.logging import RichHandler
 
 from command.caller import caller
 from command.errors import Diverged, Failed, clear_errors
+from command.loggers import logged, loggers_of
 from command.saved_config import CONFIG_DIR, RESUME, completed, resumes
-from command.sweep import BASIC, forget_failure, note_failure
+from command.sweep import BASIC, begin_job, may_begin, note_failure, stop_sweep
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
@@ -36,6 +38,7 @@ from report.progress import run_progress
 from report.runs import read_result
 from report.segments import show
 from report.summary import summary_table
+from report.sweep_progress import VIEW
 from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job
@@ -49,7 +52,7 @@ LOCAL = "simulation.local.run_local"
 SUPERLINK = "launch.superlink.run_on_superlink"  # the engine that submits runs to a server
 RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
-console = Console(highlight=False)
+console = Console(highlight=False, quiet=VIEW in os.environ)
 silent = Console(quiet=True)
 log = logging.getLogger("edgewire")
 
@@ -71,7 +74,8 @@ def job(composed: DictConfig) -> None:
     folder = Path(HydraConfig.get().runtime.output_dir)
     RUN.folder = folder
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    forget_failure(folder)
+    if sweep and not may_begin(folder):
+        return
     try:
         # Errors are handled here, because Hydra would print a line for an exception.
         with under_way(), clear_errors(), orderly_exit():
@@ -84,6 +88,8 @@ def job(composed: DictConfig) -> None:
         if not sweep:
             raise
         note_failure(folder, cast(int, failed.code), failed.line)
+        if composed.get("stop_on_failure") and not has_diverged(folder):
+            stop_sweep()
 
 
 def run(composed: DictConfig, folder: Path) -> None:
@@ -92,6 +98,7 @@ def run(composed: DictConfig, folder: Path) -> None:
     composed = completed(composed)
     look_in(own_folders())
     config = typed(composed)
+    loggers = loggers_of(config)
     set_up_logging(config.verbose)
     if "pushes" in config.strategy and any(map(is_rounds, HydraConfig.get().overrides.task)):
         log.warning(
@@ -99,6 +106,8 @@ def run(composed: DictConfig, folder: Path) -> None:
             config.strategy["pushes"],
         )
     values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
+    if begin_job(folder, values["config"]):
+        return
     if resumes():
         values[RESUME] = True
     task = Job(
@@ -130,15 +139,17 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
+        metric = metric_of(config)
         progress = run_progress(
             folder,
             config.rounds,
             console if caller().progress else silent,
             shared=not alone(),
             name=job_name(),
-            metric=metric_of(config),
+            metric=metric,
         )
-        with result_aside(folder), progress:
+        logs = logged(loggers, folder, values["config"], metric.name)
+        with result_aside(folder), logs, progress:
             engine(task)
     except (EngineError, PayloadError):
         if not has_diverged(folder):
@@ -174,13 +185,16 @@ def network_of(config: Config) -> Network:
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
+    if sweep:
+        top = Path(HydraConfig.get().sweep.dir).absolute()
+        return f"`python run.py {shlex.quote(f'continue={top}')}` continues the sweep"
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         words = shlex.quote(f"resume={folder}")
         call = f"train(resume={str(folder)!r})" if caller().python else f"python run.py {words}"
         said = f"`{call}` resumes it"
     else:
         said = "no checkpoint was written yet: the same command starts a new run"
-    return f"{said}; the sweep's jobs after it were not begun" if sweep else said
+    return said
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 `--config-path RUN/.hydra --config-name config` runs the configuration of a run folder again.
 `resume=RUN` continues a run from its checkpoint, with the same configuration in the same folder.
+`continue=SWEEP` starts a sweep again with the same overrides in the same folder.
 """
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import NoReturn, cast
@@ -19,6 +21,7 @@ from conf.load import HERE as CONF
 from conf.load import compose_config
 from conf.schema import declared
 from simulation.job import PLACE
+from strategy.run.checkpoint_file import FILE as CHECKPOINT
 from strategy.run.checkpoint_file import expect
 
 # Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
@@ -30,13 +33,76 @@ SETTINGS = (
 
 
 CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that `--config-dir` adds
+LOGGER = "logger"  # the group of which a run may have several choices
 RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
-BESIDE = ("engine.", "verbose=", "checkpoint_every=")  # overrides that `resume=` allows
+CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a continued sweep
+# overrides that `resume=` allows
+BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
+# overrides that `continue=` allows
+BESIDE_SWEEP = (
+    *(*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
+    "hydra.sweeper.trials=",
+)
 
 
 def resumes() -> bool:
-    """Return whether this job resumes a run."""
-    return HydraConfig.get().job.name == RESUME
+    """Return whether this job resumes a run, alone or in a sweep that is continued."""
+    hydra = HydraConfig.get()
+    if continues():
+        return any(
+            (Path(hydra.runtime.output_dir) / name).is_file() for name in (CHECKPOINT, PLACE)
+        )
+    return bool(hydra.job.name == RESUME)
+
+
+def continues() -> bool:
+    """Return whether this job belongs to a sweep that is continued."""
+    return bool(HydraConfig.get().job.name == CONTINUE)
+
+
+def continuing(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `continue=SWEEP`.
+
+    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` for
+    overrides that are not in `BESIDE_SWEEP`, and for a folder without a sweep.
+    """
+    found = [word.partition("=")[2] for word in argv if word.startswith(f"{CONTINUE}=")]
+    others = [w for w in argv if not w.startswith(f"{CONTINUE}=") and w not in ("-m", "--multirun")]
+    for word in others:
+        if not word.startswith(BESIDE_SWEEP):
+            raise ConfigError(
+                f"{word} does not go with continue=: a sweep keeps its overrides; only those of "
+                "the engine, logger=, verbose=, checkpoint_every=, stop_on_failure=, "
+                "hydra/launcher= and hydra.sweeper.trials= may differ"
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError("continue= takes the folder of one sweep, such as multirun/DATE/TIME")
+    folder = Path(found[0]).expanduser().absolute()
+    try:
+        saved = OmegaConf.load(folder / "multirun.yaml").hydra
+        before = [*saved.overrides.hydra, *saved.overrides.task]
+        sources = [(each.provider, each.path) for each in saved.runtime.config_sources]
+        name = str(saved.job.config_name)
+    except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
+        raise ConfigError(
+            f"continue={found[0]}: there is no sweep: its multirun.yaml cannot be read"
+        ) from error
+    given = {_key(word) for word in others} | {"hydra.sweep.dir", "hydra.job.name", "hydra.mode"}
+    kept = [word for word in before if _key(word) not in given]
+    if "hydra/launcher" in given:  # another launcher has other options
+        kept = [word for word in kept if not _key(word).startswith("hydra.launcher.")]
+    own = [f"hydra.sweep.dir='{_quoted(str(folder))}'", f"hydra.job.name={CONTINUE}"]
+    options = ["-m"]
+    for provider, path in sources:
+        if provider == "main" and path != str(CONF):
+            options += ["--config-path", path, "--config-name", name]
+        if provider == CONFIG_DIR and Path(path).is_dir():
+            options += ["--config-dir", path]
+    return [*options, *kept, *others, *own]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
 
 
 def resuming(argv: list[str]) -> list[str]:
@@ -50,7 +116,7 @@ def resuming(argv: list[str]) -> list[str]:
         if not word.startswith(BESIDE):
             raise ConfigError(
                 f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
-                "engine's overrides (engine.workers=, engine.address=), verbose= and "
+                "engine's overrides (engine.workers=, engine.address=), logger=, verbose= and "
                 "checkpoint_every= may differ"
             )
     if len(found) > 1 or not found[0]:
@@ -60,10 +126,33 @@ def resuming(argv: list[str]) -> list[str]:
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
-    place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-    own = [f"hydra.run.dir='{place}'", "hydra.output_subdir=null", f"hydra.job.name={RESUME}"]
+    own = [
+        f"hydra.run.dir='{_quoted(str(folder))}'",
+        "hydra.output_subdir=null",
+        f"hydra.job.name={RESUME}",
+    ]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
+    others = with_loggers(others)
     return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
+
+
+def with_loggers(words: list[str]) -> list[str]:
+    """Return overrides of a saved configuration, with `logger=` as the JSON text of its choices.
+
+    In a saved file Hydra knows no groups, and would not replace a mapping by a list of names. A run
+    of an earlier version has saved no key `logger`. So the overrides get `++`.
+    """
+    own = [word for word in words if word.lstrip("+").startswith((f"{LOGGER}=", f"{LOGGER}."))]
+    others = [word for word in words if word not in own]
+    if not any(word.startswith(f"{LOGGER}=") for word in own):
+        return [*others, *(f"++{word.lstrip('+')}" for word in own)]
+    chosen = json.dumps(OmegaConf.to_container(compose_config(own)[LOGGER]))
+    return [*others, f"++{LOGGER}='{_quoted(chosen)}'"]
+
+
+def _quoted(text: str) -> str:
+    """Return a text for use between single quotes in an override."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _config_dir(file: Path) -> list[str]:
@@ -85,6 +174,8 @@ def command_line(argv: list[str]) -> list[str]:
     A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
     would be relative to the module of the task function. Raises `ConfigError`.
     """
+    if any(word.startswith(f"{CONTINUE}=") for word in argv):
+        return continuing(argv)
     if any(word.startswith(f"{RESUME}=") for word in argv):
         return resuming(argv)
     given, argv = options_first(argv)
@@ -95,6 +186,7 @@ def command_line(argv: list[str]) -> list[str]:
         raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
     saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
     there = _config_dir(folder / "hydra.yaml") if saved and given.config_dir is None else ()
+    argv = with_loggers(argv) if saved else argv
     return [*argv, *(SETTINGS if saved else ()), "--config-path", str(folder), *there]
 
 
@@ -134,7 +226,11 @@ def completed(composed: DictConfig) -> DictConfig:
     for group in (path.name for path in CONF.iterdir() if path.is_dir()):
         choice = composed.get(group)
         if isinstance(choice, str) and group != "algorithm":
-            chosen = OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
+            chosen = (
+                json.loads(choice)
+                if group == LOGGER
+                else OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
+            )
             with open_dict(composed):
                 composed[group] = chosen
     return cast(DictConfig, OmegaConf.merge(declared(), composed))

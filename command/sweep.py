@@ -5,26 +5,44 @@ Jobs may run in other processes or on other machines, so each job writes a file 
 
 from __future__ import annotations
 
+import atexit
+import hashlib
 import json
+import os
+import shlex
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from command.caller import caller
+from command.saved_config import continues, resumes
+from conf import ConfigError
+from report.runs import read_run
+from report.sweep_progress import FAILED, VIEW, sweep_progress
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
+from simulation.job import PLACE
 from simulation.processes import orderly_exit
+from strategy.run.checkpoint_file import FILE as CHECKPOINT
+from strategy.run.checkpoint_file import read
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs jobs one after another
-FAILED = "failed.json"
+BEGUN = "begun.json"  # in a job's folder: which configuration it runs
+NOT_BEGUN = "not_begun"  # in a job's folder: the sweep was stopped before
+STOPPED = "stopped"  # in a sweep's folder: after a failure no further job begins
 SKEW = 5.0  # seconds: the most that two machines' clocks may differ
 _elsewhere = ExitStack()  # contexts that this process enters if other processes run the jobs
+atexit.register(_elsewhere.close)  # after Ctrl-C Hydra does not call `on_multirun_end`
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:
@@ -32,9 +50,105 @@ def note_failure(folder: Path, code: int, line: str) -> None:
     (folder / FAILED).write_text(json.dumps({"code": code, "line": line}, indent=2) + "\n")
 
 
-def forget_failure(folder: Path) -> None:
-    """Remove the file that an earlier failed job has written into the folder."""
+def begin_job(folder: Path, config: str) -> bool:
+    """Note which configuration a job runs; return whether an earlier job left its result there.
+
+    Only a job of a continued sweep may have such a result: of a run that has finished or diverged
+    with the same configuration. `config`: the run's configuration as JSON. If the folder holds a
+    checkpoint of another configuration, or a damaged one, the checkpoint is removed.
+    """
+    hydra = HydraConfig.get()
+    mark, number = fingerprint(config), hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
+    if continues():
+        same = _read(folder / BEGUN).get("configuration") == mark
+        if same and (ended := _ended(folder)):
+            say(f"job {number}: not run again: it has {ended}")
+            return True
+        if resumes() and not (same and _usable(folder, number)):
+            for name in (CHECKPOINT, PLACE):
+                (folder / name).unlink(missing_ok=True)
     (folder / FAILED).unlink(missing_ok=True)
+    if hydra.mode is RunMode.MULTIRUN:
+        (folder / BEGUN).write_text(json.dumps({"configuration": mark}) + "\n")
+    return False
+
+
+def say(line: str) -> None:
+    """Print a line of a job, unless the sweep's own process shows the jobs."""
+    if VIEW not in os.environ:
+        print(line)
+
+
+def fingerprint(config: str) -> str:
+    """Return the SHA-256 of a configuration (JSON), without options that change no result."""
+    plain = json.loads(config)
+    for key in ("verbose", "checkpoint_every"):
+        plain.pop(key, None)
+    plain["engine"] = plain.get("engine", {}).get("_target_")
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _ended(folder: Path) -> str:
+    """Return "finished" or "diverged" for the run whose result is in a folder, else ""."""
+    try:
+        return "diverged" if read_run(folder).diverged else "finished"
+    except (OSError, ValueError):
+        return ""
+
+
+def _usable(folder: Path, number: int) -> bool:
+    if (folder / PLACE).is_file():  # the checkpoint is at a SuperLink
+        return True
+    try:
+        read(folder)
+    except ConfigError as error:
+        say(f"job {number}: it starts again, without its checkpoint: {error}")
+        return False
+    return True
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def stop_sweep() -> None:
+    """Let the jobs of this sweep that have not begun end at once, on all machines."""
+    (Path(HydraConfig.get().sweep.dir) / STOPPED).touch()
+
+
+def may_begin(folder: Path) -> bool:
+    """Return whether this job's sweep goes on; if it was stopped, note it in the job's folder."""
+    (folder / NOT_BEGUN).unlink(missing_ok=True)
+    stopped = (Path(HydraConfig.get().sweep.dir) / STOPPED).exists()
+    if stopped:
+        (folder / NOT_BEGUN).touch()
+    return not stopped
+
+
+def count_jobs(config: DictConfig) -> int | None:
+    """Return the number of a sweep's jobs; None if only the sweeper itself knows it."""
+    from conf.sweeper import Cases, split_case  # here, because it searches all plugins
+
+    sweeper = config.hydra.sweeper
+    if (trials := sweeper.get("trials")) is not None:
+        return int(trials)
+    words = [*(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items())]
+    words += config.hydra.overrides.task
+    try:
+        made = Cases(None, sweeper.get("params") or {}, sweeper.get("cases") or ())
+        made.cases = [parsed(split_case(case)) for case in made.given] or [[]]
+        return len(made.split_arguments(parsed(words), None)[0])
+    except Exception:  # the sweeper itself reports the mistake
+        return None
+
+
+def parsed(words: list[str]) -> list[Override]:
+    """Return overrides as Hydra's parser reads them."""
+    return OverridesParser.create().parse_overrides(words)
 
 
 class SweepEnd(Callback):
@@ -49,20 +163,27 @@ class SweepEnd(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Store the start time, to ignore jobs of an earlier sweep in the same folder."""
         self._began = time.time() - SKEW
+        (Path(config.hydra.sweep.dir) / STOPPED).unlink(missing_ok=True)
         if config.hydra.launcher["_target_"] != BASIC:
             _elsewhere.enter_context(under_way())
             _elsewhere.enter_context(orderly_exit())
+            console = Console(highlight=False)
+            if console.is_terminal:
+                top, jobs = Path(config.hydra.sweep.dir), count_jobs(config)
+                _elsewhere.enter_context(sweep_progress(top, self._began, console, jobs))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a table of the runs, the command for a larger one, and a line per failed job."""
         _elsewhere.close()
-        top, lines = Path(config.hydra.sweep.dir), []
+        top, lines, waiting = Path(config.hydra.sweep.dir), [], 0
         SweepEnd.folder = top.absolute()
         found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
         jobs = [path for path in found if path.stat().st_mtime >= self._began]
         for overrides in jobs:
             folder = overrides.parents[1]
-            if (folder / FAILED).exists():
+            if (folder / NOT_BEGUN).exists():
+                waiting += 1
+            elif (folder / FAILED).exists():
                 note = json.loads((folder / FAILED).read_text())
                 SweepEnd.code = max(SweepEnd.code, note["code"])
                 given = " ".join(OmegaConf.load(overrides))
@@ -76,3 +197,10 @@ class SweepEnd(Callback):
         if lines:
             count = f"{len(lines)} of {len(jobs)} jobs failed or diverged, in {top}:"
             print("\n".join([count, *lines]), file=sys.stderr)
+        if waiting:
+            again = shlex.quote(f"continue={top.absolute()}")
+            print(
+                f"stop_on_failure=true: {waiting} of {len(jobs)} jobs were not begun: "
+                f"`python run.py {again}` runs them",
+                file=sys.stderr,
+            )

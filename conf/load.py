@@ -149,6 +149,8 @@ def run_config(composed: DictConfig, output: str = "") -> dict[str, str]:
     marked values, in this process and in processes that it starts.
     """
     plain = cast(dict[str, Any], OmegaConf.to_container(_counting(composed), resolve=True))
+    for key in ("logger", "stop_on_failure"):  # the command's, which no other machine needs to know
+        plain.pop(key, None)
     if (file := plain["model"].get("file")) and not plain["model"].get("sha256"):
         plain["model"]["sha256"] = sha256_of(file)
     plain["packages"] = with_fingerprints(_packages_of(composed))

@@ -161,7 +161,9 @@ class Config:
     freeze. `checkpoint_every`: rounds between two checkpoints, from which
     `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
     would take more than a fiftieth of the run's time; `compact_records`: if true, the values beside
-    a payload (its header, the learning rate, the metrics) are sent in about a third of the bytes.
+    a payload (its header, the learning rate, the metrics) are sent in about a third of the bytes;
+    `stop_on_failure`: if true, a sweep begins no further job after one has failed. A run that has
+    diverged does not count as failed here.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.
@@ -183,6 +185,7 @@ class Config:
     schedule: Any = MISSING
     network: Network = field(default_factory=Network)
     engine: Any = MISSING
+    logger: Any = field(default_factory=dict)
     screen: Screening = field(default_factory=Screening)
 
     nodes: int = at_least(1, 10)
@@ -199,18 +202,21 @@ class Config:
     compact_records: bool = False
     device: str = "cpu"
     verbose: bool = False
+    stop_on_failure: bool = False
 
 
 @cache
 def declared() -> DictConfig:
     """Return all declared keys with types and defaults; `OmegaConf.merge` copies it.
 
-    The groups of `group_types` take further keys, also on the command line without a `+`.
+    The groups of `group_types` and `logger` take further keys, also on the command line without a
+    `+`.
     """
     schema = OmegaConf.structured(Config)
     for key, kind in group_types().items():
         keys = open_group(key) if key in OWN else asdict(kind())
         schema[key] = OmegaConf.create(keys, flags={"struct": False})
+    schema["logger"] = OmegaConf.create({}, flags={"struct": False})
     assert isinstance(schema, DictConfig)
     return schema
 

@@ -244,6 +244,8 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
     named = inspect.getdoc(SCHEMAS[group]) or "" if group in SCHEMAS else ""
     for path in sorted((HERE / group).glob("*.yaml")):
         content, notes = _load(path), _notes(path)
+        inside = re.match(rf"# @package ({group}\.\w+)\n", path.read_text())
+        owner = inside[1] if inside else prefix
         text = f"`{path.stem}`: {sentence(re.sub(r' Use with -m.*', '', _head(path)))}"
         if group == "experiment":
             lines += wrap(text, "* ", "  ")
@@ -256,7 +258,7 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         plain = [key for key in options if key not in notes or group in VALUES]
         if group == "dataset":
             plain = []  # the table lists the data sets' options
-        words = [f"{prefix}.{key}={word(options[key])}" for key in plain]
+        words = [f"{owner}.{key}={word(options[key])}" for key in plain]
         lines += wrap(text, "* ", "  ")
         sets = [*bases, *([f"`{' '.join(words)}`"] if words else [])]
         kind = "Class" if target and target.rpartition(".")[2][0].isupper() else "Function"
@@ -267,7 +269,7 @@ def _choices(group: str, prefix: str, default: str | None) -> list[str]:
         lines += wrap(about, "  ", "  ") if about else []
         for key, note in notes.items():
             if key in options and key not in plain and f"`{key}`" not in named:
-                shown = f"`{prefix}.{key}={word(options[key])}`"
+                shown = f"`{owner}.{key}={word(options[key])}`"
                 lines += wrap(f"{shown}: {note}", "  * ", "    ")
     return lines
 

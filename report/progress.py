@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from report.format import human_bytes, human_seconds
+from report.history_tail import HistoryTail
 from report.metric import ACCURACY, MainMetric
 from report.runs import HISTORY, Row
 
@@ -59,7 +60,7 @@ def run_progress(
             thread = threading.Thread(target=_print, args=(line, console, done), daemon=True)
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
-            rows = _Tail(folder / HISTORY, metric.name)
+            rows = NewestRow(folder / HISTORY, metric.name)
             thread = threading.Thread(
                 target=_follow, args=(rows, progress, metric, done), daemon=True
             )
@@ -95,7 +96,7 @@ def _in_notebook(line: ProgressLine, done: threading.Event) -> Iterator[None]:
         thread.join()
 
 
-def _follow(rows: _Tail, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
+def _follow(rows: NewestRow, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
     over = False
@@ -141,15 +142,18 @@ class ProgressLine:
         self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
     ) -> None:
         self._metric = metric
-        self._rows, self._rounds, self._name = _Tail(folder / HISTORY, metric.name), rounds, name
+        self._rows, self._rounds, self._name = (
+            NewestRow(folder / HISTORY, metric.name),
+            rounds,
+            name,
+        )
         self._row: Row = {}
-        self._first: tuple[float, int] | None = None  # seconds and round of the first row
+        self._pace = Pace()
 
     def line(self, passed: float) -> str:
         """Return the line to print `passed` seconds after this process began the run."""
         if row := self._rows.last():
             self._row = row
-            self._first = self._first or (passed, row["round"])
         parts = [f"round {self._row.get('round', 0)} of {self._row.get('rounds', self._rounds)}"]
         if self._row:
             up, down = (human_bytes(self._row[f"{way}link_bytes"]) for way in ("up", "down"))
@@ -167,16 +171,30 @@ class ProgressLine:
         return f"<progress value='{done:d}' max='{max(of, 1):d}'></progress> {text}"
 
     def _left(self, passed: float) -> list[str]:
-        if self._first is None or self._row["round"] <= self._first[1]:
-            return []
-        speed = (self._row["round"] - self._first[1]) / (passed - self._first[0])
-        if (rounds := self._row["rounds"] - self._row["round"]) <= 0:
-            return []
-        left = rounds / speed
-        return [f"about {human_seconds(round(left))} left"]
+        left = self._pace.left(passed, self._row) if self._row else None
+        return [] if left is None else [f"about {human_seconds(round(left))} left"]
 
 
-class _Tail:
+class Pace:
+    """Estimates the time that a run still takes, from the rounds since its first row."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int] | None = None  # seconds and round of the first row
+
+    def left(self, passed: float, row: Row) -> float | None:
+        """Return the seconds that are left; None before the second row.
+
+        `passed`: seconds on any clock; `row`: the newest row of the history.
+        """
+        if self._first is None:
+            self._first = passed, row["round"]
+        began, first = self._first
+        if not first < row["round"] < row["rounds"] or passed <= began:
+            return None
+        return float((row["rounds"] - row["round"]) * (passed - began) / (row["round"] - first))
+
+
+class NewestRow:
     """Reads a growing file of JSON lines, the history of a run.
 
     `measured`: the last value of the metric `name` so far, or None. Most lines have none, because
@@ -184,22 +202,13 @@ class _Tail:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        self._path, self._offset = path, 0
+        self._tail = HistoryTail(path)
         self._name, self._key = name, json.dumps(name).encode()
         self.measured: float | None = None
 
     def last(self) -> Row | None:
         """Return the last complete line written since the previous call, parsed; or None."""
-        if not self._path.exists():
-            return None
-        if self._path.stat().st_size < self._offset:  # a resumed run has truncated the file
-            self._offset = 0
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        lines = whole.splitlines()
+        lines = self._tail.lines()
         try:
             row: Row = json.loads(lines[-1])
             for line in reversed(lines):

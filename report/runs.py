@@ -27,7 +27,7 @@ OVERRIDES = HYDRA / "overrides.yaml"
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
 # overrides that do not change what a run computes, and the seed
 WITHOUT_EFFECT = re.compile(
-    r"seed|verbose|checkpoint_every|dataset\.(root|download)|(engine|hydra)([./].*)?"
+    r"seed|verbose|stop_on_failure|checkpoint_every|dataset\.(root|download)|(engine|hydra|logger)([./].*)?"
 )
 # numbers that every run has
 SURE = (

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from conf.check import check_target
@@ -13,11 +14,19 @@ from tests.runs import configured
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 
 
+def values_of(key, text):
+    """Return the values of a parameter of a sweep; of an interval its ends."""
+    (word,) = OverridesParser.create().parse_overrides([f"{key}={text}"])
+    if word.is_interval_sweep():
+        return [word.value().start, word.value().end]
+    return list(word.sweep_string_iterator()) if word.is_sweep_override() else [text]
+
+
 @pytest.mark.few(13)
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
 def test_every_case_is_accepted(name):
     sweeper = OmegaConf.select(OmegaConf.load(FOLDER / f"{name}.yaml"), "hydra.sweeper") or {}
-    params = {key: str(values).split(",") for key, values in sweeper.get("params", {}).items()}
+    params = {key: values_of(key, text) for key, text in sweeper.get("params", {}).items()}
     for number, case in enumerate(sweeper.get("cases", [""])):
         words = split_case(case)
         given = {word.split("=")[0] for word in words}

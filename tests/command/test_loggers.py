@@ -1,0 +1,220 @@
+"""Short real runs with loggers; what the tools have stored is read back by the tools themselves."""
+
+import csv
+import json
+import math
+import os
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from command import loggers
+from compression import PayloadError
+from conf import run_config
+from conf.load import load_config
+from strategy.run import checkpoint_file
+from strategy.run.run import Run
+from tests.runs import QUICK, composed, history_of, result_of
+
+SMALL = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
+
+
+def scalars(folder):
+    """Return TensorBoard's scalars: tag -> the (step, value) pairs."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    found.Reload()
+    return {
+        tag: [(each.step, each.value) for each in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
+    }
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Return the override of MLflow's store, and a function that returns its only run."""
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+    def only():
+        client = MlflowClient(tracking_uri=uri)
+        experiment = client.get_experiment_by_name("edgewire")
+        (run,) = client.search_runs([experiment.experiment_id])
+        return run, lambda key: [
+            (each.step, each.value) for each in client.get_metric_history(run.info.run_id, key)
+        ]
+
+    return f"logger.mlflow.tracking_uri={uri}", only
+
+
+@pytest.fixture
+def stopped_at_three(monkeypatch):
+    """Let runs end with an error in round 3, after checkpoints of each round."""
+    done = Run.round_done
+
+    def some(self, server_round, arrays):
+        if server_round == 3:
+            raise PayloadError("the power is off")
+        return done(self, server_round, arrays)
+
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "round_done", some)
+        yield patch
+
+
+@pytest.mark.system
+def test_a_run_is_in_tensorboard_mlflow_and_a_table(command, store):
+    given, only = store
+    code, printed, folder = command(*QUICK, "logger=[csv,tensorboard,mlflow]", given)
+    assert (code, printed.err) == (0, "")
+    rows = history_of(folder)
+    shown = scalars(folder / "tensorboard")
+    run, metric = only()
+    accuracy = [(row["round"], pytest.approx(row["accuracy"])) for row in rows]
+    sent = [(row["round"], row["uplink_bytes"]) for row in rows]
+    assert shown["metrics/accuracy"] == accuracy
+    assert metric("metrics/accuracy") == accuracy
+    assert shown["bytes/uplink_bytes"] == metric("bytes/uplink_bytes") == sent
+    best = pytest.approx(result_of(folder)["best_accuracy"])
+    assert shown["result/best_accuracy"] == [(3, best)]
+    assert metric("result/best_accuracy") == [(3, best)]
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == folder.name
+    assert run.data.tags["ended"] == "finished"
+    assert run.data.params["nodes"] == "10"
+    assert run.data.params["compression.quantizer"] == "int8"
+    assert not any(key.startswith("logger") for key in run.data.params)
+    with (folder / "history.csv").open() as file:
+        assert [int(row["round"]) for row in csv.DictReader(file)] == [0, 1, 2, 3]
+
+
+@pytest.mark.system
+def test_a_resumed_run_goes_on_in_the_same_run_of_each_tool(cli, store, stopped_at_three, tmp_path):
+    given, only = store
+    folder = tmp_path / "stopped"
+    words = ["logger=[csv,tensorboard,mlflow]", given, f"hydra.run.dir={folder}"]
+    assert cli(*SMALL, *words)[0] == 1
+    run, _ = only()
+    assert (run.info.status, run.data.tags["ended"]) == ("FAILED", "failed")
+    assert "the power is off" in run.data.tags["stopped"]
+    stopped_at_three.undo()
+    code, printed = cli(f"resume={folder}")
+    assert (code, printed.err) == (0, "")
+    run, metric = only()
+    assert (run.info.status, run.data.tags["ended"]) == ("FINISHED", "finished")
+    shown = scalars(folder / "tensorboard")
+    steps = [0, 1, 2, 3, 4, 5]
+    assert [step for step, _ in metric("bytes/uplink_bytes")] == steps
+    assert [step for step, _ in shown["bytes/uplink_bytes"]] == steps
+
+
+def test_a_resumed_run_takes_other_loggers(cli, stopped_at_three, tmp_path):
+    folder = tmp_path / "stopped"
+    assert cli(*SMALL, "logger=csv", f"hydra.run.dir={folder}")[0] == 1
+    stopped_at_three.undo()
+    code, printed = cli(f"resume={folder}", "logger=[csv,tensorboard]")
+    assert (code, printed.err) == (0, "")
+    assert len(scalars(folder / "tensorboard")["bytes/uplink_bytes"]) == 6
+    assert len((folder / "history.csv").read_text().splitlines()) == 7
+
+
+def test_the_jobs_of_a_sweep_are_named_after_it(command):
+    code, _, folder = command("-m", *QUICK, "logger=csv", "seed=0,1")
+    assert code == 0
+    for job in "01":
+        state = json.loads((folder / job / ".loggers" / "csv.json").read_text())
+        assert (state["name"], state["group"]) == (f"{folder.name}_{job}", folder.name)
+
+
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.system
+def test_weights_and_biases_writes_its_files_offline(command):
+    code, printed, folder = command(*QUICK, "logger=wandb")
+    assert (code, printed.err) == (0, "")
+    assert list(folder.glob("wandb/offline-run-*/run-*.wandb"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["logger=nonsense"], "there is no logger=nonsense"),
+        (["logger.mlflow.experiment=x"], "logger.mlflow belongs to no logger that was chosen"),
+        (["logger=csv", "logger.csv.fil=x"], "did you mean logger.csv.file?"),
+        (["logger=wandb", "logger.wandb.mode=on"], "must be offline or online, not on"),
+        (["logger._target_=pathlib.Path"], "is no Logger of report.loggers"),
+        (["logger._target_=nowhere.Mine"], "logger._target_=nowhere.Mine cannot be imported"),
+        (["logger._target_=Mine"], "give PACKAGE.NAME"),
+        (["logger=csv", "logger.csv.file=/proc/x/y.csv"], "logger csv cannot begin"),
+    ],
+)
+def test_a_mistake_is_one_line(command, words, said):
+    code, printed, folder = command(*QUICK, *words)
+    (line,) = printed.err.strip().splitlines()
+    assert code == 2
+    assert line.startswith("error: ")
+    assert said in line
+    assert not (folder / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_package_is_one_line_that_names_the_extra(command, monkeypatch, name):
+    monkeypatch.setattr(loggers, "find_spec", lambda package: None)
+    code, printed, _ = command(*QUICK, f"logger={name}")
+    assert code == 2
+    assert printed.err == (
+        f"error: logger.{name} needs the package {name}: pip install -e '.[{name}]'\n"
+    )
+
+
+OWN = """
+from report.loggers import Logger
+
+class Lines(Logger):
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def log(self, rows):
+        with open(self.file, "a") as file:
+            file.writelines(f"{row['round']}\\n" for row in rows)
+
+    def finish(self, ended, result):
+        with open(self.file, "a") as file:
+            file.write(ended)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["logger._target_=my_lines_{0}.Lines", "logger.file={1}"],
+        ["logger=csv", "+logger.mine._target_=my_lines_{0}.Lines", "+logger.mine.file={1}"],
+        ["packages=[my_lines_{0}]", "logger._target_=Lines", "logger.file={1}"],
+    ],
+)
+def test_a_logger_of_the_users_own(command, tmp_path, monkeypatch, words):
+    name, file = os.urandom(4).hex(), tmp_path / "lines.txt"
+    (tmp_path / f"my_lines_{name}.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    code, printed, folder = command(*QUICK, *(word.format(name, file) for word in words))
+    assert (code, printed.err) == (0, "")
+    assert file.read_text().splitlines() == ["0", "1", "2", "3", "finished"]
+    assert (folder / "history.csv").exists() == ("logger=csv" in words)
+
+
+def test_no_other_machine_gets_the_loggers():
+    values = run_config(composed("logger=[csv,wandb]"))
+    assert "logger" not in json.loads(values["config"])
+    assert not load_config(values, 10).logger
+    assert values == run_config(composed())
+
+
+def test_a_node_makes_no_logger_of_a_submitted_configuration():
+    values = run_config(composed())
+    config = {**json.loads(values["config"]), "logger": {"x": {"_target_": "nowhere.Bait"}}}
+    made = load_config({**values, "config": json.dumps(config)}, 10)
+    assert made.logger == {"x": {"_target_": "nowhere.Bait"}}  # it is read, and nothing is imported
