@@ -88,7 +88,7 @@ function showFigures(run) {
     known(run.loss) && metric.name !== "loss" ? `test loss ${figure(run.loss)}` : ""]);
   for (const [way, name] of [["uplink", "sent up"], ["downlink", "sent down"]]) {
     const sent = run[way], more = [];
-    if (known(sent.ratio)) more.push(`compression ratio ${sent.ratio.toFixed(2)}`);
+    if (known(sent.ratio)) more.push(`ratio ${sent.ratio.toFixed(2)}`);
     if (known(sent.indices)) more.push(`indices ${bytes(sent.indices)}`);
     found.push([name, bytes(sent.bytes), more.join("; ")]);
   }
@@ -286,7 +286,7 @@ function arrange() {
   const value = (node) => (key === "state" ? STATES[stateOf(node)]
     : key === "node" ? node.partition ?? node.node : node[key]);
   order = nodes.filter((node) => FILTERS[filter](stateOf(node), node) &&
-    (!wanted || node.node.includes(wanted) || String(node.partition) === wanted ||
+    (!wanted || (wanted.length > 5 && node.node.startsWith(wanted)) || String(node.partition) === wanted ||
       (node.reason || "").toLowerCase().includes(wanted)));
   order.sort((a, b) => {
     const x = value(a), y = value(b);
