@@ -75,7 +75,13 @@ def table(content: Any) -> dict[str, Any]:
     columns["state"] = states(nodes, seconds)
     others = number(content.get("others")) or 0
     others += max(len(content["nodes"]) - SHOWN, 0)
-    return {"seconds": seconds, "others": others, "metric": metric, "columns": columns}
+    return {
+        "round": number(content.get("round")),
+        "seconds": seconds,
+        "others": others,
+        "metric": metric,
+        "columns": columns,
+    }
 
 
 def states(nodes: Sequence[Mapping[str, Any]], seconds: float | None) -> list[str]:

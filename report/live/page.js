@@ -89,7 +89,7 @@ function showFigures(run) {
   for (const [way, name] of [["uplink", "sent up"], ["downlink", "sent down"]]) {
     const sent = run[way], more = [];
     if (known(sent.ratio)) more.push(`ratio ${sent.ratio.toFixed(2)}`);
-    if (known(sent.indices)) more.push(`indices ${bytes(sent.indices)}`);
+    if (sent.indices > 0) more.push(`indices ${bytes(sent.indices)}`);
     found.push([name, bytes(sent.bytes), more.join("; ")]);
   }
   found.push(["time", duration(run.seconds),
@@ -231,6 +231,7 @@ class Chart {
   }
 }
 function showCurves() {
+  byId("axis").options[0].textContent = `${latest.unit}s`;
   for (const option of byId("axis").options) {
     const axis = latest.axes.indexOf(option.value);
     const has = Object.values(curves).some((points) => points.some(([axes]) => known(axes[axis])));

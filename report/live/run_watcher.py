@@ -50,7 +50,7 @@ class RunWatcher:
         }
         metric = self._metric(result)
         state, reason = self._stage(result)
-        at, of = number(last.get("round")), number(last.get("rounds"))
+        at, of = self._round(last, state), number(last.get("rounds"))
         speeds = rows.speeds()
         rest = ratio(of - at, speeds["rounds"]) if at is not None and of is not None else None
         found: dict[str, Any] = {
@@ -86,6 +86,13 @@ class RunWatcher:
         if nodes != self._nodes.version:
             found["nodes"] = self._nodes.content
         return found
+
+    def _round(self, last: dict[str, Any], state: str) -> float | None:
+        """Return the number of rounds so far; an asynchronous run tells it first in its nodes."""
+        at = number(last.get("round"))
+        if state == "running" and at is not None and self._nodes.content is not None:
+            return max(at, self._nodes.content["round"] or 0.0)
+        return at
 
     def _result(self) -> dict[str, Any]:
         """Return the run's result; {} if there is none that can be read."""
@@ -126,7 +133,7 @@ class RunWatcher:
             return self._end(result)
         if failed := self._failure():
             return failed
-        if not self._history.rows:
+        if not self._history.rows and self._nodes.content is None:
             if (self.folder / PLACE).exists():
                 return "waiting", "the run has been submitted to a server, and has not begun"
             return "waiting", "the run has written nothing yet"

@@ -74,11 +74,11 @@ def node(place, dice, **more):
     }
 
 
-def write_nodes(folder, count, others=0, seed=0, **more):
-    """Write a `nodes.json` of `count` nodes; `more`: values of all nodes."""
+def write_nodes(folder, count, others=0, seed=0, reached=1, **more):
+    """Write a `nodes.json` of `count` nodes in round `reached`; `more`: values of all nodes."""
     dice = random.Random(seed)
     content = {
-        "round": 7,
+        "round": reached,
         "seconds": 12.5,
         "virtual": True,
         "updated": 1764270000.0,

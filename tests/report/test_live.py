@@ -419,6 +419,18 @@ def test_states_of_nodes(folder):
     assert states == ["ready", "slow", "waiting", "slow", "offline", "ready"]
 
 
+def test_the_round_between_two_rows_comes_from_the_nodes(folder):
+    """An asynchronous run writes a row only after many updates."""
+    folder.mkdir()
+    write_nodes(folder, 2, reached=7)
+    found = RunWatcher(folder).look()
+    assert (found["state"], found["round"]) == ("running", None)
+    write_history(folder, 3)
+    assert RunWatcher(folder).look()["round"] == 7
+    write_result(folder)
+    assert RunWatcher(folder).look()["round"] == ROUNDS
+
+
 def test_of_few_nodes_none_is_slow(folder):
     write_history(folder, 3)
     nodes = [{"node": n, "lag": lag} for n, lag in enumerate((1.0, 1.0, 50.0))]
