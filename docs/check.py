@@ -15,12 +15,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from docs.check_without_running import COMPOSED, LISTED, PARSED, ROOT, Checked, Wrong, check
 from docs.commands import Block, Command, blocks
-from docs.run_page import run_page
+from docs.run_page import PageRun
 from report.format import markdown_table
 
 RUN, TESTED = "run", "tested"
@@ -101,8 +102,12 @@ def check_page(page: Path, ran: bool = False) -> tuple[list[Checked], list[str]]
             continue
         for command in commands:
             try:
-                checked = check(command) if not test_of(command, block) else Checked(TESTED)
-                found.append(Checked(RUN) if ran and not NOT_RUN.match(command.text) else checked)
+                if ran and not NOT_RUN.match(command.text):
+                    found.append(Checked(RUN))
+                elif test_of(command, block):
+                    found.append(Checked(TESTED))
+                else:
+                    found.append(check(command))
             except Wrong as error:
                 wrong.append(f"{_shown(page)}:{command.line}: {command.text}: {error}")
     return found, wrong
@@ -145,15 +150,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.chdir(ROOT)
     began, wrong = time.monotonic(), list[str]()
     checked: list[tuple[Path, list[Checked]]] = []
-    for page in [each.resolve() for each in asked.pages] or pages():
+    asked_pages = [each.resolve() for each in asked.pages] or pages()
+    for page in asked_pages:
         if not page.is_file():
             parser.error(f"{page}: no such page")
-        running = page == ROOT / TUTORIAL and not asked.no_run
-        found, mistakes = check_page(page, ran=running)
-        if running:
-            mistakes += run_page(page, NOT_RUN)
-        checked.append((page, found))
-        wrong += mistakes
+    with ExitStack() as stack:
+        tutorial = ROOT / TUTORIAL
+        running = tutorial in asked_pages and not asked.no_run
+        run = stack.enter_context(PageRun(tutorial, NOT_RUN)) if running else None
+        for page in asked_pages:  # while the commands of the tutorial are running
+            found, mistakes = check_page(page, ran=running and page == tutorial)
+            checked.append((page, found))
+            wrong += mistakes
+        wrong += run.mistakes() if run is not None else []
     print(table(checked))
     print("\nlisted:", *listed(each for _, found in checked for each in found), sep="\n")
     print(f"\n{len(wrong)} mistakes, {time.monotonic() - began:.0f} s", *wrong, sep="\n")

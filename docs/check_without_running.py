@@ -39,8 +39,8 @@ REASONS = {
     "uv": DOWNLOADS,
     **dict.fromkeys(
         (
-            *(".", "cd", "cp", "exit", "export", "find", "grep", "head", "kill", "ls", "mkdir"),
-            *("mktemp", "pkill", "printf", "rm", "set", "sleep", "trap", "wait"),
+            *(".", "cd", "cp", "exit", "export", "find", "grep", "head", "jobs", "kill", "ls"),
+            *("mkdir", "mktemp", "pkill", "printf", "rm", "set", "sleep", "source", "trap", "wait"),
         ),
         SHELL,
     ),

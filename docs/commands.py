@@ -135,6 +135,8 @@ def _simple_commands(line: str) -> Iterator[tuple[list[str], dict[str, str]]]:
 
 def _command(words: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
     variables: dict[str, str] = {}
+    if words[:1] == ["for"]:  # its words are no command
+        return
     while words and (words[0] in KEYWORDS or ASSIGNMENT.fullmatch(words[0])):
         key, equals, value = words[0].partition("=")
         if equals:

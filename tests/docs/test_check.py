@@ -8,7 +8,7 @@ from docs.check import NOT_RUN, TUTORIAL, check_page, main, pages, table
 from docs.check_without_running import LISTED, PARSED, ROOT
 from docs.check_without_running import check as check_command
 from docs.commands import blocks
-from docs.run_page import is_printed, run_page
+from docs.run_page import PageRun, is_printed
 
 
 def commands(folder, text):
@@ -31,6 +31,7 @@ def commands(folder, text):
         ("(\n  set -e\n  until ls; do sleep 1; done\n)", [("set", "-e"), ("ls",), ("sleep", "1")]),
         ("cd a --port 9091 > log 2>&1 & server=$!", [("cd", "a", "--port", "9091")]),
         ("ls < in >> out 2> err", [("ls",)]),
+        ("for x in 0 1; do\n  ls $x &\ndone", [("ls", "$x")]),
         ("export A='x\ny' B=$(mktemp -d)", [("export", "A=x\ny", "B=$"), ("mktemp", "-d")]),
         ("kill $x || { grep a; exit 1; }", [("kill", "$x"), ("grep", "a"), ("exit", "1")]),
         ("python -m a ... --b c", [("python", "-m", "a", "--b", "c")]),
@@ -167,19 +168,24 @@ def small(tmp_path, monkeypatch):
     return tmp_path / "page.md"
 
 
+def mistakes_of(page):
+    with PageRun(page, re.compile("ssh")) as run:
+        return run.mistakes()
+
+
 def test_a_page_is_run_in_a_copy_and_its_output_compared(small):
     small.write_text(
         "```bash\nls\ncd . && export A=7\n```\n```text\nfile\n```\n\n```bash\necho $A 3.5 kB left\n"
         "ssh never\n```\n```bash\nexport B=1\necho $A 3.5 kB left, $PWD\n```\n"
         "```text\n9 81 MB left, ...edgewire\nother\n```\n"
     )
-    assert run_page(small, re.compile("ssh")) == [f"{small}:19: not printed: other"]
+    assert mistakes_of(small) == [f"{small}:19: not printed: other"]
     assert not (small.parent / "project" / "log").exists()
 
 
 def test_a_failing_command_is_named_and_left_processes_end(small):
     small.write_text("```bash\nsleep 600 &\n```\n\n```bash\nls /nowhere\n```\n")
-    (line,) = run_page(small, re.compile("ssh"))
+    (line,) = mistakes_of(small)
     assert line.startswith(f"{small}:6: exit code ")
     assert "/nowhere" in line
 
