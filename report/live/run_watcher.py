@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from pathlib import Path
@@ -162,7 +163,7 @@ class RunWatcher:
     def _resume(self) -> str:
         if not any((self.folder / name).exists() for name in (CHECKPOINT, PLACE)):
             return ""
-        return f"; to resume it: python run.py resume={self.folder}"
+        return f"; to resume it: python run.py resume={shlex.quote(str(self.folder))}"
 
 
 def direction(row: dict[str, Any], way: str) -> dict[str, float | None]:
