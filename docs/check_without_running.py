@@ -236,6 +236,8 @@ def _parse(module: str, arguments: Sequence[str], partial: bool) -> str:
     for name in ("parse_args", "parse_known_args"):
         method = getattr(argparse.ArgumentParser, name)
         setattr(argparse.ArgumentParser, name, stopping(method))
+    for name in (module, f"{module}.__main__"):
+        sys.modules.pop(name, None)  # runpy warns of a module that is imported already
     sys.argv = [module, *arguments]
     said = io.StringIO()
     try:
