@@ -34,6 +34,7 @@ DOWNLOADS = "downloads packages; the names of extras are checked"
 SHELL = "a shell's own: only its name is checked"
 REASONS = {
     "ssh": "needs another machine",
+    **dict.fromkeys(("mlflow", "tensorboard", "wandb"), "another project's program"),
     "sudo": "changes the system",
     "pip": DOWNLOADS,
     "uv": DOWNLOADS,
@@ -106,19 +107,30 @@ def check_run(words: Sequence[str]) -> Checked:
 
     Raises `Wrong` for the first mistake.
     """
+    from command import saved_config
     from command.new_task import NEW
-    from command.saved_config import BESIDE, RESUME
+    from command.saved_config import BESIDE, RESUME, options_first
 
     if words[:1] == [NEW]:
         if len(words) != 2:
             raise Wrong(f"run.py {NEW} takes one name")
         return Checked(PARSED)
-    if any(word.startswith(f"{RESUME}=") for word in words):
-        if wrong := [w for w in words if not w.startswith((f"{RESUME}=", *BESIDE))]:
-            raise Wrong(f"{wrong[0]} does not go with resume=")
-        return Checked(PARSED)
+    # `continue=` continues a sweep, where this version has it.
+    for key in (RESUME, getattr(saved_config, "CONTINUE", RESUME)):
+        if any(word.startswith(f"{key}=") for word in words):
+            beside = (f"{key}=", *(BESIDE if key == RESUME else vars(saved_config)["BESIDE_SWEEP"]))
+            if wrong := [word for word in words if not word.startswith(beside)]:
+                raise Wrong(f"{wrong[0]} does not go with {key}=")
+            return Checked(PARSED)
     try:
-        for job in _jobs(words):
+        given, _ = options_first(list(words))
+        if given.config_dir:
+            raise Wrong(
+                "a folder of the user's own configuration is not here: a test has to run it"
+            )
+        if given.config_path:
+            return Checked(LISTED, "needs a folder that a run or a program has written", "run.py")
+        for job in _jobs(given.overrides, given.multirun):
             _compose(job)
     except Wrong:
         raise
@@ -127,23 +139,19 @@ def check_run(words: Sequence[str]) -> Checked:
     return Checked(COMPOSED)
 
 
-def _jobs(words: Sequence[str]) -> list[list[str]]:
+def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
     """Return the overrides of a run, or of the first jobs of a sweep, without Hydra's own."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
-    from command.saved_config import options_first
     from conf.load import HERE
     from conf.sweeper import Cases, split_case
 
-    given, _ = options_first(list(words))
-    if given.config_dir or given.config_path or given.config_name:
-        raise Wrong("a folder of the user's own configuration is not here: a test has to run it")
-    overrides = [word for word in given.overrides if not word.lstrip("+~").startswith("hydra.")]
-    if not given.multirun:
+    overrides = [word for word in words if not re.match(r"[+~]*hydra[./]", word)]
+    if not sweep:
         return [overrides]
     parser = OverridesParser.create()
-    line = parser.parse_overrides(overrides)
+    line = parser.parse_overrides([_with_a_bound(word) for word in overrides])
     name = next((each.value() for each in line if each.key_or_group == "experiment"), None)
     if name is not None and not (HERE / "experiment" / f"{name}.yaml").is_file():
         raise Wrong(f"there is no experiment={name}")
@@ -156,6 +164,11 @@ def _jobs(words: Sequence[str]) -> list[list[str]]:
     swept = parser.parse_overrides([f"{key}={value}" for key, value in params.items()])
     jobs = cases.split_arguments([*swept, *line], None)[0]
     return jobs[:: max(len(jobs) // JOBS, 1)][:JOBS]
+
+
+def _with_a_bound(word: str) -> str:
+    """Return an override with the lower bound in place of an interval, which a search samples."""
+    return re.sub(r"=(?:tag\(\w+,\s*)?interval\(([^,()]+),[^()]*\)+$", r"=\1", word)
 
 
 def _compose(overrides: Sequence[str]) -> None:
