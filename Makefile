@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 # Where this is set, every process would compile torch and Flower anew, five seconds each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-system check fuzz bench wheel clean
+.PHONY: run test test-system check docs-check fuzz bench wheel clean
 
 run: $(VENV)/ready
 	$(PY) run.py $(ARGS)
@@ -25,6 +25,10 @@ check: $(VENV)/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+# Every command in the pages: runs those of the tutorial, checks the others. It takes four minutes.
+docs-check: $(VENV)/ready
+	$(PY) -m docs.check
 
 # The long tests: 100,000 mutated payloads with right checksums, spread over all decoders; and
 # 10,000 mutated replies for each preset and strategy, which takes hours (REPLIES=500 for fewer).

@@ -1,0 +1,129 @@
+"""Reads `nodes.json`, in which a run writes what each node has done; names slow nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from report.live.history import number
+
+NODES = "nodes.json"
+SHOWN = 2000  # nodes, at most
+FACTOR = 3.0  # a node is slow if its lag is above so many times the median
+ENOUGH = 4  # nodes whose lag is known, without which no node is slow
+LONGEST = 500  # characters of a reason
+NUMBERS = (
+    *("partition", "messages", "replies", "failures", "uplink_bytes", "downlink_bytes"),
+    *("sent", "heard", "lag", "mean_lag", "samples", "train_loss", "staleness", "density"),
+)
+KNOWN = {"node", "online", "waiting", "reason", "labels", *NUMBERS}
+
+
+class Nodes:
+    """The content of a run's `nodes.json`, read again when the file has changed.
+
+    `version`: a text that differs for each content; "" without a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.version = ""
+        self.updated: float | None = None  # unix time
+        self.content: dict[str, Any] | None = None
+
+    def read(self) -> None:
+        """Read the file if it has changed; a damaged file leaves the content as it was."""
+        try:
+            found = self._path.stat()
+            if (version := f"{found.st_mtime_ns}.{found.st_size}.{found.st_ino}") == self.version:
+                return
+            text = self._path.read_bytes()
+        except OSError:
+            self.version, self.content, self.updated = "", None, None
+            return
+        self.version = version
+        try:
+            self.content = table(json.loads(text, parse_constant=lambda name: None))
+        except (ValueError, RecursionError):
+            return
+        self.updated = found.st_mtime
+
+
+def table(content: Any) -> dict[str, Any]:
+    """Return the nodes as columns, each a list, with the `state` and `metric` of each node.
+
+    `metric`: the name of the values in the column `metric`, null if no node has one. Values of a
+    wrong type become null. Raises `ValueError` if the content has no list of nodes.
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
+        raise ValueError(f"{NODES} has no list of nodes")
+    nodes = [each for each in content["nodes"] if isinstance(each, dict)][:SHOWN]
+    seconds = number(content.get("seconds"))
+    columns: dict[str, list[Any]] = {
+        key: [number(node.get(key)) for node in nodes] for key in NUMBERS
+    }
+    metric = metric_of(nodes)
+    columns["metric"] = [number(node.get(metric)) if metric else None for node in nodes]
+    # A browser's numbers have 53 bits, and Flower's ids have 64.
+    columns["node"] = [str(node.get("node", "?"))[:40] for node in nodes]
+    columns["online"] = [node.get("online") is not False for node in nodes]
+    columns["reason"] = [_line(node.get("reason")) for node in nodes]
+    columns["labels"] = [_counts(node.get("labels")) for node in nodes]
+    columns["state"] = states(nodes, seconds)
+    others = number(content.get("others")) or 0
+    others += max(len(content["nodes"]) - SHOWN, 0)
+    return {
+        "round": number(content.get("round")),
+        "seconds": seconds,
+        "others": others,
+        "metric": metric,
+        "columns": columns,
+    }
+
+
+def states(nodes: Sequence[Mapping[str, Any]], seconds: float | None) -> list[str]:
+    """Return each node's state: offline, slow, waiting or ready.
+
+    `seconds`: the run's time. A node is slow if its lag, or the time since the message that it has
+    not answered, is above `FACTOR` times the median of all lags. Waiting: the node has not answered
+    a message.
+    """
+    lags = [lag for node in nodes if (lag := number(node.get("lag"))) is not None]
+    bound = FACTOR * median(lags) if len(lags) >= ENOUGH else None
+    return [_state(node, seconds, bound) for node in nodes]
+
+
+def _state(node: Mapping[str, Any], seconds: float | None, bound: float | None) -> str:
+    if node.get("online") is False:
+        return "offline"
+    waiting, late = node.get("waiting") is True, number(node.get("lag"))
+    asked = number(node.get("sent"))
+    if waiting and seconds is not None and asked is not None:
+        late = max(seconds - asked, late or 0)
+    if bound is not None and late is not None and late > bound:
+        return "slow"
+    return "waiting" if waiting else "ready"
+
+
+def metric_of(nodes: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the name of the metric that nodes measure: the key that no other column has."""
+    names = (key for node in nodes for key, value in node.items() if number(value) is not None)
+    return next((str(name)[:40] for name in names if name not in KNOWN), None)
+
+
+def _line(value: Any) -> str | None:
+    """Return a text in one line of at most `LONGEST` characters."""
+    if not isinstance(value, str) or not value.strip():
+        return None
+    line = " ".join(value.split())
+    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+
+
+def _counts(value: Any) -> list[float] | None:
+    if not isinstance(value, list) or len(value) > 1000:
+        return None
+    counts = [number(each) or 0 for each in value]
+    return counts or None

@@ -1,0 +1,199 @@
+"""Reads a run's folder again and again, and tells the run's state for the page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from report.errors import ResultsError
+from report.live.history import AXES, History, number, ratio, sent
+from report.live.nodes import NODES, Nodes
+from report.metric import LOSS, MainMetric, main_of
+from report.runs import HISTORY, OVERRIDES, RESULT, read_overrides, read_result
+
+FAILED, CHECKPOINT, PLACE = "failed.json", "checkpoint", "superlink.json"
+FILES = (".hydra", RESULT, HISTORY, NODES, CHECKPOINT, FAILED, PLACE, "model.safetensors")
+SILENT = 60.0  # seconds without news, at least, after which a run may be dead
+LONG = 10.0  # this is also so many times the time of a round
+LINES = 300  # characters of a reason
+
+
+class RunWatcher:
+    """Watches the run in a folder; its methods may be called by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._history, self._nodes = History(folder / HISTORY), Nodes(folder / NODES)
+        self._lock = threading.Lock()
+
+    def look(self, history: str = "", nodes: str = "") -> dict[str, Any]:
+        """Return the run's state, ready for JSON.
+
+        `history`, `nodes`: the versions that the page has. The state has `curves` and `nodes` only
+        in another version.
+        """
+        with self._lock:
+            self._history.read()
+            self._nodes.read()
+            return self._state(history, nodes)
+
+    def _state(self, history: str, nodes: str) -> dict[str, Any]:
+        result, rows = self._result(), self._history
+        # The result has values that only the end of the run tells; a damaged value replaces none.
+        last = rows.last | {
+            key: value
+            for key, value in result.items()
+            if number(value) is not None or number(rows.last.get(key)) is None
+        }
+        metric = self._metric(result)
+        state, reason = self._stage(result)
+        at, of = self._round(last, state), number(last.get("rounds"))
+        speeds = rows.speeds()
+        rest = ratio(of - at, speeds["rounds"]) if at is not None and of is not None else None
+        found: dict[str, Any] = {
+            "name": self.folder.name,
+            "folder": str(self.folder),
+            "overrides": self._overrides(),
+            "state": state,
+            "reason": reason,
+            "silence": self._silence(),
+            "round": at,
+            "rounds": of,
+            "unit": "update" if "staleness" in last else "round",
+            "metric": {
+                **metric._asdict(),
+                "value": _first(number(result.get(metric.name)), rows.evaluation),
+                "best": _first(number(result.get(f"best_{metric.name}")), rows.best),
+            },
+            **{
+                key: number(last.get(key))
+                for key in ("loss", "train_loss", "seconds", "virtual_seconds", "staleness")
+            },
+            "updates": number(last.get("client_updates")),
+            "failures": number(last.get("failures")),
+            "left": rest if state == "running" else None,
+            "speeds": speeds,
+            "uplink": direction(last, "uplink"),
+            "downlink": direction(last, "downlink"),
+            "versions": {"history": rows.version, "nodes": self._nodes.version},
+            "axes": AXES,
+        }
+        if history != rows.version:
+            found["curves"] = rows.curves()
+        if nodes != self._nodes.version:
+            found["nodes"] = self._nodes.content
+        return found
+
+    def _round(self, last: dict[str, Any], state: str) -> float | None:
+        """Return the number of rounds so far; an asynchronous run tells it first in its nodes."""
+        at = number(last.get("round"))
+        if state == "running" and at is not None and self._nodes.content is not None:
+            return max(at, self._nodes.content["round"] or 0.0)
+        return at
+
+    def _result(self) -> dict[str, Any]:
+        """Return the run's result; {} if there is none that can be read."""
+        try:
+            return read_result(self.folder)
+        except (OSError, ValueError, RecursionError):
+            return {}
+
+    def _metric(self, result: dict[str, Any]) -> MainMetric:
+        try:
+            return main_of(result) if result else self._history.metric or LOSS
+        except ValueError:
+            return self._history.metric or LOSS
+
+    def _overrides(self) -> str | None:
+        """Return the command-line overrides of the run; None if they are not stored."""
+        try:
+            overrides = read_overrides(self.folder) if (self.folder / OVERRIDES).exists() else {}
+        except (OSError, ValueError):
+            return None
+        return " ".join(f"{key}={value}" for key, value in overrides.items()) or None
+
+    def _silence(self) -> float | None:
+        """Return the seconds since the run wrote its last row or `nodes.json`."""
+        times = []
+        for name in (HISTORY, NODES):
+            try:
+                times.append((self.folder / name).stat().st_mtime)
+            except OSError:
+                continue
+        return max(time.time() - max(times), 0.0) if times else None
+
+    def _stage(self, result: dict[str, Any]) -> tuple[str, str | None]:
+        """Return the stage of the run and a line that explains it."""
+        if not self.folder.is_dir():
+            return "removed", "the run's folder is not there any more"
+        if result:
+            return self._end(result)
+        if failed := self._failure():
+            return failed
+        if not self._history.rows and self._nodes.content is None:
+            if (self.folder / PLACE).exists():
+                return "waiting", "the run has been submitted to a server, and has not begun"
+            return "waiting", "the run has written nothing yet"
+        silence, per_round = self._silence() or 0.0, self._history.speeds()["rounds"]
+        if silence > max(SILENT, LONG * (ratio(1.0, per_round) or 0.0)):
+            return "silent", f"nothing was written lately; the run may be dead{self._resume()}"
+        return "running", None
+
+    def _end(self, result: dict[str, Any]) -> tuple[str, str | None]:
+        stopped = result.get("stopped")
+        reason = " ".join(str(stopped).split())[:LINES] if stopped else None
+        if result.get("diverged"):
+            return "diverged", reason or "the model has diverged"
+        if reason == "interrupted":
+            return "interrupted", f"the run was stopped{self._resume()}"
+        return ("failed", reason) if reason else ("finished", None)
+
+    def _failure(self) -> tuple[str, str | None] | None:
+        """Return the state of a sweep's job that has failed, from its `failed.json`; or None."""
+        try:
+            found = json.loads((self.folder / FAILED).read_text())
+            return "failed", " ".join(str(found["line"]).split())[:LINES]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def _resume(self) -> str:
+        if not any((self.folder / name).exists() for name in (CHECKPOINT, PLACE)):
+            return ""
+        return f"; to resume it: python run.py resume={shlex.quote(str(self.folder))}"
+
+
+def direction(row: dict[str, Any], way: str) -> dict[str, float | None]:
+    """Return the bytes of a direction ("uplink" or "downlink"), in parts, and their ratio."""
+    count, plain = sent(row, way)
+    return {
+        "bytes": count,
+        "float32": plain,
+        "ratio": ratio(plain, count),
+        "indices": number(row.get(f"{way}_index_bytes")),
+        "values": number(row.get(f"{way}_value_bytes")),
+    }
+
+
+def _first(*values: float | None) -> float | None:
+    """Return the first value that is known."""
+    return next((value for value in values if value is not None), None)
+
+
+def expect_run(folder: Path) -> Path:
+    """Return the absolute path of a run's folder.
+
+    An empty folder is a run that has not begun. Raises `ResultsError` for a folder that does not
+    exist, for a sweep, and for a folder of other files.
+    """
+    if not folder.is_dir():
+        raise ResultsError(f"{folder}: no such folder; name the folder of a run")
+    if any((folder / name).exists() for name in FILES) or not any(folder.iterdir()):
+        return folder.resolve()
+    for inner in sorted(folder.glob("*")):
+        if any((inner / name).exists() for name in FILES[:3]):
+            raise ResultsError(f"{folder} holds several runs: name one of them, such as {inner}")
+    raise ResultsError(f"{folder} is no run: it has neither {HISTORY} nor .hydra/")
