@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import httpx
 
 GROWING = "history.jsonl"  # its new rows are copied during the run
 REPLACED = "nodes.json"  # copied during the run with the rows; all other files at the run's end
+PAUSE = 5.0  # seconds between two copies of the file
 _PART = ".part"  # suffix of an incomplete copy
 
 
@@ -63,8 +65,8 @@ Source = ServedFiles | LocalFiles  # the place from which a run's files are copi
 def follow_files(source: Source, folder: Path) -> None:
     """Copy what a run has written to the files that other programs read during the run.
 
-    New rows are appended to the copy of the history in `folder`. With them the file `REPLACED` is
-    copied.
+    New rows are appended to the copy of the history in `folder`. The file `REPLACED` is copied at
+    most every `PAUSE` seconds.
     """
     sizes = source.sizes()
     here = folder / GROWING
@@ -75,8 +77,9 @@ def follow_files(source: Source, folder: Path) -> None:
         have = 0
     if there > have:
         source.read(GROWING, have, here)
-        if REPLACED in sizes:
-            _fetch(source, REPLACED, folder)
+    copy = folder / REPLACED
+    if REPLACED in sizes and not (copy.exists() and time.time() - copy.stat().st_mtime < PAUSE):
+        _fetch(source, REPLACED, folder)
 
 
 def _fetch(source: Source, name: str, folder: Path) -> None:

@@ -91,6 +91,10 @@ class NodeLog(GridWrapper):
         self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
         self._began = 0.0 if self._virtual else self._grid.now
+        self._newest: tuple[int, Mapping[int, FailedNode]] = (
+            0,
+            {},
+        )  # the last arguments of `write`
         self._written, self._cost = -math.inf, 0.0  # when and in how many seconds it was written
 
     def load(self, state: NodeLogState) -> None:
@@ -130,6 +134,7 @@ class NodeLog(GridWrapper):
             self.state.open[message_id] = message.metadata.dst_node_id, now
         while len(self.state.open) > OPEN:
             del self.state.open[next(iter(self.state.open))]
+        self._refresh()
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -182,7 +187,13 @@ class NodeLog(GridWrapper):
                 unknown = reply.metadata.src_node_id, now
                 node, sent = self.state.open.pop(reply.metadata.reply_to_message_id, unknown)
                 self._received(reply, node, sent, now)
+            self._refresh()
         return replies
+
+    def _refresh(self) -> None:
+        """Write `nodes.json` in the middle of a round, which may last for hours on devices."""
+        if self._written >= 0:
+            self.write(*self._newest)
 
     def _received(self, reply: Message, node: int, sent: float, now: float) -> None:
         activity = self._of(node)
@@ -234,6 +245,7 @@ class NodeLog(GridWrapper):
         pause = max(OFTEN, self._cost / SHARE)
         if self._folder is None or (labels is None and began - self._written < pause):
             return
+        self._newest = server_round, failed
         for node, each in failed.items():
             activity = self._of(node)
             activity.failures, activity.reason = each.failures, each.reason

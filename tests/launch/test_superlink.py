@@ -17,7 +17,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.proto.run_pb2 import Run, RunStatus
 from flwr.supercore.fab import Fab
 
-from launch import superlink
+from launch import download, superlink
 from launch.download import LocalFiles, fetch_all, follow_files
 from launch.superlink import expect_there, refuse, wait_for_nodes
 from launch.superlink_client import Superlink
@@ -145,13 +145,14 @@ def test_a_run_that_the_server_no_longer_has_keeps_its_files(tmp_path):
     assert (here / "history.jsonl").read_text() == "{}\n"
 
 
-def test_growing_files_are_copied_back(tmp_path):
+def test_growing_files_are_copied_back(tmp_path, monkeypatch):
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
     source = LocalFiles(there)
     follow_files(source, here)  # at this time no file exists
     assert fetch_all(source, here) == []
     there.mkdir()
+    monkeypatch.setattr(download, "PAUSE", 0)
     for text in ("one\n", "one\ntw", "one\ntwo\nthree\n"):
         (there / "history.jsonl").write_text(text)
         (there / "nodes.json").write_text(text)
