@@ -77,15 +77,6 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def swept_cases(experiment: str) -> list[str]:
-    """Return the cases of an experiment. Raises `ResultsError` if it has none."""
-    content = _read(CONF / "experiment" / f"{experiment}.yaml")
-    cases = (content.get("hydra") or {}).get("sweeper", {}).get("cases")
-    if not cases:
-        raise ResultsError(f"conf/experiment/{experiment}.yaml has no hydra.sweeper.cases")
-    return [str(case) for case in cases]
-
-
 def _read(file: Path) -> dict[str, Any]:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):

@@ -111,10 +111,11 @@ def short_name(overrides: Mapping[str, str]) -> str:
     return " ".join([overrides.get("algorithm", "default"), *others])
 
 
-def default_goal(runs: Sequence[Measured]) -> Goal:
-    """Return 98 % of the best uncompressed value, or 1.02 times it if less is better.
+def default_goal(runs: Sequence[Measured], share: float = SHARE) -> Goal:
+    """Return a share of the best uncompressed value.
 
-    Raises `ResultsError` without an uncompressed run.
+    If less is better, the goal is (2 - share) times the best value. Raises `ResultsError` without
+    an uncompressed run.
     """
     metric = runs[0].run.metric
     means = [
@@ -124,8 +125,10 @@ def default_goal(runs: Sequence[Measured]) -> Goal:
     ]
     if (best := metric.best(means)) is None:
         raise ResultsError("no run without compression gives a goal: give one by --accuracy")
-    bound = best - abs(best) * (1 - SHARE) * (1 if metric.higher else -1)
-    return Goal(metric, bound, f"98 % as good as the best without compression, {metric.text(best)}")
+    bound = best - abs(best) * (1 - share) * (1 if metric.higher else -1)
+    part = f"{share:.0%}" if metric.higher else f"{2 - share:.0%}"
+    text = f"{part.replace('%', ' %')} of the best without compression, {metric.text(best)}"
+    return Goal(metric, bound, text)
 
 
 def asked_goal(runs: Sequence[Measured], name: str | None, value: float) -> Goal:

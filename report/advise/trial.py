@@ -29,7 +29,7 @@ from report.format import NOTHING, human_bytes, human_seconds
 from report.learning_curve import first_at
 from report.metric import LOSS, MainMetric
 from report.run_archive import ROOT
-from report.runs import HYDRA, Row, Run, read_runs, split_overrides
+from report.runs import HYDRA, Row, Run, read_overrides, read_runs, split_overrides
 from simulation.network import Network
 
 # presets for training whole models in rounds of several local steps
@@ -72,7 +72,6 @@ class Trial:
     seconds: float | None
     best: float | None
     row: Row
-    overrides: Mapping[str, str]
     folder: Path
 
 
@@ -143,7 +142,7 @@ def _run(
     folder: Path,
 ) -> list[Run]:
     """Run the presets as one sweep; return the finished runs. Raises `ResultsError`."""
-    cases = [" ".join(_case(name, network, rounds, nodes)) for name in tried]
+    cases = [" ".join(preset_overrides(name, network, rounds, nodes)) for name in tried]
     command = [
         sys.executable, "run.py", "-m", "hydra/sweeper=cases", f"hydra.sweep.dir={folder}",
         f"hydra.sweeper.cases={json.dumps(cases)}",
@@ -160,7 +159,7 @@ def _run(
         raise ResultsError(f"no run has finished ({last.strip()}); the log is {log}") from error
 
 
-def _case(name: str, network: Network, rounds: int, nodes: int) -> list[str]:
+def preset_overrides(name: str, network: Network, rounds: int, nodes: int) -> list[str]:
     """Return the overrides of one preset's run."""
     asynchronous = effective({"algorithm": name}).get("strategy") == "asynchronous"
     unit = nodes if asynchronous else 1
@@ -230,7 +229,7 @@ def _trial(run: Run, metric: MainMetric, level: float) -> Trial:
     name = run.overrides.get("algorithm", "")
     seconds = None if found is None else found.get("virtual_seconds")
     row = found or (rows[-1] if rows else {})
-    return Trial(name, seconds, best, row, run.overrides, run.folder)
+    return Trial(name, seconds, best, row, run.folder)
 
 
 def write_config(folder: Path, trial: Trial) -> Path:
@@ -245,7 +244,9 @@ def write_config(folder: Path, trial: Trial) -> Path:
 def device_command(trial: Trial) -> str:
     """Return the command that makes the run on real devices, without the simulated link."""
     kept = [
-        f"{key}={value}" for key, value in trial.overrides.items() if not key.startswith("network")
+        f"{key}={value}"
+        for key, value in read_overrides(trial.folder).items()
+        if key.split(".")[0] not in ("network", "engine", "hydra")
     ]
     place = ["engine=superlink", "engine.address=HOST:8000", "engine.certificate=keys/ca.crt"]
     return shlex.join(["python", "run.py", *kept, "network=ideal", *place])
@@ -277,7 +278,7 @@ def _as_json(
             {"name": each.name, "seconds": each.seconds, "best": each.best,
              "up_bytes": each.row.get("uplink_bytes"),
              "down_bytes": each.row.get("downlink_bytes"),
-             "overrides": dict(each.overrides)}
+             "overrides": read_overrides(each.folder)}
             for each in trials
         ],
         "config": str(file),
