@@ -196,7 +196,7 @@ def judge(runs: Sequence[Run], asked: argparse.Namespace) -> tuple[list[Trial], 
     if goal is not None:
         level = goal
     if sum(metric.reaches(best, level) for best in known) * 2 < len(runs):
-        level = ordered[math.ceil(0.75 * len(ordered)) - 1]
+        level = ordered[max(1, int(0.75 * len(ordered))) - 1]
     trials = [_trial(run, metric, level) for run in runs]
 
     def order(each: Trial) -> tuple[bool, float, float]:

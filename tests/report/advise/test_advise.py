@@ -344,7 +344,8 @@ def test_values_of_presets_are_those_that_hydra_composes(experiment):
             file = CONF / group / f"{found[group]}.yaml"
             chosen, composed = yaml.safe_load(file.read_text()), getattr(config, group)
             kind = "_target_" if "_target_" in chosen else "name"
-            assert chosen[kind] == composed[kind]
+            held = composed if isinstance(composed, dict) else vars(composed)
+            assert chosen[kind] == held[kind]
         assert ("asynchronous" in config.strategy["_target_"]) == (
             found["strategy"] == "asynchronous"
         )
