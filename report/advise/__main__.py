@@ -98,14 +98,20 @@ def radio_of(asked: argparse.Namespace) -> Radio | None:
 
 def found_runs(asked: argparse.Namespace, root: Path) -> Found:
     """Return the runs that answer the question. Raises `ResultsError` if there are none."""
-    runs = [*own_runs(asked.runs), *archived_runs(root)]
+    own, unusable = own_runs(asked.runs)
     try:
-        return choose(runs, asked.task, asked.model)
+        found = choose([*own, *archived_runs(root)], asked.task, asked.model)
     except NoRun as missing:
         size = asked.parameters or (parameters(asked.model) if asked.model else None)
         if size is None:
             raise
-        return nearest(missing, size)
+        found = nearest(missing, size)
+    if unusable:
+        found.notes.append(
+            f"{unusable} of your runs are left out: they have no values, divide a model among "
+            "nodes, or have a deadline or quorum"
+        )
+    return found
 
 
 def parameters(model: str) -> float | None:
@@ -159,6 +165,7 @@ def as_rows(ranked: Sequence[Ranked], goal: Goal, devices: int | None) -> list[d
                 "name": each.name,
                 "overrides": each.settings,
                 "source": each.runs[0].of,
+                "asynchronous": each.runs[0].asynchronous,
                 "runs": each.count,
                 "reached": len(each.reached),
                 "best": each.best,
@@ -181,8 +188,9 @@ def as_text(rows: Sequence[dict[str, Any]], goal: Goal, radio: Radio | None) -> 
         lines.append(f"{number}. {row['name']}   ({row['source']})")
         if row["reached"]:
             down, up = row["down_bytes_per_device"], row["up_bytes_per_device"]
+            unit = "updates" if row["asynchronous"] else "rounds"
             lines.append(
-                f"   {human_seconds(row['seconds'])}, {row['rounds']:.0f} rounds; a device "
+                f"   {human_seconds(row['seconds'])}, {row['rounds']:.0f} {unit}; a device "
                 f"receives {human_bytes(down)} and sends {human_bytes(up)}; "
                 f"{human_bytes(row['bytes'])} in all"
             )

@@ -183,6 +183,12 @@ def _never(ranked: Results) -> str:
     return "\n".join(items)
 
 
+def _names(names: Sequence[str]) -> str:
+    """Return names for a cell of a table: the first one, and how many others there are."""
+    others = f", or {len(names) - 1} more" if len(names) > 1 else ""
+    return f"`{names[0]}`{others}"
+
+
 def _benchmark(root: Path) -> str:
     """Return the section about the benchmark; one sentence if it has not been run."""
     kept = read_measured(measured_file(root, BENCHMARK))
@@ -195,7 +201,7 @@ def _benchmark(root: Path) -> str:
                 f"`{row['link']}`",
                 f"`{row['task']}`",
                 _percent(row["share"]),
-                f"`{row['advised']}`",
+                _names(row["advised"]),
                 human_seconds(row["advised_seconds"]),
                 human_seconds(row["best_seconds"]),
                 NOTHING if row["ratio"] is None else f"{row['ratio']:.2f}",

@@ -14,34 +14,9 @@ from report.advise.presets import CONF, effective, preset
 from report.advise.ranking import asked_goal, default_goal, rank, short_name
 from report.run_archive import ROOT
 from simulation.network import Network
+from tests.report.advise.made_runs import MB, NODES, add_run, curve
 from tests.report.sweeps import add_job
-from tests.runs import configured
-
-MB = 1_000_000
-NODES = 5
-
-
-def curve(values, up, down, key="accuracy", steps=4):
-    """Return the history of a run: one round per value, `up` and `down` bytes in a round."""
-    return [
-        {"round": n, key: value, "uplink_bytes": n * up, "downlink_bytes": n * down,
-         "virtual_seconds": n * steps * 0.01}
-        for n, value in enumerate(values)
-    ]  # fmt: skip
-
-
-def add_run(folder, overrides, values, up, down, key="accuracy", **result):
-    """Write a run of five nodes whose uncompressed messages have 1 MB."""
-    rows = curve(values, up * NODES, down * NODES, key)
-    rounds = len(values) - 1
-    numbers = {
-        "rounds": rounds, "client_updates": NODES * rounds, "nodes": NODES,
-        "uplink_bytes": up * NODES * rounds, "downlink_bytes": down * NODES * rounds,
-        "uplink_bytes_float32": MB * NODES * rounds,
-        "downlink_bytes_float32": MB * NODES * rounds,
-        "accuracy": values[-1], "best_accuracy": max(v for v in values if v is not None),
-    }  # fmt: skip
-    add_job(folder, f"{overrides} nodes={NODES}", rows, **(numbers | result))
+from tests.runs import composed, configured
 
 
 @pytest.fixture
@@ -118,9 +93,9 @@ def test_a_percentage_is_a_share(sweep, empty, capsys):
 
 
 def test_the_default_goal_is_a_share_of_the_uncompressed_value(sweep):
-    goal = default_goal(own_runs([sweep]))
+    goal = default_goal(own_runs([sweep])[0])
     assert goal.bound == pytest.approx(0.98 * 0.9)
-    assert default_goal(own_runs([sweep]), 0.95).bound == pytest.approx(0.95 * 0.9)
+    assert default_goal(own_runs([sweep])[0], 0.95).bound == pytest.approx(0.95 * 0.9)
 
 
 def test_a_goal_that_no_run_reaches_shows_the_best_value(sweep, empty, capsys):
@@ -177,7 +152,7 @@ def test_less_is_better_in_a_regression(regression, empty, capsys):
 def test_negative_values_have_a_goal_below_the_best(tmp_path):
     add_run(tmp_path / "a", "algorithm=fedavg task=sensor_table", [1.0, -2.0], MB, MB, "loss",
             metrics={}, loss=-2.0)  # fmt: skip
-    runs = own_runs([tmp_path])
+    runs, _ = own_runs([tmp_path])
     assert runs[0].run.metric.name == "loss"
     goal = default_goal(runs)
     assert goal.bound == pytest.approx(-1.96)
@@ -238,14 +213,15 @@ def test_runs_that_say_nothing_are_left_out(tmp_path):
     add_job(tmp_path / "unfinished", "algorithm=fedavg", finished=False)
     rows = [{"round": 0}, {"round": 1, "accuracy": None}]
     add_job(tmp_path / "unmeasured", "algorithm=fedavg", rows, rounds=1, nodes=NODES)
-    runs = own_runs([tmp_path])
+    runs, unusable = own_runs([tmp_path])
+    assert unusable == 7
     assert [run.overrides["algorithm"] for run in runs] == ["fedavg"]
     assert runs[0].replies == NODES
 
 
 def test_missing_values_in_a_curve_are_skipped(tmp_path):
     add_run(tmp_path / "a", "algorithm=fedavg task=keywords", [0.1, None, 0.9], MB, MB)
-    runs = own_runs([tmp_path])
+    runs, _ = own_runs([tmp_path])
     found = rank(runs, asked_goal(runs, "accuracy", 0.5), parse_link("1/1"))
     assert found[0].rounds == 2
 
@@ -265,7 +241,7 @@ def test_unknown_steps_are_reported(tmp_path, empty, capsys):
             tmp_path / name, f"algorithm=fedavg task=keywords {words}", rows, rounds=1,
             client_updates=NODES, nodes=NODES,
         )  # fmt: skip
-    known, unknown = own_runs([tmp_path])
+    (known, unknown), _ = own_runs([tmp_path])
     assert known.progress[-1].steps == 7
     assert unknown.progress[-1].steps is None
     words = ("--link", "1/1", "--task", "keywords", "--runs", str(tmp_path), "--accuracy", "0.5")
@@ -300,7 +276,7 @@ def test_asynchronous_runs_count_messages_under_way(tmp_path):
     ]  # fmt: skip
     words = f"algorithm=fedbuff network=ideal task=keywords nodes={NODES}"
     add_job(tmp_path / "a", words, rows, rounds=pushes, client_updates=pushes, nodes=NODES)
-    (run,) = own_runs([tmp_path])
+    ((run,), _) = own_runs([tmp_path])
     assert run.asynchronous
     assert run.progress[-1] == Progress(4, 4 * size, 4 * size, pytest.approx(400))
 
@@ -342,10 +318,9 @@ def test_values_of_presets_are_those_that_hydra_composes(experiment):
         assert found["algorithm"] == config.algorithm
         for group in ("dataset", "model"):
             file = CONF / group / f"{found[group]}.yaml"
-            chosen, composed = yaml.safe_load(file.read_text()), getattr(config, group)
+            chosen = yaml.safe_load(file.read_text())
             kind = "_target_" if "_target_" in chosen else "name"
-            held = composed if isinstance(composed, dict) else vars(composed)
-            assert chosen[kind] == held[kind]
+            assert chosen[kind] == composed(f"experiment={experiment}", *words)[group][kind]
         assert ("asynchronous" in config.strategy["_target_"]) == (
             found["strategy"] == "asynchronous"
         )
