@@ -94,7 +94,7 @@ def case(
     for each in estimated:
         near = each.seconds <= NEAR * estimated[0].seconds
         for run in each.runs:
-            hit = reached(run, goal, network, run.nodes)
+            hit = reached(run, goal, network)
             value = hit.seconds if hit else None
             if run.asynchronous and near:
                 value = real.seconds(run, goal, link)

@@ -158,8 +158,8 @@ def as_rows(ranked: Sequence[Ranked], goal: Goal, devices: int | None) -> list[d
     """Return the first settings as JSON objects; times in seconds, sizes in bytes."""
     rows = []
     for each in ranked[:SHOWN]:
-        reached = bool(each.reached)
         nodes = devices or each.runs[0].nodes
+        at = each.at
         rows.append(
             {
                 "name": each.name,
@@ -169,11 +169,12 @@ def as_rows(ranked: Sequence[Ranked], goal: Goal, devices: int | None) -> list[d
                 "runs": each.count,
                 "reached": len(each.reached),
                 "best": each.best,
-                "seconds": each.seconds if reached else None,
-                "rounds": each.rounds if reached else None,
-                "down_bytes_per_device": round(each.down) if reached else None,
-                "up_bytes_per_device": round(each.up) if reached else None,
-                "bytes": round((each.down + each.up) * nodes) if reached else None,
+                "seconds": at and at.seconds,
+                "seconds_of_runs": [hit.seconds for hit in each.reached],
+                "rounds": at and at.rounds,
+                "down_bytes_per_device": at and round(at.spent.down),
+                "up_bytes_per_device": at and round(at.spent.up),
+                "bytes": at and round((at.spent.down + at.spent.up) * nodes),
                 "joules_per_device": each.joules,
             }
         )
@@ -185,7 +186,7 @@ def as_text(rows: Sequence[dict[str, Any]], goal: Goal, radio: Radio | None) -> 
     why = f" ({goal.why})" if goal.why else ""
     lines = [f"goal: {goal.text}{why}", ""]
     for number, row in enumerate(rows, 1):
-        lines.append(f"{number}. {row['name']}   ({row['source']})")
+        lines.append(f"{number}. {row['name']}   ({row['source']}, {row['runs']})")
         if row["reached"]:
             down, up = row["down_bytes_per_device"], row["up_bytes_per_device"]
             unit = "updates" if row["asynchronous"] else "rounds"
@@ -194,6 +195,9 @@ def as_text(rows: Sequence[dict[str, Any]], goal: Goal, radio: Radio | None) -> 
                 f"receives {human_bytes(down)} and sends {human_bytes(up)}; "
                 f"{human_bytes(row['bytes'])} in all"
             )
+            if len(times := row["seconds_of_runs"]) > 1:
+                first, last = human_seconds(min(times)), human_seconds(max(times))
+                lines.append(f"   single runs: {first} to {last}")
             if row["joules_per_device"] is not None and radio is not None:
                 lines.append(
                     f"   {row['joules_per_device']:.3g} J for a device's radio (a model: "

@@ -113,15 +113,21 @@ def _choices(task: str, share: float, goal: Goal, ranked: Results) -> str:
             [
                 f"`{link}`",
                 f"`{best.name}`" if best.always else "none",
-                human_seconds(best.seconds) if best.always else NOTHING,
-                human_bytes(best.up) if best.always else NOTHING,
-                human_bytes(best.down) if best.always else NOTHING,
+                *_cost(best),
                 human_seconds(plain.seconds) if plain else NOTHING,
             ]
         )
-    heads = ["link", "settings", "time", "up", "down", "time without compression"]
+    heads = ["link", "settings", "time", "up", "down", "uncompressed"]
     title = f"### `{task}`, goal {_percent(share)}: {goal.text}"
     return f"{title}\n\n{markdown_table(heads, rows, 4)}"
+
+
+def _cost(each: Ranked) -> list[str]:
+    """Return the time and a device's bytes up and down until the goal, as cells of a table."""
+    if each.at is None or not each.always:
+        return [NOTHING, NOTHING, NOTHING]
+    spent = each.at.spent
+    return [human_seconds(each.at.seconds), human_bytes(spent.up), human_bytes(spent.down)]
 
 
 def _is_uncompressed(each: Ranked) -> bool:
@@ -162,11 +168,11 @@ def _energy(ranked: Results) -> str:
                 continue
             cells = []
             for each in (every[0], plain):
-                if each is None:
+                if each is None or each.at is None:
                     cells.append(NOTHING)
                     continue
-                spent = [joules(radio, network, hit.spent, hit.seconds) for hit in each.reached]
-                cells.append(f"{sum(spent) / len(spent):.3g} J")
+                energy = joules(radio, network, each.at.spent, each.at.seconds)
+                cells.append(f"{energy:.3g} J")
             rows.append([f"`{link}`", f"`{task}`", *cells])
     return markdown_table(["link and radio", "task", "settings above", "uncompressed"], rows, 2)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -48,11 +48,13 @@ class Reached(NamedTuple):
 class Ranked:
     """The runs with the same settings, and when they reach the goal.
 
-    `reached`: one entry per run that reaches it; `count`: the number of runs; `best`: the mean of
-    their best values, None if a run has none; `joules`: of one device's radio.
+    `at`: when the mean of the runs' values reaches the goal, None if no run does; `reached`: one
+    entry per run that reaches it; `best`: the mean of their best values, None if a run has none;
+    `joules`: of one device's radio until `at`.
     """
 
     runs: Sequence[Measured]
+    at: Reached | None
     reached: Sequence[Reached]
     best: float | None
     joules: float | None = None
@@ -74,31 +76,13 @@ class Ranked:
 
     @property
     def seconds(self) -> float:
-        """The mean time to the goal of the runs that reach it; infinity if none does."""
-        return self._mean(lambda each: each.seconds)
-
-    @property
-    def rounds(self) -> float:
-        """The mean number of rounds, or of replies in asynchronous training."""
-        return self._mean(lambda each: each.rounds)
-
-    @property
-    def down(self) -> float:
-        """The mean bytes that a device receives until the goal."""
-        return self._mean(lambda each: each.spent.down)
-
-    @property
-    def up(self) -> float:
-        """The mean bytes that a device sends until the goal."""
-        return self._mean(lambda each: each.spent.up)
+        """The time to the goal; infinity if no run reaches it."""
+        return math.inf if self.at is None else self.at.seconds
 
     @property
     def always(self) -> bool:
         """Whether all runs reach the goal."""
         return len(self.reached) == self.count
-
-    def _mean(self, value: Callable[[Reached], float]) -> float:
-        return fmean(map(value, self.reached)) if self.reached else math.inf
 
 
 def short_name(overrides: Mapping[str, str]) -> str:
@@ -159,20 +143,69 @@ def grouped(runs: Sequence[Measured]) -> list[list[Measured]]:
     return [list(seeds.values()) for seeds in groups.values()]
 
 
-def reached(run: Measured, goal: Goal, network: Network, nodes: int) -> Reached | None:
+def reached(
+    run: Measured, goal: Goal, network: Network, nodes: int | None = None
+) -> Reached | None:
     """Return when a run reaches the goal over a link; None if it never does.
 
-    `nodes`: the number of devices. They share the server's link, if it is limited.
+    `nodes`: the number of devices, None: as in the run. They share the server's link, if it is
+    limited.
     """
     metric = goal.metric
-    rows = [(row, at) for at, row in enumerate(run.rows) if row.get(metric.name) is not None]
-    found = first_at([row for row, _ in rows], goal.bound, metric)
+    rows = [row for row in run.rows if row.get(metric.name) is not None]
+    found = first_at(rows, goal.bound, metric)
     if found is None:
         return None
-    at = next(at for row, at in rows if row is found)
-    share = max(1, round(nodes * run.replies / run.nodes))
+    at = next(at for at, row in enumerate(run.rows) if row is found)
+    return _at_row(run, at, network, nodes)
+
+
+def mean_reached(
+    runs: Sequence[Measured],
+    hits: Sequence[Reached],
+    goal: Goal,
+    network: Network,
+    nodes: int | None = None,
+) -> Reached | None:
+    """Return when the mean of the values of runs with the same settings reaches the goal.
+
+    A single run can be lucky and reach the goal early. The mean says better when another run will
+    reach it. `hits`: when the runs themselves reach the goal. Their mean is returned if the runs
+    were not evaluated in the same rounds, or if the mean of their values does not reach the goal.
+    """
+    if not hits:
+        return None
+    name = goal.metric.name
+    values = [[row.get(name) for row in run.rows] for run in runs]
+    rounds = {tuple(row["round"] for row in run.rows) for run in runs}
+    if len(rounds) == 1 and not any(value is None for each in values for value in each):
+        means = [fmean(column) for column in zip(*values, strict=True)]
+        for at, value in enumerate(means):
+            if goal.metric.reaches(value, goal.bound):
+                return _mean([_at_row(run, at, network, nodes) for run in runs])
+    return _mean(hits)
+
+
+def _mean(hits: Sequence[Reached]) -> Reached:
+    spent = [hit.spent for hit in hits]
+    steps = [each.steps for each in spent if each.steps is not None]
+    return Reached(
+        fmean(hit.seconds for hit in hits),
+        Progress(
+            fmean(each.cycles for each in spent),
+            fmean(each.down for each in spent),
+            fmean(each.up for each in spent),
+            fmean(steps) if steps else None,
+        ),
+        fmean(hit.rounds for hit in hits),
+    )
+
+
+def _at_row(run: Measured, at: int, network: Network, nodes: int | None) -> Reached:
+    """Return the time of a row of a run's history over a link."""
+    share = max(1, round((nodes or run.nodes) * run.replies / run.nodes))
     seconds = link_seconds(run.progress[: at + 1], network, share, run.asynchronous)
-    return Reached(seconds[-1] if seconds else 0.0, run.progress[at], float(found["round"]))
+    return Reached(seconds[-1], run.progress[at], float(run.rows[at]["round"]))
 
 
 def rank(
@@ -190,11 +223,12 @@ def rank(
     """
     found = []
     for same in grouped(runs):
-        hits = [hit for run in same if (hit := reached(run, goal, network, nodes or run.nodes))]
+        hits = [hit for run in same if (hit := reached(run, goal, network, nodes)) is not None]
+        at = mean_reached(same, hits, goal, network, nodes)
         energy = None
-        if radio is not None and hits:
-            energy = fmean(joules(radio, network, hit.spent, hit.seconds) for hit in hits)
-        found.append(Ranked(same, hits, _best(same, goal.metric), energy))
+        if radio is not None and at is not None:
+            energy = joules(radio, network, at.spent, at.seconds)
+        found.append(Ranked(same, at, hits, _best(same, goal.metric), energy))
 
     def order(each: Ranked) -> tuple[float, float, float, bool]:
         worth = -math.inf if each.best is None else each.best

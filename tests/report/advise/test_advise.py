@@ -223,7 +223,7 @@ def test_missing_values_in_a_curve_are_skipped(tmp_path):
     add_run(tmp_path / "a", "algorithm=fedavg task=keywords", [0.1, None, 0.9], MB, MB)
     runs, _ = own_runs([tmp_path])
     found = rank(runs, asked_goal(runs, "accuracy", 0.5), parse_link("1/1"))
-    assert found[0].rounds == 2
+    assert found[0].at.rounds == 2
 
 
 def test_a_name_is_only_text(tmp_path, empty, capsys):
@@ -279,6 +279,25 @@ def test_asynchronous_runs_count_messages_under_way(tmp_path):
     ((run,), _) = own_runs([tmp_path])
     assert run.asynchronous
     assert run.progress[-1] == Progress(4, 4 * size, 4 * size, pytest.approx(400))
+
+
+def test_a_lucky_seed_does_not_decide(tmp_path):
+    for seed, early in ((0, 0.9), (1, 0.2)):
+        add_run(tmp_path / f"a{seed}", f"algorithm=fedavg task=keywords seed={seed}",
+                [0.1, early, 0.7, 0.9, 0.9], MB, MB)  # fmt: skip
+    runs, _ = own_runs([tmp_path])
+    (found,) = rank(runs, asked_goal(runs, "accuracy", 0.88), parse_link("1/1"))
+    assert [hit.rounds for hit in found.reached] == [1, 3]
+    assert found.at.rounds == 3  # the means are 0.1, 0.55, 0.7 and 0.9
+
+
+def test_without_a_mean_that_reaches_the_goal_the_times_are_averaged(tmp_path):
+    for seed, values in ((0, [0.1, 0.9, 0.7]), (1, [0.1, 0.2, 0.9])):
+        words = f"algorithm=fedavg task=keywords seed={seed}"
+        add_run(tmp_path / f"a{seed}", words, values, MB, MB)
+    runs, _ = own_runs([tmp_path])
+    (found,) = rank(runs, asked_goal(runs, "accuracy", 0.88), parse_link("1/1"))
+    assert found.at.rounds == 1.5
 
 
 def test_the_energy_of_a_radio_has_three_parts():
