@@ -89,13 +89,13 @@ def _goals(runs: Mapping[str, Sequence[Measured]], goals: Mapping[tuple[str, flo
     rows = [
         [
             f"`{task}`",
-            f"{runs[task][0].model}, {runs[task][0].parameters:,.0f}",
+            f"{runs[task][0].model}, {human_bytes(4 * runs[task][0].parameters)}",
             goals[task, SHARES[0]].metric.name,
             *(goals[task, share].metric.text(goals[task, share].bound) for share in SHARES),
         ]
         for task in TASKS
     ]
-    heads = ["task", "model, parameters", "metric", *(f"goal, {_percent(s)}" for s in SHARES)]
+    heads = ["task", "model, uncompressed", "metric", *(f"goal, {_percent(s)}" for s in SHARES)]
     return markdown_table(heads, rows, len(SHARES))
 
 
