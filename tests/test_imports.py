@@ -19,7 +19,7 @@ KNOWS = {
     "compression": set(),
     "task": set(),
     "simulation": set(),
-    "report": set(),
+    "report": {"simulation"},
     "conf": {"compression", "task"},
     "launch": {"simulation"},
     "protocol": {"compression"},

@@ -1,0 +1,164 @@
+"""Estimates when a run over a given link would have come to each row of its history.
+
+The bytes and the accuracy of a round do not depend on the link, as long as no deadline, quorum or
+time-out decides which replies are used. So the time on another link follows from the rounds, the
+bytes and the local steps of one run. In synchronous training a round takes
+
+    2 x latency + bytes down / speed down + local steps x seconds per step + bytes up / speed up
+
+at the slowest node. If the server's link is limited, the nodes share it (`simulation.clock`). The
+virtual clock computes each round here, for nodes that send equally many bytes.
+
+In asynchronous training each node repeats these four parts without waiting for the others. A node
+has sent its share of the updates after as many cycles. The order in which the updates arrive, and
+so the accuracy, depends a little on the link. The estimate ignores this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from report.errors import ResultsError
+from simulation.clock import VirtualClock
+from simulation.network import Network, network_named
+
+
+class Progress(NamedTuple):
+    """What an average node has done since the start of the run.
+
+    `cycles`: rounds, or in asynchronous training the updates of one node. `down`, `up`: bytes.
+    `steps`: local steps of the slowest node; None if they are unknown.
+    """
+
+    cycles: float
+    down: float
+    up: float
+    steps: float | None
+
+
+def parse_link(text: str) -> Network:
+    """Return the network of "DOWN/UP" in Mbit/s, or of a name in conf/network/.
+
+    Raises `ResultsError` for another text, and for a network whose times cannot be estimated.
+    """
+    if "/" not in text:
+        try:
+            return checked(network_named(text))
+        except (ValueError, OSError) as error:
+            raise ResultsError(f"--link {text}: {error}; or give DOWN/UP in Mbit/s") from error
+    speeds = text.split("/")
+    try:
+        down, up = (float(speed) for speed in speeds)
+    except ValueError as error:
+        raise ResultsError(f"--link takes DOWN/UP in Mbit/s, such as 10/1, not {text}") from error
+    return network_of(down_mbps=down, up_mbps=up, seconds_per_step=0.01)
+
+
+def network_of(base: Network | None = None, **values: float | None) -> Network:
+    """Return a network with these values. Raises `ResultsError` for a value out of bounds."""
+    try:
+        return replace(base or Network(), **values)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ResultsError(str(error).replace("network.", "the link's ")) from error
+
+
+def checked(network: Network) -> Network:
+    """Return the network. Raises `ResultsError` if chance decides when its nodes answer."""
+    random = {
+        "waits": network.waiting != "none",
+        "losses": network.loss,
+        "crashes": network.crash,
+        "late joins": network.join_seconds,
+        "devices of several speeds": network.classes,
+    }
+    if found := [name for name, value in random.items() if value]:
+        raise ResultsError(f"a link with {found[0]} needs real runs: use --try")
+    return network
+
+
+def link_seconds(
+    rows: Sequence[Progress], network: Network, nodes: int, asynchronous: bool = False
+) -> list[float]:
+    """Return for each row the estimated seconds since the start, on nodes with this network.
+
+    `nodes`: how many nodes take part in a round. Unknown local steps count as none.
+    """
+    found: list[float] = []
+    seconds, before = 0.0, Progress(0.0, 0.0, 0.0, 0.0)
+    for row in rows:
+        if (cycles := row.cycles - before.cycles) > 0:
+            down, up = (row.down - before.down) / cycles, (row.up - before.up) / cycles
+            steps = ((row.steps or 0.0) - (before.steps or 0.0)) / cycles
+            seconds += cycles * _cycle(network, nodes, asynchronous, down, up, max(steps, 0.0))
+            before = row
+        found.append(seconds)
+    return found
+
+
+def _cycle(
+    network: Network, nodes: int, asynchronous: bool, down: float, up: float, steps: float
+) -> float:
+    """Return the seconds of a round of `nodes` nodes, or of a node's asynchronous cycle."""
+    clock, sizes = VirtualClock(network), (round(down), round(up))
+    count = 1 if asynchronous or network.server_mbps is None else nodes
+    sent = [clock.send(node, 0.0, sizes[0], steps=steps) for node in range(count)]
+    seconds = max(clock.answer(journey, steps, sizes[1]) for journey in sent)
+    if asynchronous and network.server_mbps is not None:
+        busiest = nodes * max(sizes) * 8 / (network.server_mbps * 1e6)
+        return max(seconds, busiest)
+    return seconds
+
+
+def local_steps(
+    rows: Sequence[Progress],
+    virtual_seconds: Sequence[float | None],
+    own: Network,
+    nodes: int,
+    asynchronous: bool,
+) -> list[float | None]:
+    """Return a node's local steps up to each row, from the virtual time of the run itself.
+
+    `own`: the network of the run. Its links' share of the time is subtracted. A value is None if
+    the row has no virtual time, and if a step takes none.
+    """
+    plain = replace(own, waiting="none", classes={})
+    waits = 0.0 if own.waiting == "none" else own.waiting_seconds
+    links = link_seconds([row._replace(steps=0.0) for row in rows], plain, nodes, asynchronous)
+    found: list[float | None] = []
+    for row, seconds, link in zip(rows, virtual_seconds, links, strict=True):
+        if seconds is None or not own.seconds_per_step:
+            found.append(None)
+            continue
+        found.append(max(0.0, (seconds - link - waits * row.cycles) / own.seconds_per_step))
+    return found
+
+
+def network_from(values: Mapping[str, str], own: Mapping[str, object] | None = None) -> Network:
+    """Return the network of a run: from its saved configuration `own`, or from its overrides.
+
+    `values`: the run's values as `report.advise.presets.effective` returns them. Raises
+    `ValueError` for a network that cannot be read.
+    """
+    if own is None:
+        base = network_named(values.get("network", "ideal"))
+        given = {
+            key.removeprefix("network."): _number(value)
+            for key, value in values.items()
+            if key.startswith("network.") and key.count(".") == 1
+        }
+        return replace(base, **given)  # type: ignore[arg-type]
+    known = Network.__dataclass_fields__.keys() - {"classes"}
+    return Network(**{key: value for key, value in own.items() if key in known})  # type: ignore[arg-type]
+
+
+def _number(text: str) -> float | str | None:
+    if text in ("null", "None"):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    return value if math.isfinite(value) else text
