@@ -26,10 +26,10 @@ from typing import Any
 from conf.load import compose_config, run_config, to_config
 from conf.targets import HERE
 from report.advise.candidates import Measured
-from report.advise.link_time import link_seconds, parse_link
 from report.advise.page import LINKS, SHARES, TASKS, task_runs
 from report.advise.ranking import Goal, default_goal, rank, reached
 from report.learning_curve import first_at
+from report.link_time import link_seconds, parse_link
 from report.runs import Row, read_history
 from simulation.job import Job
 from simulation.local import run_local

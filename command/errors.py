@@ -27,7 +27,7 @@ from conf.load import HERE as CONF
 from conf.load import compose_config
 from conf.targets import GROUPS
 from report.loggers import LoggerError
-from report.sweep_progress import VIEW
+from report.progress.sweep_progress import VIEW
 from simulation.errors import Ended, EngineError, UsageError
 from task.errors import TaskError
 

@@ -34,11 +34,11 @@ from conf.packages import look_in, sources_of, unsent_files
 from conf.submitted_runs import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.metric import MainMetric
-from report.progress import run_progress
+from report.progress.run_progress import run_progress
+from report.progress.sweep_progress import VIEW
 from report.runs import read_result
 from report.segments import show
 from report.summary import summary_table
-from report.sweep_progress import VIEW
 from simulation.early_stop import under_way
 from simulation.errors import Ended, EngineError
 from simulation.job import PLACE, Job

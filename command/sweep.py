@@ -27,8 +27,8 @@ from rich.console import Console
 from command.caller import caller
 from command.saved_config import continues, resumes
 from conf import ConfigError
+from report.progress.sweep_progress import FAILED, VIEW, sweep_progress
 from report.runs import read_run
-from report.sweep_progress import FAILED, VIEW, sweep_progress
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
 from simulation.job import PLACE

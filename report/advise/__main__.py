@@ -29,13 +29,13 @@ from report.advise.candidates import (
     own_runs,
 )
 from report.advise.energy import RADIOS, Radio, own_radio, radio_named
-from report.advise.link_time import network_of, parse_link
 from report.advise.page import write_page
 from report.advise.presets import description
 from report.advise.ranking import Goal, Ranked, asked_goal, default_goal, rank
 from report.advise.trial import try_settings
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import human_bytes, human_seconds, whole
+from report.link_time import network_of, parse_link
 from report.run_archive import ROOT
 from simulation.network import Network
 

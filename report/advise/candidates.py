@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from report.advise.link_time import Progress, local_steps, network_from
 from report.advise.presets import effective, preset
 from report.errors import ResultsError
+from report.link_time import Progress, local_steps, network_from
 from report.run_archive import FOLDER, ROOT
 from report.runs import HYDRA, Row, Run, in_order, read_archive, read_runs
 

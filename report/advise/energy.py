@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from report.advise.link_time import Progress
 from report.errors import ResultsError
+from report.link_time import Progress
 from simulation.network import Network
 
 HUANG = "Huang et al. 2012, A close examination of performance and power characteristics of 4G LTE"

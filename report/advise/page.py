@@ -14,10 +14,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from report.advise.candidates import Measured, archived_runs, choose
 from report.advise.energy import RADIOS, joules
-from report.advise.link_time import parse_link
 from report.advise.ranking import Goal, Ranked, default_goal, rank
 from report.errors import ResultsError
 from report.format import NOTHING, human_bytes, human_seconds, markdown_table, wrap
+from report.link_time import parse_link
 from report.measured import measured_file, read_measured
 from report.runs import parse_overrides
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from report.advise.candidates import ARCHIVED, Measured
 from report.advise.energy import Radio, joules
-from report.advise.link_time import Progress, link_seconds
 from report.errors import ResultsError
 from report.learning_curve import first_at
+from report.link_time import Progress, link_seconds
 from report.metric import LOSS, MainMetric
 from simulation.network import Network
 

@@ -1,14 +1,9 @@
 """Estimates how long a run takes over a link, from the bytes in its history.
 
-A round over a link takes
-
-    latency + bytes down / rate down  +  work  +  latency + bytes up / rate up
-
-where the bytes are those of one node that takes part. If the nodes share the server's link, that
-link must carry the messages of all of them, which may take longer than a node's own link. `work` is
-the virtual time of the round without the messages over the run's own link; 0 without a virtual
-clock. An asynchronous server has a message under way to each node. So in the time of one exchange
-it gets a reply from each node.
+A round over a link takes the time of its messages (`report.link_time.exchange_seconds`) and of the
+devices' work. The work is the virtual time of the round without the messages over the run's own
+link; 0 without a virtual clock. An asynchronous server has a message under way to each node. So in
+the time of one exchange it gets a reply from each node.
 
 The virtual clock (simulation/clock.py) follows every message. The estimate takes the mean over a
 round's nodes, and knows nothing of lost messages, and of devices of several speeds.
@@ -23,6 +18,8 @@ from typing import Any
 
 from report.html.counters import Row, number, sent_bytes
 from report.html.run_data import ReportGroup
+from report.link_time import exchange_seconds
+from simulation.network import Network
 
 NETWORKS = Path(__file__).parents[2] / "conf" / "network"
 WAYS = ("downlink", "uplink")
@@ -37,41 +34,26 @@ FORMULA = (
 
 @dataclass(frozen=True)
 class Link:
-    """A link of each node. Rates are in Mbit/s, None for no limit; `latency` in seconds, one way.
-
-    `server`: the rate of the server's link, which all nodes share.
-    """
+    """A link of each node: its name, and the network with its rates and its latency."""
 
     name: str
-    up: float | None
-    down: float | None
-    server: float | None = None
-    latency: float = 0.0
+    network: Network
 
     @property
     def speeds(self) -> str:
         """The rates and the latency as text."""
+        network = self.network
         rates = ", ".join(
             f"{rate:g} Mbit/s {way}"
-            for way, rate in (("up", self.up), ("down", self.down))
+            for way, rate in (("up", network.up_mbps), ("down", network.down_mbps))
             if rate is not None
         )
-        shared = ", shared by all nodes" if self.server is not None else ""
-        return f"{rates}{shared}, latency {1000 * self.latency:g} ms"
+        shared = ", shared by all nodes" if network.server_mbps is not None else ""
+        return f"{rates}{shared}, latency {network.latency_ms:g} ms"
 
     def seconds(self, down: float, up: float, nodes: float) -> float:
-        """Return the seconds that one exchange takes on the link.
-
-        `down`, `up`: the bytes of one node. `nodes`: how many nodes exchange at the same time.
-        """
-        return 2 * self.latency + sum(
-            max(_transfer(size, rate), _transfer(size * nodes, self.server))
-            for size, rate in ((down, self.down), (up, self.up))
-        )
-
-
-def _transfer(size: float, mbps: float | None) -> float:
-    return size * 8 / (mbps * 1e6) if mbps else 0.0
+        """Return the seconds that one exchange takes on the link (`exchange_seconds`)."""
+        return exchange_seconds(self.network, down, up, nodes)
 
 
 def named_links(folder: Path = NETWORKS) -> list[Link]:
@@ -86,7 +68,7 @@ def named_links(folder: Path = NETWORKS) -> list[Link]:
         content = yaml.safe_load(file.read_text())
         if content.get("up_mbps") and content.get("down_mbps") and "defaults" not in content:
             found.append(link_of(content, file.stem))
-    return sorted(found, key=lambda link: link.up or 0)
+    return sorted(found, key=lambda link: link.network.up_mbps or 0)
 
 
 def link_of(network: Mapping[str, Any], name: str = "") -> Link:
@@ -100,7 +82,7 @@ def link_of(network: Mapping[str, Any], name: str = "") -> Link:
         return value if 0 < value < 1e12 else None
 
     up, down, server = (read(f"{key}_mbps") for key in ("up", "down", "server"))
-    return Link(name, up, down, server, (read("latency_ms") or 0.0) / 1000)
+    return Link(name, Network(up, down, server, read("latency_ms") or 0.0))
 
 
 def own_link(group: ReportGroup) -> Link:

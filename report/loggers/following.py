@@ -13,8 +13,8 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from report.history_tail import HistoryTail
 from report.loggers.base import Ended, LoggedRun, Logger, LoggerError
+from report.progress.history_tail import HistoryTail
 from report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come

@@ -7,10 +7,10 @@ import time
 import pytest
 from rich.console import Console
 
-from report import progress
 from report.format import human_bytes, human_seconds, percent
 from report.metric import MainMetric
-from report.progress import ProgressLine, run_progress
+from report.progress import run_progress as progress
+from report.progress.run_progress import ProgressLine, run_progress
 from report.runs import read_result
 from report.summary import summary_table
 

@@ -9,9 +9,9 @@ import yaml
 from report.advise.__main__ import main, parameters
 from report.advise.candidates import archived_runs, choose, own_runs
 from report.advise.energy import RADIOS, joules, own_radio, radio_named
-from report.advise.link_time import Progress, parse_link
 from report.advise.presets import CONF, effective, preset
 from report.advise.ranking import asked_goal, default_goal, rank, short_name
+from report.link_time import Progress, parse_link
 from report.run_archive import ROOT
 from simulation.network import Network
 from tests.report.advise.made_runs import MB, NODES, add_run, curve

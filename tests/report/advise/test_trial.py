@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from report.advise.__main__ import main
-from report.advise.link_time import parse_link
 from report.advise.trial import judge, preset_overrides
 from report.errors import ResultsError
+from report.link_time import parse_link
 from report.runs import Run
 from tests.fork_server import run as run_program
 from tests.runs import ROOT, configured

@@ -4,9 +4,10 @@ import pytest
 
 from report.html.link_estimate import Link, named_links, own_link, seconds_over
 from report.html.run_data import load
+from simulation.network import Network
 from tests.report.html.made_runs import add_run, history
 
-LINK = Link("made", up=1.0, down=2.0, latency=0.1)
+LINK = Link("made", Network(up_mbps=1.0, down_mbps=2.0, latency_ms=100))
 EACH = 0.2 + 8 * 1000 / 1e6 + 8 * 2000 / 2e6  # 1,000 bytes up, 2,000 down
 
 
@@ -29,7 +30,7 @@ def test_the_devices_work_is_the_virtual_time_without_messages(tmp_path):
 
 
 def test_nodes_share_the_servers_link(tmp_path):
-    found = estimated(tmp_path, Link("", 100.0, 100.0, server=1.0), virtual_seconds=None)
+    found = estimated(tmp_path, Link("", Network(100.0, 100.0, 1.0)), virtual_seconds=None)
     assert found[-1] == pytest.approx(2 * 10 * 8 * (1000 + 2000) / 1e6)
 
 
@@ -55,9 +56,9 @@ def test_a_history_with_fewer_rows_has_the_same_total(tmp_path):
 
 def test_the_named_links_are_those_with_a_speed():
     found = {link.name: link for link in named_links()}
-    assert list(found) == ["lora", "adsl", "lte", "cable", "wifi", "lan", "fibre"]
-    assert found["adsl"] == Link("adsl", 1.0, 24.0, None, 0.015)
-    assert found["wifi"].server == 35.0
+    assert list(found) == ["lora", "adsl", "satellite", "lte", "cable", "wifi", "lan", "fibre"]
+    assert found["adsl"] == Link("adsl", Network(1.0, 24.0, None, 15.0))
+    assert found["wifi"].network.server_mbps == 35.0
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,8 @@ def test_the_estimate_is_close_to_the_virtual_clock(overrides, command):
     assert code == 0
     (group,) = load([folder]).groups
     own = own_link(group)
-    link = own if own.up else Link("", 2.0, 10.0)  # what the clock assumes without a limit
+    link = (
+        own if own.network.up_mbps else Link("", Network(2.0, 10.0))
+    )  # what the clock assumes without a limit
     found = seconds_over(link, group.histories[0], group)
     assert found[-1] == pytest.approx(group.first["link_seconds"], rel=0.02)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from report.format import NOTHING, human_bytes, human_seconds
 from report.metric import ACCURACY, LOSS
-from report.progress import NewestRow, Pace
+from report.progress.run_progress import NewestRow, Pace
 from report.runs import HISTORY, OVERRIDES, RESULT, Row, read_result
 
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from report.advise.candidates import measured
-from report.advise.link_time import Progress, link_seconds, local_steps, network_of, parse_link
 from report.errors import ResultsError
+from report.link_time import Progress, link_seconds, local_steps, network_of, parse_link
 from report.runs import Run, parse_overrides
 from simulation.network import Network
 from tests.local_runs import local_run

@@ -102,14 +102,35 @@ def _cycle(
     network: Network, nodes: int, asynchronous: bool, down: float, up: float, steps: float
 ) -> float:
     """Return the seconds of a round of `nodes` nodes, or of a node's asynchronous cycle."""
+    if network.server_mbps is None:
+        work = steps * network.seconds_per_step + network.encoding_seconds
+        return work + exchange_seconds(network, down, up, nodes)
+    # On the server's link the messages of some nodes wait while others compute.
     clock, sizes = VirtualClock(network), (round(down), round(up))
-    count = 1 if asynchronous or network.server_mbps is None else nodes
-    sent = [clock.send(node, 0.0, sizes[0], steps=steps) for node in range(count)]
+    sent = [
+        clock.send(node, 0.0, sizes[0], steps=steps) for node in range(1 if asynchronous else nodes)
+    ]
     seconds = max(clock.answer(journey, steps, sizes[1]) for journey in sent)
-    if asynchronous and network.server_mbps is not None:
-        busiest = nodes * max(sizes) * 8 / (network.server_mbps * 1e6)
-        return max(seconds, busiest)
+    if asynchronous:
+        return max(seconds, _transfer(nodes * max(sizes), network.server_mbps))
     return seconds
+
+
+def exchange_seconds(network: Network, down: float, up: float, nodes: float) -> float:
+    """Return the seconds in which nodes get a message each and send a reply, without their work.
+
+    `down`, `up`: the bytes of a message and of a reply. `nodes`: how many nodes do so at the same
+    time. If they share the server's link, it carries the messages of all of them, which may take
+    longer than a node's own link. Then the seconds are an upper bound.
+    """
+    return 2 * network.latency_ms / 1000 + sum(
+        max(_transfer(size, own), _transfer(size * nodes, network.server_mbps))
+        for size, own in ((down, network.down_mbps), (up, network.up_mbps))
+    )
+
+
+def _transfer(size: float, mbps: float | None) -> float:
+    return size * 8 / (mbps * 1e6) if mbps else 0.0
 
 
 def local_steps(

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from report.format import human_bytes, human_seconds
-from report.history_tail import HistoryTail
 from report.metric import ACCURACY, MainMetric
+from report.progress.history_tail import HistoryTail
 from report.runs import HISTORY, Row
 
 FIRST_LINE = 10.0  # seconds

@@ -1,0 +1,1 @@
+"""Progress of runs and sweeps, read from the histories that they write."""
