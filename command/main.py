@@ -13,6 +13,7 @@ import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.object_type import ObjectType
 
+from command.caller import COMPARE
 from command.errors import clear_errors
 from command.job import job
 from command.new_task import NEW, new_task
@@ -34,6 +35,10 @@ def cli() -> None:
         with clear_errors():
             print(new_task(sys.argv[2:]))
         return
+    if sys.argv[1:2] == [COMPARE]:
+        from command.compare import compare  # it imports the Python functions
+
+        sys.exit(compare(sys.argv[2:]))
     run_hydra(sys.argv[1:])
     if SweepEnd.code:
         sys.exit(SweepEnd.code)
