@@ -97,6 +97,7 @@ def test_each_case_is_a_valid_configuration(name):
         (["--", "algorithm=fedavg"], "--presets"),
         (["--", "network=lte"], "--link"),
         (["--", "network.up_mbps=1"], "--link"),
+        (["--", "engine=ray"], "engine=local"),
         (["--", "-m"], "overrides"),
         (["--", "rounds=0"], "rounds"),
         (["--", "nodes=many"], "nodes"),
@@ -112,7 +113,7 @@ def test_odd_requests_get_one_line(words, said, capsys):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """Search among two presets on digits; return the folder and the JSON that was printed."""
-    out = tmp_path_factory.mktemp("try") / "with a space"
+    out = tmp_path_factory.mktemp("try") / "it's a, folder=1"
     words = ["--link", "1/0.5", "--latency", "20", "--try", "--rounds", "8", "--out", str(out)]
     command = ["-m", "report.advise", *words, "--presets", "fedavg,fedavg_f2i_both,edgewire",
                "--json", "--", "nodes=3", "local_steps=4", "engine.workers=1"]  # fmt: skip
