@@ -76,7 +76,7 @@ def checked(network: Network) -> Network:
         "devices of several speeds": network.classes,
     }
     if found := [name for name, value in random.items() if value]:
-        raise ResultsError(f"a link with {found[0]} needs real runs: use --try")
+        raise ResultsError(f"a link with {found[0]} needs real runs: python run.py network=NAME")
     return network
 
 
