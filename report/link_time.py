@@ -10,8 +10,9 @@ at the slowest node. If the server's link is limited, the nodes share it (`simul
 virtual clock computes each round here, for nodes that send equally many bytes.
 
 In asynchronous training each node repeats these four parts without waiting for the others. A node
-has sent its share of the updates after as many cycles. The order in which the updates arrive, and
-so the accuracy, depends a little on the link. The estimate ignores this.
+has sent its share of the updates after as many cycles. If the server's link is shared, a node waits
+for the first message, or always if the link is busy all the time. The order in which the updates
+arrive, and so the accuracy, depends a little on the link. The estimate ignores this.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def checked(network: Network) -> Network:
         "devices of several speeds": network.classes,
     }
     if found := [name for name, value in random.items() if value]:
-        raise ResultsError(f"a link with {found[0]} needs real runs: use --try")
+        raise ResultsError(f"a link with {found[0]} needs real runs: python run.py network=NAME")
     return network
 
 
@@ -91,29 +92,43 @@ def link_seconds(
     for row in rows:
         if (cycles := row.cycles - before.cycles) > 0:
             down, up = (row.down - before.down) / cycles, (row.up - before.up) / cycles
-            steps = ((row.steps or 0.0) - (before.steps or 0.0)) / cycles
-            seconds += cycles * _cycle(network, nodes, asynchronous, down, up, max(steps, 0.0))
+            steps = max(0.0, ((row.steps or 0.0) - (before.steps or 0.0)) / cycles)
+            if asynchronous:
+                cycle, wait = _node_cycle(network, nodes, down, up, steps)
+                seconds += cycles * cycle + (wait if before.cycles == 0 else 0.0)
+            else:
+                seconds += cycles * _round(network, nodes, down, up, steps)
             before = row
         found.append(seconds)
     return found
 
 
-def _cycle(
-    network: Network, nodes: int, asynchronous: bool, down: float, up: float, steps: float
-) -> float:
-    """Return the seconds of a round of `nodes` nodes, or of a node's asynchronous cycle."""
+def _round(network: Network, nodes: int, down: float, up: float, steps: float) -> float:
+    """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
     if network.server_mbps is None:
         work = steps * network.seconds_per_step + network.encoding_seconds
         return work + exchange_seconds(network, down, up, nodes)
     # On the server's link the messages of some nodes wait while others compute.
     clock, sizes = VirtualClock(network), (round(down), round(up))
-    sent = [
-        clock.send(node, 0.0, sizes[0], steps=steps) for node in range(1 if asynchronous else nodes)
-    ]
-    seconds = max(clock.answer(journey, steps, sizes[1]) for journey in sent)
-    if asynchronous:
-        return max(seconds, _transfer(nodes * max(sizes), network.server_mbps))
-    return seconds
+    sent = [clock.send(node, 0.0, sizes[0], steps=steps) for node in range(nodes)]
+    return max(clock.answer(journey, steps, sizes[1]) for journey in sent)
+
+
+def _node_cycle(
+    network: Network, nodes: int, down: float, up: float, steps: float
+) -> tuple[float, float]:
+    """Return the seconds of a node's asynchronous cycle, and those that it waits before the first.
+
+    The server sends its first messages at the same time. If all nodes share its link, the last node
+    waits for the messages to the others. Later the nodes send at different times. Then a node waits
+    only if the link is always busy.
+    """
+    alone = _round(network, 1, down, up, steps)
+    if network.server_mbps is None:
+        return alone, 0.0
+    busy = _transfer(nodes * max(down, up), network.server_mbps)
+    waits = _transfer((nodes - 1) * down, network.server_mbps)
+    return (busy, 0.0) if busy > alone else (alone, waits)
 
 
 def exchange_seconds(network: Network, down: float, up: float, nodes: float) -> float:
@@ -143,8 +158,11 @@ def local_steps(
     """Return a node's local steps up to each row, from the virtual time of the run itself.
 
     `own`: the network of the run. Its links' share of the time is subtracted. A value is None if
-    the row has no virtual time, and if a step takes none.
+    the row has no virtual time, if a step takes none, and for asynchronous nodes that share a link:
+    while some nodes compute, others send.
     """
+    if asynchronous and own.server_mbps is not None:
+        return [None] * len(rows)
     plain = replace(own, waiting="none", classes={})
     waits = 0.0 if own.waiting == "none" else own.waiting_seconds
     links = link_seconds([row._replace(steps=0.0) for row in rows], plain, nodes, asynchronous)

@@ -13,7 +13,7 @@ import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -81,19 +81,22 @@ def try_settings(asked: argparse.Namespace, network: Network, overrides: Sequenc
     `overrides`: the user's own. Raises `ResultsError`.
     """
     given = _expect_overrides(overrides)
-    rounds = asked.rounds or _whole(given.pop("rounds", ROUNDS), "rounds")
+    rounds = asked.rounds or _whole(given.get("rounds", ROUNDS), "rounds")
     nodes = _whole(given.get("nodes") or asked.devices or 10, "nodes")
-    given["nodes"] = str(nodes)
+    own = [word for word in overrides if not word.startswith(("rounds=", "nodes="))]
+    own.append(f"nodes={nodes}")
     tried = _presets(asked.presets)
     out = asked.out or ROOT / "outputs" / f"advise-{datetime.now():%Y-%m-%d-%H-%M-%S}"
+    out = out.absolute()
     console = Console(stderr=asked.json)
     for rung in range(RUNGS):
         length = max(LEAST_ROUNDS, math.ceil(rounds / 2 ** (RUNGS - 1 - rung)))
         console.print(f"{len(tried)} presets, {length} rounds each, log: {out}/rung{rung}.log")
-        runs = _run(tried, given, network, length, nodes, out / f"rung{rung}")
+        runs = _run(tried, own, network, length, nodes, out / f"rung{rung}")
         trials, level = judge(runs, asked)
         if rung < RUNGS - 1:
-            tried = [each.name for each in trials[: math.ceil(len(trials) / 2)]]
+            better = trials[: math.ceil(len(trials) / 2)]
+            tried = list(dict.fromkeys(each.name for each in better))  # of several seeds
     file = write_config(out, trials[0])
     command = device_command(trials[0])
     if asked.json:
@@ -115,6 +118,8 @@ def _expect_overrides(overrides: Sequence[str]) -> dict[str, str]:
     for key, other in (("algorithm", "--presets"), ("experiment", "--presets")):
         if key in given:
             raise ResultsError(f"leave {key}= to --try, or choose among presets by {other}")
+    if given.get("engine", "local") != "local":
+        raise ResultsError("leave engine= out: --try needs the virtual clock of engine=local")
     if beside := [key for key in given if key.split(".")[0] == "network"]:
         raise ResultsError(f"{beside[0]}= is what --link and --latency say")
     return given
@@ -135,7 +140,7 @@ def _presets(text: str | None) -> list[str]:
 
 def _run(
     tried: Sequence[str],
-    given: Mapping[str, str],
+    own: Sequence[str],
     network: Network,
     rounds: int,
     nodes: int,
@@ -143,15 +148,18 @@ def _run(
 ) -> list[Run]:
     """Run the presets as one sweep; return the finished runs. Raises `ResultsError`."""
     cases = [" ".join(preset_overrides(name, network, rounds, nodes)) for name in tried]
+    place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     command = [
-        sys.executable, "run.py", "-m", "hydra/sweeper=cases", f"hydra.sweep.dir={folder}",
-        f"hydra.sweeper.cases={json.dumps(cases)}",
-        *(f"{key}={value}" for key, value in given.items()),
+        sys.executable, "run.py", "-m", "hydra/sweeper=cases", f"hydra.sweep.dir='{place}'",
+        f"hydra.sweeper.cases={json.dumps(cases)}", *own,
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
-    with log.open("w") as out:
-        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
+    try:
+        with log.open("w") as out:
+            done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+    except KeyboardInterrupt as error:  # the sweep has got the signal, too
+        raise ResultsError(f"interrupted; the finished runs are in {folder}") from error
     try:
         return read_runs([folder])[0]
     except ResultsError as error:

@@ -86,6 +86,14 @@ def test_a_shared_link_takes_longer_with_more_nodes():
     assert link_seconds(rows, network, 10, asynchronous=True)[0] == pytest.approx(10, abs=0.01)
 
 
+def test_an_asynchronous_node_waits_once_for_the_first_messages():
+    network = Network(server_mbps=8.0, seconds_per_step=1.0)
+    rows = [Progress(1, 1e5, 1e3, 10), Progress(2, 2e5, 2e3, 20)]
+    first, second = link_seconds(rows, network, 5, asynchronous=True)
+    assert first == pytest.approx(10 + 5 * 0.1, abs=0.01)
+    assert second - first == pytest.approx(10 + 0.1, abs=0.01)
+
+
 def test_local_steps_follow_from_the_virtual_time():
     rows = [Progress(2, 1e6, 1e6, None), Progress(4, 2e6, 2e6, None)]
     own = Network(8.0, 8.0, None, 100.0, 0.5)
@@ -94,6 +102,13 @@ def test_local_steps_follow_from_the_virtual_time():
     assert local_steps(rows, seconds, Network(), 3, False) == [None, None]
     waiting = Network(waiting="uniform", waiting_seconds=2.0, seconds_per_step=0.5)
     assert local_steps(rows, [5.0, 9.0], waiting, 3, True) == [pytest.approx(2), pytest.approx(2)]
+
+
+def test_steps_of_asynchronous_nodes_that_share_a_link_are_unknown():
+    rows = [Progress(2, 1e6, 1e6, None)]
+    own = Network(server_mbps=8.0, seconds_per_step=1.0)
+    assert local_steps(rows, [9.0], own, 3, True) == [None]
+    assert local_steps(rows, [9.0], own, 3, False) != [None]
 
 
 def test_unknown_steps_count_as_none():

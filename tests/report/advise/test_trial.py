@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def test_each_case_is_a_valid_configuration(name):
         (["--", "algorithm=fedavg"], "--presets"),
         (["--", "network=lte"], "--link"),
         (["--", "network.up_mbps=1"], "--link"),
+        (["--", "engine=ray"], "engine=local"),
         (["--", "-m"], "overrides"),
         (["--", "rounds=0"], "rounds"),
         (["--", "nodes=many"], "nodes"),
@@ -111,11 +113,11 @@ def test_odd_requests_get_one_line(words, said, capsys):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """Search among two presets on digits; return the folder and the JSON that was printed."""
-    out = tmp_path_factory.mktemp("try") / "with a space"
+    out = tmp_path_factory.mktemp("try") / "it's a, folder=1"
     words = ["--link", "1/0.5", "--latency", "20", "--try", "--rounds", "8", "--out", str(out)]
     command = ["-m", "report.advise", *words, "--presets", "fedavg,fedavg_f2i_both,edgewire",
                "--json", "--", "nodes=3", "local_steps=4", "engine.workers=1"]  # fmt: skip
-    done = run_program(["python", *command], capture_output=True, text=True, cwd=ROOT)
+    done = run_program([sys.executable, *command], text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
@@ -133,7 +135,8 @@ def test_a_search_halves_the_presets(searched):
 def test_the_written_configuration_runs(searched, tmp_path):
     out, _ = searched
     words = ["--config-path", str(out), "--config-name", "advised", f"hydra.run.dir={tmp_path}"]
-    done = run_program(["python", "run.py", *words], capture_output=True, text=True, cwd=ROOT)
+    program = [sys.executable, "run.py", *words]
+    done = run_program(program, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     (folder,) = (out / "rung2").glob("*/result.json")
