@@ -8,8 +8,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-system check docs-check fuzz bench wheel clean
 
+# Without ARGS: what compression costs on a small task. With ARGS: one run, ARGS="algorithm=esgd".
 run: $(VENV)/ready
-	$(PY) run.py $(ARGS)
+	$(PY) run.py $(or $(ARGS),compare)
 
 # Three processes for two cores, because tests wait; an idle process takes tests from the others.
 PYTEST := $(PY) -m pytest -n 3 --dist worksteal

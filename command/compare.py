@@ -6,7 +6,9 @@ bytes, with several seeds each.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -15,6 +17,7 @@ from rich.table import Table
 
 from command.python_api import RunFailed, sweep
 from report.advise.candidates import measured
+from report.estimate import paired
 from report.format import NOTHING, human_bytes, human_seconds
 from report.link_time import link_seconds
 from report.run_result import RunResult, SweepResult
@@ -29,7 +32,7 @@ METHODS = {
 }
 SEEDS = 3
 # The task of a command without overrides: seconds a run, and 1,500 test samples.
-TASK = ("task=activity", "dataset.samples=6000", "rounds=15", "eval_every=5")
+TASK = ("task=activity", "dataset.samples=6000", "rounds=15", "lr=0.2", "eval_every=5")
 LINK = "lora"
 PICTURE = "comparison.png"
 WIDTH = 100  # characters
@@ -46,8 +49,8 @@ def compare(words: Sequence[str]) -> int:
     methods = _choices(words, "algorithm=") or list(METHODS)[1:]
     methods = list(dict.fromkeys([next(iter(METHODS)), *methods]))
     seeds = _choices(words, "seed=") or [str(seed) for seed in range(SEEDS)]
-    task = given or list(TASK)
-    console.print(f"{len(methods) * len(seeds)} runs: {' '.join(task)}")
+    task = given or [*TASK, *_parallel()]
+    console.print(f"{len(methods) * len(seeds)} runs: {' '.join(given or TASK)}")
     try:
         found = sweep(*task, f"algorithm={','.join(methods)}", f"seed={','.join(seeds)}")
     except RunFailed as error:
@@ -58,8 +61,8 @@ def compare(words: Sequence[str]) -> int:
     folder = _short(found.folder)
     console.print("", comparison(found, methods), sep="\n")
     console.print(
-        f"\nMeans of {len(seeds)} seeds ± standard deviation. Bytes of all nodes, everything "
-        f"included. Time at {_speed()} a node."
+        f"\nSeeds: {', '.join(seeds)}; ± is their standard deviation. Differences within the 95 % "
+        f"interval are noise.\nBytes of all nodes, everything included. {LINK}: {_speed()}."
     )
     for failed, line in found.failed.items():
         console.print(f"{_short(failed)}: {line}", markup=False)
@@ -67,26 +70,56 @@ def compare(words: Sequence[str]) -> int:
         file = found.folder / PICTURE
         found.plot(x="uplink_bytes", log_x=True).savefig(file, dpi=100)
         console.print(f"picture  {_short(file)}")
-    console.print(f"next     python -m report {folder}      # a page with all pictures and tables")
+    console.print(f"next     python -m report {folder}    # one page with all pictures")
     if not given:
-        console.print(
-            "         python run.py compare task=keywords      # another task, or your own"
-        )
+        console.print("         python run.py compare task=keywords    # another task")
     return 1 if found.failed else 0
+
+
+def _parallel() -> list[str]:
+    """Return the overrides with which each core makes one run, if joblib's launcher is there."""
+    if find_spec("hydra_plugins") is None:
+        return []
+    if find_spec("hydra_plugins.hydra_joblib_launcher") is None:
+        return []
+    jobs = f"hydra.launcher.n_jobs={os.cpu_count() or 1}"
+    return ["hydra/launcher=joblib", jobs, "engine.workers=1"]
 
 
 def comparison(found: SweepResult, methods: Sequence[str]) -> Table:
     """Return the table: for each method its accuracy, its bytes, and its time on a thin link."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     metric = found[0].as_run().metric.name if len(found) else "accuracy"
-    heads = (metric, "up", "down", f"over {LINK}")
+    heads = (metric, "difference", "up", "down", f"over {LINK}")
     table.add_column("method")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
+    plain = _values(found, methods[0])
     for method in methods:
         runs = [run for run in found if run.overrides.get("algorithm") == method]
-        table.add_row(METHODS.get(method, method), *_cells(runs))
+        value, *others = _cells(runs)
+        difference = NOTHING if method == methods[0] else _difference(found, method, plain)
+        table.add_row(METHODS.get(method, method), value, difference, *others)
     return table
+
+
+def _values(found: SweepResult, method: str) -> dict[int, float]:
+    """Return the main metric of a method's runs by seed, in percent if it is a share."""
+    values = {}
+    for run in found:
+        metric = run.as_run().metric
+        value = run.metrics[metric.name]
+        if run.overrides.get("algorithm") == method and value is not None:
+            values[int(run.values["seed"])] = value * metric.scale
+    return values
+
+
+def _difference(found: SweepResult, method: str, plain: dict[int, float]) -> str:
+    """Return the mean difference to the uncompressed runs with the same seeds."""
+    mean = paired(_values(found, method), plain)
+    if mean is None:
+        return NOTHING
+    return f"{mean.mean:+.3g}" + (" (noise)" if mean.noise else "")
 
 
 def _cells(runs: Sequence[RunResult]) -> list[str]:

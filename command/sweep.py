@@ -27,7 +27,7 @@ from rich.console import Console
 from command.caller import caller
 from command.saved_config import continues, resumes
 from conf import ConfigError
-from report.progress.sweep_progress import FAILED, VIEW, sweep_progress
+from report.progress.sweep_progress import FAILED, VIEW, silent_jobs, sweep_progress
 from report.runs import read_run
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
@@ -171,6 +171,8 @@ class SweepEnd(Callback):
             if console.is_terminal:
                 top, jobs = Path(config.hydra.sweep.dir), count_jobs(config)
                 _elsewhere.enter_context(sweep_progress(top, self._began, console, jobs))
+            elif caller().python:
+                _elsewhere.enter_context(silent_jobs())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a table of the runs, the command for a larger one, and a line per failed job."""

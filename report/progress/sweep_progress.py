@@ -42,15 +42,22 @@ def sweep_progress(
     if it is unknown; `every`: seconds between two looks at the files.
     """
     view = SweepView(top, began, jobs)
+    live = Live(
+        get_renderable=lambda: view.table(console.height - BEFORE_ROWS),
+        console=console,
+        refresh_per_second=1 / every,
+        transient=True,
+    )
+    with silent_jobs(), live:
+        yield view
+
+
+@contextmanager
+def silent_jobs() -> Iterator[None]:
+    """In this context, jobs in other processes print nothing."""
     os.environ[VIEW] = "1"
     try:
-        with Live(
-            get_renderable=lambda: view.table(console.height - BEFORE_ROWS),
-            console=console,
-            refresh_per_second=1 / every,
-            transient=True,
-        ):
-            yield view
+        yield
     finally:
         os.environ.pop(VIEW, None)
 
@@ -155,10 +162,6 @@ class SweepView:
         if self._count and done and done < self._count:
             parts.append(f"about {human_seconds(round(passed / done * (self._count - done)))} left")
         return ", ".join(parts)
-
-
-def _bytes(count: int | None) -> str:
-    return NOTHING if count is None else human_bytes(count)
 
 
 def overrides_of(file: Path) -> list[str]:
