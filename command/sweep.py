@@ -195,7 +195,7 @@ class SweepEnd(Callback):
         if table := sweep_table([overrides.parents[1] for overrides in jobs]):
             console = Console(width=WIDTH, highlight=False)
             console.print("", table, sep="\n")
-            print(f"more columns: python -m report.table {top}")
+            print(f"pictures and more: python -m report {top}")
         if lines:
             count = f"{len(lines)} of {len(jobs)} jobs failed or diverged, in {top}:"
             print("\n".join([count, *lines]), file=sys.stderr)

@@ -1,6 +1,6 @@
 """Prints a sweep as a table (Markdown or JSON): one row for runs that differ in the seed only.
 
-`python -m report.table FOLDER... [--rows KEY,KEY] [--smooth N] [--reach PERCENT] [--json]`
+`python -m report.table FOLDER... [--rows KEY,KEY] [--smooth N] [--reach PERCENT] [--wide] [--json]`
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from report.format import NOTHING, markdown_table, whole
 from report.learning_curve import smoothed
 from report.metric import ACCURACY, LOSS
 from report.runs import Group, group_runs, read_runs, varying
+from report.sweep_table import SHOWN, WIDTH
 
 SWEEP = [name for name in COLUMNS if name.startswith("sweep: ")]
 # columns that are left out if no run has a value
@@ -30,10 +31,17 @@ OPTIONAL = (
 SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 
-def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[TableRow]) -> str:
-    """Return a Markdown table with a row for each group of runs that differ in the seed.
+def markdown(
+    groups: Sequence[Group],
+    keys: Sequence[str],
+    rows: Sequence[TableRow],
+    width: int | None = None,
+) -> tuple[str, int]:
+    """Return a Markdown table, and how many columns were left out.
 
-    `rows`: the runs of each group. The group's values of `keys` name its row.
+    The table has a row for each group of runs that differ in the seed. `rows`: the runs of each
+    group. The group's values of `keys` name its row. `width`: the most characters of a line;
+    columns of less importance that do not fit are left out. None: no column is left out.
     """
     columns = {name: COLUMNS[name] for name in SWEEP}
     for metric in dict.fromkeys(run.metric for row in rows for run in row.runs):
@@ -44,12 +52,34 @@ def markdown(groups: Sequence[Group], keys: Sequence[str], rows: Sequence[TableR
         if set(shown[name]) == {NOTHING}:
             del shown[name]
     names = [group.name(keys) for group in groups]
-    cells = zip(*shown.values(), strict=True)
-    return markdown_table(
-        [*keys, *(columns[name].head for name in shown)],
-        [[*name, *row] for name, row in zip(names, cells, strict=True)],
-        numbers=len(shown),
-    )
+
+    def table(chosen: Sequence[str]) -> str:
+        kept = [name for name in shown if name in chosen]
+        cells = zip(*(shown[name] for name in kept), strict=True) if kept else [()] * len(names)
+        return markdown_table(
+            [*keys, *(columns[name].head for name in kept)],
+            [[*name, *row] for name, row in zip(names, cells, strict=True)],
+            numbers=len(kept),
+        )
+
+    if width is None:
+        return table(list(shown)), 0
+    kept: list[str] = []
+    for name in sorted(shown, key=_importance):
+        if not kept or max(map(len, table([*kept, name]).splitlines())) <= width:
+            kept.append(name)
+    return table(kept), len(shown) - len(kept)
+
+
+def _importance(column: str) -> int:
+    """Return the place of a column among those that fit into a narrow table."""
+    known = ("sweep: runs", "sweep: reached", "sweep: uplink until", *SHOWN)
+    if column in known:
+        return 2 * known.index(column)
+    metric = column.removeprefix("sweep: ")
+    others = ("loss", "top5", "updates", "failed", "payload", "time a round")
+    extra = metric.startswith("best") or metric in others
+    return 1 if not extra else 2 * len(known)
 
 
 def as_json(
@@ -127,6 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="VALUE",
         help="when, with what uplink, it was got (a share in %%)",
     )
+    parser.add_argument(
+        "--wide", action="store_true", help="all columns, also beyond 100 characters"
+    )
     parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
     runs, unfinished = read_runs(asked.folders)
@@ -139,7 +172,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         print(as_json(groups, keys, rows, unfinished))
         return 0
-    print(markdown(groups, keys, rows))
+    text, left_out = markdown(groups, keys, rows, None if asked.wide else WIDTH)
+    print(text)
+    if left_out:
+        print(f"\n{left_out} more columns: --wide")
     if asked.reach is not None and not any(map(reached_runs, rows)):
         share = all(run.metric.share for row in rows for run in row.runs)
         print(f"\nno run reached {asked.reach:g}{' %' if share else ''}")

@@ -1,6 +1,7 @@
 """Sweeps are shown as tables: which runs form a row, how rows are named, and what is below them."""
 
 import json
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 
@@ -31,7 +32,7 @@ def printed(capsys):
     """Return a function: the rows that a command prints, as dicts, and the text below them."""
 
     def rows_of(*arguments):
-        assert main([str(argument) for argument in arguments]) == 0
+        assert main([*map(str, arguments), "--wide"]) == 0
         table, _, rest = capsys.readouterr().out.partition("\n\n")
         lines = [[cell.strip() for cell in line.split(" | ")] for line in table.splitlines()]
         lines = [[line[0].lstrip("| "), *line[1:-1], line[-1].rstrip("| ")] for line in lines]
@@ -55,6 +56,16 @@ def test_a_row_for_runs_that_differ_in_the_seed_only(sweep, printed):
     ]  # fmt: skip
     assert [row["accuracy"] for row in rows] == ["50.00 %", "98.00 ± 0.00 %", "98.00 ± 1.00 %"]
     assert (rows[1]["sent up"], rows[1]["failed"]) == ("250 kB", "0.5")
+
+
+def test_a_table_has_the_columns_that_fit(sweep, capsys):
+    assert main([str(sweep)]) == 0
+    table, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert max(map(len, table.splitlines())) <= 100
+    heads = [head.strip() for head in table.splitlines()[0].split("|")]
+    assert heads[1:6] == ["algorithm", "compression.drop", "batch_size", "runs", "accuracy"]
+    left_out = int(re.fullmatch(r"(\d+) more columns: --wide\n", rest)[1])
+    assert left_out + len(heads) - 2 == 15  # all columns of the wide table
 
 
 def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
