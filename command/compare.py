@@ -25,6 +25,7 @@ from report.runs import group_runs
 from simulation.network import network_named
 
 # Of each method: what the table calls it. The first one is the uncompressed one.
+COMPARE = "compare"  # the first word of the command
 METHODS = {
     "fedavg": "fedavg: no compression",
     "fedavg_f2i_both": "fedavg_f2i_both: int8 both ways",

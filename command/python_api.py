@@ -20,8 +20,8 @@ from hydra.core.global_hydra import GlobalHydra
 
 from command.caller import Caller, called_from
 from command.errors import Failed, Stopped
+from command.hydra_main import run_hydra
 from command.job import RUN
-from command.main import run_hydra
 from command.sweep import SweepEnd
 from report.run_result import RunResult, SweepResult
 

@@ -37,10 +37,12 @@ log = logging.getLogger("edgewire")
 class Run:
     """Starts a run's strategy on the server, evaluates the model, and writes the result files."""
 
-    def __init__(self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog) -> None:
+    def __init__(
+        self, config: Config, grid: OrderedGrid, records: RunLog, nodes: NodeLog | None = None
+    ) -> None:
         self.config = config
         self.grid = grid
-        self.nodes = nodes
+        self.nodes = nodes or NodeLog(grid, "", "")  # without a folder it observes nothing
         self.records = records
         self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from command import compare as command
-from command.caller import COMPARE
-from command.compare import compare
+from command import main
+from command.compare import COMPARE, compare
 from command.main import cli
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line(words, printed, tmp_path):
 
 def test_it_is_a_word_of_the_command_line(monkeypatch):
     given = []
-    monkeypatch.setattr(command, "compare", lambda words: given.append(words) or 3)
+    monkeypatch.setattr(main, "compare", lambda words: given.append(words) or 3)
     monkeypatch.setattr("sys.argv", ["run.py", COMPARE, "task=keywords"])
     with pytest.raises(SystemExit) as ended:
         cli()

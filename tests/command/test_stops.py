@@ -184,10 +184,10 @@ def stopped_by(number, place):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("command.main.main", []),  # before Hydra composes anything
+        ("command.hydra_main.main", []),  # before Hydra composes anything
         ("hydra._internal.hydra.run_job", ["engine.workers=7"]),  # after Hydra has composed
         ("hydra.core.utils.run_job", ["-m", "seed=0,1"]),
-        ("command.job.forget_failure", []),
+        ("command.job.under_way", []),
     ],
 )
 def test_a_stop_before_a_run_begins_ends_the_command(place, words, number, tmp_path):

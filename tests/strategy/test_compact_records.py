@@ -29,7 +29,7 @@ BESIDE = [f"{way}_{kind}_bytes" for way in ("uplink", "downlink") for kind in ("
 def run(folder, words, given):
     """Return a run's model and result, and the counters of the bytes beside the payloads."""
     local_run(folder, *words, "nodes=3", "dataset=digits", f"compact_records={given}")
-    _, result, model = files_of(folder)
+    _, result, model, _ = files_of(folder)
     beside = {key: result.pop(key) for key in BESIDE}
     of_bytes = [key for key in result if key.startswith("link_seconds") or key.endswith("_ratio")]
     return model, {key: result[key] for key in result if key not in of_bytes}, beside

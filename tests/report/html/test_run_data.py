@@ -94,7 +94,7 @@ def test_settings_refer_to_keys_and_never_to_the_environment(tmp_path, monkeypat
     }  # fmt: skip
     (tmp_path / ".hydra" / "config.yaml").write_text("!!python/object:os.system {}")
     assert read_settings(tmp_path) == {}
-    assert own_link(load([tmp_path]).groups[0]).up is None
+    assert own_link(load([tmp_path]).groups[0]).network.up_mbps is None
 
 
 def test_text_is_one_line():

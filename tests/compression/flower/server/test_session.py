@@ -16,8 +16,10 @@ from compression.flower.native_tensors import (
     with_payload,
 )
 from compression.flower.records import STYPE, payload_records
+from compression.flower.server import session as server_session
 from compression.flower.server.session import InitialModel, ServerSession
 from compression.flower.server.version_tracker import ModelUpdate
+from compression.flower.traffic import NO_STREAMS
 from tests.spoil import COUNTED, UNUSABLE
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -70,6 +72,12 @@ def received(talk, measured=(), **reply):
 
 def session():
     return ServerSession(Newest(), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES))
+
+
+@pytest.fixture(autouse=True)
+def no_streams(monkeypatch):
+    """Let the fake payloads of `Newest` have no streams."""
+    monkeypatch.setattr(server_session, "stream_sizes", lambda payloads, layout: NO_STREAMS)
 
 
 @pytest.fixture
