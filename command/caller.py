@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+COMPARE = "compare"  # the first word of the command that compares methods
+
 
 @dataclass(frozen=True)
 class Caller:

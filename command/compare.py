@@ -25,18 +25,23 @@ from report.runs import group_runs
 from simulation.network import network_named
 
 # Of each method: what the table calls it. The first one is the uncompressed one.
-COMPARE = "compare"  # the first word of the command
 METHODS = {
-    "fedavg": "fedavg: no compression",
-    "fedavg_f2i_both": "fedavg_f2i_both: int8 both ways",
-    "edgewire": "edgewire: few bytes",
+    "fedavg": "fedavg (uncompressed)",
+    "fedavg_f2i_both": "fedavg_f2i_both (int8)",
+    "edgewire": "edgewire (few bytes)",
 }
 SEEDS = 3
 # The task of a command without overrides: seconds a run, and 1,500 test samples.
 TASK = ("task=activity", "dataset.samples=6000", "rounds=15", "lr=0.2", "eval_every=5")
 LINK = "lora"
 PICTURE = "comparison.png"
-WIDTH = 100  # characters
+WIDTH = 100  # characters of a line, if no terminal says it
+USAGE = """python run.py compare [OVERRIDES]
+
+Trains the same task without compression, with int8 values in both directions, and with few bytes,
+with three seeds each. OVERRIDES choose the task, as for python run.py: task=keywords rounds=10
+algorithm=A,B  compares other presets with the uncompressed one
+seed=0,1       takes other seeds"""
 
 
 def compare(words: Sequence[str]) -> int:
@@ -45,7 +50,12 @@ def compare(words: Sequence[str]) -> int:
     `words`: overrides of the task, such as `task=keywords`. `algorithm=A,B` compares other methods
     with the uncompressed one, and `seed=0,1` takes other seeds.
     """
+    if {"-h", "--help"} & set(words):
+        print(USAGE)
+        return 0
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = WIDTH
     given = [word for word in words if not word.startswith(("algorithm=", "seed="))]
     methods = _choices(words, "algorithm=") or list(METHODS)[1:]
     methods = list(dict.fromkeys([next(iter(METHODS)), *methods]))
@@ -62,8 +72,8 @@ def compare(words: Sequence[str]) -> int:
     folder = _short(found.folder)
     console.print("", comparison(found, methods), sep="\n")
     console.print(
-        f"\nSeeds: {', '.join(seeds)}; ± is their standard deviation. Differences within the 95 % "
-        f"interval are noise.\nBytes of all nodes, everything included. {LINK}: {_speed()}."
+        f"\nSeeds: {', '.join(seeds)}. ± of a value: standard deviation; of a difference: 95 % "
+        f"interval.\nBytes: all nodes, everything included. {LINK}: {_speed()}."
     )
     for failed, line in found.failed.items():
         console.print(f"{_short(failed)}: {line}", markup=False)
@@ -120,7 +130,7 @@ def _difference(found: SweepResult, method: str, plain: dict[int, float]) -> str
     mean = paired(_values(found, method), plain)
     if mean is None:
         return NOTHING
-    return f"{mean.mean:+.3g}" + (" (noise)" if mean.noise else "")
+    return f"{mean.mean:+.3g}" + ("" if mean.half is None else f" ± {mean.half:.3g}")
 
 
 def _cells(runs: Sequence[RunResult]) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -24,7 +25,8 @@ from rich.logging import RichHandler
 from command.caller import caller
 from command.errors import Diverged, Failed, clear_errors
 from command.loggers import logged, loggers_of
-from command.saved_config import CONFIG_DIR, RESUME, completed, resumes
+from command.run_lock import ended_with_parent, run_lock
+from command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from command.sweep import BASIC, begin_job, may_begin, note_failure, stop_sweep
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
@@ -72,13 +74,13 @@ def job(composed: DictConfig) -> None:
     In a sweep, write the failure into the job's folder instead, so that the other jobs continue.
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
-    RUN.folder = folder
+    RUN.folder, began = folder, time.time()
     sweep = HydraConfig.get().mode is RunMode.MULTIRUN
     if sweep and not may_begin(folder):
         return
     try:
         # Errors are handled here, because Hydra would print a line for an exception.
-        with under_way(), clear_errors(), orderly_exit():
+        with under_way(), clear_errors(), orderly_exit(), beside_others(folder):
             try:
                 run(composed, folder)
             except (KeyboardInterrupt, Ended) as stop:
@@ -88,8 +90,28 @@ def job(composed: DictConfig) -> None:
         if not sweep:
             raise
         note_failure(folder, cast(int, failed.code), failed.line)
+        if not continues():
+            put_aside(folder, began)
         if composed.get("stop_on_failure") and not has_diverged(folder):
             stop_sweep()
+
+
+@contextmanager
+def beside_others(folder: Path) -> Iterator[None]:
+    """In this context, no other process writes the folder, and a killed sweep ends this job."""
+    parallel = "joblib" in HydraConfig.get().launcher["_target_"]
+    with run_lock(folder), ended_with_parent() if parallel else nullcontext():
+        yield
+
+
+def put_aside(folder: Path, began: float) -> None:
+    """Rename the result of an earlier run in the folder: its overrides are overwritten.
+
+    `began`: when this job began, in seconds since 1970.
+    """
+    file = folder / "result.json"
+    if file.exists() and file.stat().st_mtime < began:
+        file.rename(folder / "result.before.json")
 
 
 def run(composed: DictConfig, folder: Path) -> None:
@@ -187,7 +209,9 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
     if sweep:
         top = Path(HydraConfig.get().sweep.dir).absolute()
-        return f"`python run.py {shlex.quote(f'continue={top}')}` continues the sweep"
+        words = shlex.quote(f"continue={top}")
+        call = f"sweep({f'continue={top}'!r})" if caller().python else f"python run.py {words}"
+        return f"`{call}` continues the sweep"
     if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
         words = shlex.quote(f"resume={folder}")
         call = f"train(resume={str(folder)!r})" if caller().python else f"python run.py {words}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from command.compare import COMPARE, compare
+from command.caller import COMPARE
 from command.errors import clear_errors
 from command.hydra_main import run_hydra
 from command.new_task import NEW, new_task
@@ -21,6 +21,8 @@ def cli() -> None:
             print(new_task(sys.argv[2:]))
         return
     if sys.argv[1:2] == [COMPARE]:
+        from command.compare import compare  # its imports take half a second
+
         sys.exit(compare(sys.argv[2:]))
     run_hydra(sys.argv[1:])
     if SweepEnd.code:

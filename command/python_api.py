@@ -6,8 +6,10 @@ place of printing them, and raise exceptions in place of ending the process.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -22,11 +24,13 @@ from command.caller import Caller, called_from
 from command.errors import Failed, Stopped
 from command.hydra_main import run_hydra
 from command.job import RUN
+from command.saved_config import CONTINUE, RESUME
 from command.sweep import SweepEnd
 from report.run_result import RunResult, SweepResult
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
+_ONE = threading.Lock()  # Hydra and Flower have one state in a process
 _OPTIONS = ("-m", "--multirun")
 
 
@@ -76,7 +80,7 @@ def sweep(*overrides: str, progress: bool = True, **values: Any) -> SweepResult:
         run_hydra(["--multirun", *words, *more])
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
-    return SweepResult(SweepEnd.folder)
+    return SweepResult(SweepEnd.folder, SweepEnd.jobs)
 
 
 def expect_overrides(words: Iterable[object]) -> None:
@@ -94,6 +98,10 @@ def expect_overrides(words: Iterable[object]) -> None:
 def _called(progress: bool) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line."""
     line: list[str] = []
+    if not _ONE.acquire(blocking=False):
+        raise RunFailed("a run is under way in this process: wait for its end, or use a sweep")
+    loggers = [logging.getLogger(name) for name in ("edgewire", "flwr")]
+    saved = [(each, each.handlers, each.propagate, each.level) for each in loggers]
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
@@ -111,6 +119,10 @@ def _called(progress: bool) -> Iterator[list[str]]:
         raise stop from None
     finally:
         sys.argv, hydra.hydra = argv, users
+        for each, handlers, propagate, level in saved:
+            each.handlers, each.propagate = handlers, propagate
+            each.setLevel(level)
+        _ONE.release()
         if process := sys.modules.get("task.process"):
             process.release_process()
 
@@ -121,7 +133,7 @@ def _new_folder(words: Iterable[str], key: str, top: str) -> Iterator[list[str]]
 
     By default Hydra names a folder after the second, and a loop may make several runs in a second.
     """
-    if any(word.startswith((f"{key}=", "resume=")) for word in words):
+    if any(word.startswith((f"{key}=", f"{RESUME}=", f"{CONTINUE}=")) for word in words):
         yield []
         return
     parent = Path(top) / time.strftime("%Y-%m-%d")
@@ -144,18 +156,39 @@ def _new_folder(words: Iterable[str], key: str, top: str) -> Iterator[list[str]]
 def override_of(key: str, value: Any) -> str:
     """Return the override that sets a key to a Python value."""
     if callable(value):
-        return f"{key}._target_={value.__module__}.{value.__qualname__}"
+        return f"{key}._target_={_name_of(value)}"
     return f"{key}={_text(value)}"
 
 
+def _name_of(value: Any) -> str:
+    """Return the dotted name of a function or class; it must be importable by this name."""
+    name = getattr(value, "__qualname__", "")
+    if not name:
+        raise RunFailed(
+            f"{type(value).__name__}: give the class, or a function that returns an object, and "
+            "not an object: model=make_model"
+        )
+    if "<" in name:  # <locals> or <lambda>
+        raise RunFailed(f"{name}: define it with def or class, outside of other functions")
+    return f"{value.__module__}.{name}"
+
+
 def _choices(key: str, value: Any) -> str:
-    if isinstance(value, list | tuple | range):
-        return f"{key}={','.join(map(_text, value))}"
-    return override_of(key, value)
+    if hasattr(value, "tolist"):  # an array of numpy's or torch's
+        value = value.tolist()
+    if not isinstance(value, list | tuple | range):
+        return override_of(key, value)
+    if not value:
+        raise RunFailed(f"{key}=[] names no value: a sweep needs at least one")
+    if all(map(callable, value)):
+        return f"{key}._target_={','.join(map(_name_of, value))}"
+    return f"{key}={','.join(map(_text, value))}"
 
 
 def _text(value: Any) -> str:
     """Return a Python value as Hydra's parser reads it."""
+    if hasattr(value, "tolist"):  # a number or an array of numpy's or torch's
+        value = value.tolist()
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -154,11 +154,13 @@ def parsed(words: list[str]) -> list[Override]:
 class SweepEnd(Callback):
     """Prints the runs and the failed jobs of a sweep.
 
-    `code`: the highest exit code of a job. `folder`: the folder of the last sweep.
+    `code`: the highest exit code of a job. `folder`: the folder of the last sweep. `jobs`: the
+    folders of its jobs.
     """
 
     code: ClassVar[int] = 0
     folder: ClassVar[Path | None] = None
+    jobs: ClassVar[list[Path]] = []
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Store the start time, to ignore jobs of an earlier sweep in the same folder."""
@@ -178,11 +180,12 @@ class SweepEnd(Callback):
         """Print a table of the runs, the command for a larger one, and a line per failed job."""
         _elsewhere.close()
         top, lines, waiting = Path(config.hydra.sweep.dir), [], 0
-        SweepEnd.folder = top.absolute()
+        SweepEnd.folder, SweepEnd.jobs = top.absolute(), []
         found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
         jobs = [path for path in found if path.stat().st_mtime >= self._began]
         for overrides in jobs:
             folder = overrides.parents[1]
+            SweepEnd.jobs.append(folder.absolute())
             if (folder / NOT_BEGUN).exists():
                 waiting += 1
             elif (folder / FAILED).exists():

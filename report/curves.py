@@ -30,8 +30,8 @@ Values = NDArray[np.float64]
 # column of history.jsonl -> label of the axis, and the column's value that is one unit on it
 X = {
     "round": ("round", 1.0),
-    "uplink_bytes": ("sent by the nodes (MB)", 1e6),
-    "downlink_bytes": ("sent to the nodes (MB)", 1e6),
+    "uplink_bytes": ("payloads sent by the nodes (MB)", 1e6),
+    "downlink_bytes": ("payloads sent to the nodes (MB)", 1e6),
     "seconds": ("time (s)", 1.0),
     "virtual_seconds": ("time on the virtual network (s)", 1.0),
 }

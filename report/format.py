@@ -13,8 +13,9 @@ NOTHING = "-"  # stands for a missing value
 def human_bytes(count: float) -> str:
     """Return bytes with a decimal unit: 61706 -> '61.7 kB'."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        shown = float(f"{count:.0f}" if unit == "B" else f"{count:.3g}")  # 999.7 kB is 1 MB
+        if abs(shown) < 1000:
+            return f"{shown:.0f} {unit}" if unit == "B" else f"{shown:.3g} {unit}"
         count /= 1000
     return f"{count:.4g} TB"
 
@@ -28,7 +29,7 @@ def human_seconds(seconds: float | None) -> str:
     """Return seconds as '12.3 s', '4 min 05 s' or '2 h 03 min'."""
     if seconds is None:
         return NOTHING
-    if seconds < 60:
+    if float(f"{seconds:.3g}") < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
     from torch import Tensor
 
 FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
+NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
 
 
 class Traffic(NamedTuple):
@@ -151,19 +152,22 @@ class RunResult:
 class SweepResult(Sequence[RunResult]):
     """The runs of a sweep, in the order of their jobs.
 
-    `folder`: the sweep's folder. `failed`: why jobs failed, by their folders; a run that has
-    diverged is also among the runs.
+    `folder`: the sweep's folder. `jobs`: the folders of its jobs; None: all in the folder.
+    `failed`: why jobs failed, by their folders; a run that has diverged is also among the runs.
+    `not_begun`: the folders of jobs that were not begun after a failure (`stop_on_failure=true`).
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, jobs: Sequence[Path] | None = None) -> None:
         self.folder = Path(folder)
+        tops = [self.folder] if jobs is None else jobs
         try:
-            runs, _ = read_runs([self.folder])
+            runs, _ = read_runs(tops)
         except ResultsError:  # no run has finished
             runs = []
         self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
-        notes = sorted(self.folder.rglob(FAILED))
+        notes = sorted(note for top in tops for note in top.rglob(FAILED))
         self.failed = {note.parent: str(json.loads(note.read_text())["line"]) for note in notes}
+        self.not_begun = sorted(note.parent for top in tops for note in top.rglob(NOT_BEGUN))
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -194,13 +198,16 @@ class SweepResult(Sequence[RunResult]):
 
     def __repr__(self) -> str:
         lines = [str(self.table) if self._runs else "no run has finished"]
-        lines += [f"{folder}: {line}" for folder, line in self.failed.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._missing()])
 
     def _repr_html_(self) -> str:
         text = self.table.to_html(index=False) if self._runs else "<p>no run has finished</p>"
-        lines = (f"{folder}: {line}" for folder, line in self.failed.items())
-        return text + "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+        return text + "".join(f"<p>{html.escape(line)}</p>" for line in self._missing())
+
+    def _missing(self) -> list[str]:
+        """Return a line for each job without a result."""
+        lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
+        return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
 
 
 def plot(

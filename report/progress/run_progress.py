@@ -57,12 +57,14 @@ def run_progress(
     ) as progress:
         if progress.disable:
             line = ProgressLine(folder, rounds, name, metric)
-            thread = threading.Thread(target=_print, args=(line, console, done), daemon=True)
+            thread = threading.Thread(
+                target=_print, args=(line, folder, console, done), daemon=True
+            )
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
             rows = NewestRow(folder / HISTORY, metric.name)
             thread = threading.Thread(
-                target=_follow, args=(rows, progress, metric, done), daemon=True
+                target=_follow, args=(rows, folder, progress, metric, done), daemon=True
             )
         thread.start()
         try:
@@ -96,12 +98,22 @@ def _in_notebook(line: ProgressLine, done: threading.Event) -> Iterator[None]:
         thread.join()
 
 
-def _follow(rows: NewestRow, progress: Progress, metric: MainMetric, done: threading.Event) -> None:
+def _follow(
+    rows: NewestRow,
+    folder: Path,
+    progress: Progress,
+    metric: MainMetric,
+    done: threading.Event,
+) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
     over = False
+    began: float | None = time.monotonic()
     while not over:
         over = done.wait(0.25)
+        if began is not None and time.monotonic() - began > FIRST_LINE:
+            progress.console.print(f"files in {folder}", soft_wrap=True)
+            began = None
         if not (row := rows.last()):
             continue
         if rows.measured is not None:
@@ -115,10 +127,12 @@ def _follow(rows: NewestRow, progress: Progress, metric: MainMetric, done: threa
         )
 
 
-def _print(line: ProgressLine, console: Console, done: threading.Event) -> None:
+def _print(line: ProgressLine, folder: Path, console: Console, done: threading.Event) -> None:
     began, pause = time.monotonic(), FIRST_LINE
     while not done.wait(pause):
         passed = time.monotonic() - began
+        if pause == FIRST_LINE:
+            console.print(f"files in {folder}", soft_wrap=True)
         console.print(line.line(passed), soft_wrap=True)
         pause = pause_after(passed)
 

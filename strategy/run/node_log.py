@@ -30,6 +30,7 @@ FILE = "nodes.json"
 OFTEN = 2.0  # least real seconds from one writing of the file to the next
 SHARE = 0.02  # the most of the run's real time that writing the file may take
 LISTED = 2000  # nodes in the file, at most
+HIDDEN = ("measured", "answered")  # of `NodeActivity`: not in the file under these names
 OPEN = 10_000  # messages without a reply that are remembered, at most
 
 
@@ -42,7 +43,7 @@ class NodeActivity:
     could not. `sent`, `heard`: the run's seconds at the last message and at the last reply. `lag`,
     `mean_lag`: seconds from a message to its reply: the last ones, and their mean. `samples`,
     `train_loss`, `measured`: of its last replies: the number of samples, the loss of its training,
-    and the run's main metric.
+    and the run's main metric. `answered`: when the last message that it has answered was sent.
     """
 
     messages: int = 0
@@ -58,6 +59,7 @@ class NodeActivity:
     samples: float | None = None
     train_loss: float | None = None
     measured: float | None = None
+    answered: float | None = None
 
 
 @dataclass
@@ -154,6 +156,12 @@ class NodeLog(GridWrapper):
         messages = list(messages)
         now = self._since(self._grid.now)
         self._sent(messages, now)
+        for message in messages:  # their ids are not known here
+            self.state.open[f"to {message.metadata.dst_node_id}"] = (
+                message.metadata.dst_node_id,
+                now,
+            )
+        self._refresh()
         found = super().send_and_receive(messages, timeout=timeout)
         replies = []
         for reply in found:
@@ -161,8 +169,11 @@ class NodeLog(GridWrapper):
             arrived = getattr(found, "arrived", None)
             node = reply.metadata.src_node_id
             heard = self._since(self._grid.now if arrived is None else arrived)
+            self.state.open.pop(f"to {node}", None)
             self._received(reply, node, now, heard)
             replies.append(reply)
+            if not self._virtual:  # the time of a virtual clock is known after all replies
+                self._refresh()
         return replies
 
     def _since(self, moment: float) -> float:
@@ -197,7 +208,7 @@ class NodeLog(GridWrapper):
 
     def _received(self, reply: Message, node: int, sent: float, now: float) -> None:
         activity = self._of(node)
-        activity.heard, activity.lag = now, now - sent
+        activity.heard, activity.lag, activity.answered = now, now - sent, sent
         before = activity.replies * (activity.mean_lag or 0.0)
         activity.replies += 1
         activity.mean_lag = (before + activity.lag) / activity.replies
@@ -262,7 +273,10 @@ class NodeLog(GridWrapper):
 
     def _content(self, server_round: int, labels: Labels | None) -> dict[str, Any]:
         nodes = self.state.nodes
-        waiting = {node for node, _ in self.state.open.values()}
+        # A node replies in order. So an earlier message than the last answered one was lost.
+        waiting = {
+            node for node, sent in self.state.open.values() if sent >= (nodes[node].answered or 0.0)
+        }
         rows = []
         order = sorted(nodes, key=lambda node: (self.state.places.get(node, math.inf), node))
         for node in order[:LISTED]:
@@ -274,7 +288,7 @@ class NodeLog(GridWrapper):
                     "partition": place,
                     "online": node in self.state.online if self.state.online else None,
                     "waiting": node in waiting,
-                    **{key: value for key, value in values.items() if key != "measured"},
+                    **{key: value for key, value in values.items() if key not in HIDDEN},
                     self._metric: values["measured"],
                     "labels": None if place is None or labels is None else labels(place),
                 }

@@ -3,8 +3,11 @@
 import json
 import logging
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -207,3 +210,64 @@ def test_interrupted_runs_say_how_to_go_on(monkeypatch, folder, capsys):
     (note,) = stop.value.__notes__
     assert "train(resume=" in note or "starts a new run" in note
     assert note in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"model": torch.nn.Linear(2, 2)}, "give the class"),
+        ({"model": partial(torch.nn.Linear, 2)}, "give the class"),
+        ({"model": lambda: None}, "define it with def"),
+        ({"lr": object()}, "is no value of an override"),
+        ({"strategy": {"a b": 1}}, "is no key of a mapping"),
+    ],
+)
+def test_values_that_are_no_overrides_are_one_line(values, line):
+    with pytest.raises(RunFailed, match=line):
+        train(**values)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert python_api.override_of("lr", np.float64(0.1)) == "lr=0.1"
+    assert python_api.override_of("cuts", np.arange(3)) == "cuts=[0,1,2]"
+    with pytest.raises(RunFailed, match="names no value"):
+        sweep(seed=[])
+
+
+def test_jobs_that_were_not_begun_are_named_and_continued():
+    found = sweep("stop_on_failure=true", *FEW, rounds=1, lr=[-1, 0.1])
+    assert (len(found), len(found.failed), len(found.not_begun)) == (0, 1, 1)
+    assert "not begun" in repr(found)
+    again = sweep(f"continue={found.folder}")
+    assert again.folder == found.folder
+
+
+def test_a_failed_job_leaves_no_result_of_an_earlier_sweep(folder):
+    where = "hydra.sweep.dir=again"
+    assert len(sweep(where, *FEW, rounds=1, seed=[4])) == 1
+    found = sweep(where, *FEW, rounds=1, seed=[5], lr=[-1])
+    assert (len(found), len(found.failed)) == (0, 1)
+
+
+def test_one_run_at_a_time_in_a_process():
+    said = []
+
+    def second():
+        try:
+            train(*FEW)
+        except RunFailed as error:
+            said.append(str(error))
+
+    with python_api._ONE:  # noqa: SLF001
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert len(said) == 1
+    assert "a run is under way" in said[0]
+
+
+def test_the_users_loggers_are_as_before():
+    log = logging.getLogger("flwr")
+    before = log.handlers, log.propagate, log.level
+    train(*FEW, rounds=1)
+    assert (log.handlers, log.propagate, log.level) == before

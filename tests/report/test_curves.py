@@ -62,7 +62,7 @@ def test_the_axes_have_units(axes):
     assert list(sgd.get_xdata()) == [0, 3]  # the mean of 2 MB and 4 MB
     assert list(sgd.get_ydata()) == pytest.approx([0, 20])
     assert (drawn.get_xlabel(), drawn.get_ylabel()) == (
-        "sent by the nodes (MB)", "test accuracy (%)"
+        "payloads sent by the nodes (MB)", "test accuracy (%)"
     )  # fmt: skip
     assert drawn.get_title() == "Digits"
     (legend,) = drawn.figure.legends

@@ -75,10 +75,10 @@ def test_a_log_has_lines(tmp_path, monkeypatch):
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
     with run_progress(tmp_path, 10, Console(file=screen, width=20), name="job 3: "):
         deadline = time.monotonic() + 60
-        while "\n" not in screen.getvalue() and time.monotonic() < deadline:
+        while screen.getvalue().count("\n") < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     said = "job 3: round 3 of 10, accuracy 50.00 %, up 61.7 kB, down 2 MB, 0 s so far\n"
-    assert screen.getvalue() == said
+    assert screen.getvalue() == f"files in {tmp_path}\n{said}"
 
 
 def test_a_line_shows_the_known_values(tmp_path):

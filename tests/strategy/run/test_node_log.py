@@ -133,6 +133,24 @@ def test_the_file_is_written_seldom_and_at_the_end(tmp_path):
     assert [node["labels"] for node in nodes_of(tmp_path)["nodes"]] == [[0], [1]]
 
 
+def test_lost_messages_before_the_last_answered_one_do_not_wait(tmp_path):
+    grid = Clocked()
+    log, ids = observed(tmp_path, grid)
+    log.pull_before(ids[1:2], math.inf)  # node 12 answers neither of its two messages
+    (later,) = log.push_messages([Message(content(), 12, "train")])
+    log.write(1, {})
+    assert [node["waiting"] for node in nodes_of(tmp_path)["nodes"]] == [False, True]
+    log.pull_before([later], math.inf)
+    log.write(2, {}, lambda place: None)
+    assert [node["waiting"] for node in nodes_of(tmp_path)["nodes"]] == [False, False]
+
+
+def test_nodes_without_a_reply_at_the_end_wait(tmp_path):
+    local_run(tmp_path, *RUNS["rounds"], "nodes=10", "rounds=3", "timeout=5")
+    waiting = [node["waiting"] for node in nodes_of(tmp_path)["nodes"]]
+    assert set(waiting) == {True, False}
+
+
 def test_a_resumed_run_counts_on(tmp_path):
     grid = Clocked()
     log, ids = observed(tmp_path, grid)
