@@ -26,6 +26,8 @@ from report.errors import ResultsError
 from simulation.clock import VirtualClock
 from simulation.network import Network, network_named
 
+SPEEDS = (1e-6, 1e9)  # the slowest and the fastest link in Mbit/s whose times are computed
+
 
 class Progress(NamedTuple):
     """What an average node has done since the start of the run.
@@ -55,7 +57,11 @@ def parse_link(text: str) -> Network:
         down, up = (float(speed) for speed in speeds)
     except ValueError as error:
         raise ResultsError(f"--link takes DOWN/UP in Mbit/s, such as 10/1, not {text}") from error
-    return network_of(down_mbps=down, up_mbps=up, seconds_per_step=0.01)
+    network = network_of(down_mbps=down, up_mbps=up, seconds_per_step=0.01)
+    if not all(SPEEDS[0] <= speed <= SPEEDS[1] for speed in (down, up)):
+        least, most = SPEEDS
+        raise ResultsError(f"--link takes speeds from {least:g} to {most:g} Mbit/s, not {text}")
+    return network
 
 
 def network_of(base: Network | None = None, **values: float | None) -> Network:
