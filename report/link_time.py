@@ -6,8 +6,8 @@ bytes and the local steps of one run. In synchronous training a round takes
 
     2 x latency + bytes down / speed down + local steps x seconds per step + bytes up / speed up
 
-at the slowest node. If the server's link is limited, the nodes share it (`simulation.clock`). The
-virtual clock computes each round here, for nodes that send equally many bytes.
+at the slowest node. If the server's link is limited, the nodes share it as in `simulation.clock`:
+it carries one message after another. All nodes are assumed to send equally many bytes.
 
 In asynchronous training each node repeats these four parts without waiting for the others. A node
 has sent its share of the updates after as many cycles. If the server's link is shared, a node waits
@@ -23,8 +23,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from report.errors import ResultsError
-from simulation.clock import VirtualClock
 from simulation.network import Network, network_named
+
+SPEEDS = (1e-6, 1e9)  # the slowest and the fastest link in Mbit/s whose times are computed
 
 
 class Progress(NamedTuple):
@@ -55,7 +56,11 @@ def parse_link(text: str) -> Network:
         down, up = (float(speed) for speed in speeds)
     except ValueError as error:
         raise ResultsError(f"--link takes DOWN/UP in Mbit/s, such as 10/1, not {text}") from error
-    return network_of(down_mbps=down, up_mbps=up, seconds_per_step=0.01)
+    network = network_of(down_mbps=down, up_mbps=up, seconds_per_step=0.01)
+    if not all(SPEEDS[0] <= speed <= SPEEDS[1] for speed in (down, up)):
+        least, most = SPEEDS
+        raise ResultsError(f"--link takes speeds from {least:g} to {most:g} Mbit/s, not {text}")
+    return network
 
 
 def network_of(base: Network | None = None, **values: float | None) -> Network:
@@ -105,13 +110,17 @@ def link_seconds(
 
 def _round(network: Network, nodes: int, down: float, up: float, steps: float) -> float:
     """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
+    work = steps * network.seconds_per_step + (network.encoding_seconds if steps else 0.0)
     if network.server_mbps is None:
-        work = steps * network.seconds_per_step + network.encoding_seconds
         return work + exchange_seconds(network, down, up, nodes)
-    # On the server's link the messages of some nodes wait while others compute.
-    clock, sizes = VirtualClock(network), (round(down), round(up))
-    sent = [clock.send(node, 0.0, sizes[0], steps=steps) for node in range(nodes)]
-    return max(clock.answer(journey, steps, sizes[1]) for journey in sent)
+    # On the server's link the messages of some nodes wait while others compute. The replies arrive
+    # in the order of the messages. The link is busy until the end from the first reply on, or it
+    # waits for the last reply.
+    sending, receiving = (_transfer(size, network.server_mbps) for size in (down, up))
+    beside = 2 * network.latency_ms / 1000 + work + _transfer(up, network.up_mbps)
+    own = _transfer(down, network.down_mbps)
+    first, last = (beside + max(own, place * sending) for place in (1, nodes))
+    return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
 
 def _node_cycle(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,13 +30,14 @@ from report.advise.candidates import (
     own_runs,
 )
 from report.advise.energy import RADIOS, Radio, own_radio, radio_named
+from report.advise.options import OneLineParser, devices, number
 from report.advise.page import write_page
 from report.advise.presets import description
 from report.advise.ranking import Goal, Ranked, asked_goal, default_goal, rank
 from report.advise.trial import try_settings
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import human_bytes, human_seconds, whole
-from report.link_time import network_of, parse_link
+from report.link_time import SPEEDS, network_of, parse_link
 from report.run_archive import ROOT
 from simulation.network import Network
 
@@ -46,22 +48,26 @@ UNITS = {"million": 1e6, "thousand": 1e3, "": 1.0}
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
+    made = OneLineParser(
         prog=COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
     add("--link", metavar="DOWN/UP", help="Mbit/s, such as 10/1, or a name: adsl, lte, lora, wifi")
-    add("--latency", type=float, metavar="MS", help="milliseconds in one direction (default: 0)")
-    add("--server-mbps", type=float, metavar="MBPS", help="a link of the server that all share")
-    add("--seconds-per-step", type=float, metavar="S", help="of a device's local step (0.01)")
-    add("--devices", type=whole, metavar="N", help="how many (default: as in the runs)")
+    add("--latency", type=number(0, 1e9), metavar="MS", help="ms in one direction (default: 0)")
+    speed = number(*SPEEDS)
+    add("--server-mbps", type=speed, metavar="MBPS", help="a link of the server that all share")
+    step = number(0, 1e6)
+    add("--seconds-per-step", type=step, metavar="S", help="of a device's local step (0.01)")
+    add("--devices", type=devices, metavar="N", help="how many (default: as in the runs)")
     add("--task", metavar="NAME", help="a preset of task=, or a data set such as digits")
     add("--model", metavar="NAME", help="a model, such as resnet18")
-    add("--parameters", type=float, metavar="N", help="of a model that has not been measured")
+    size = number(0, 1e12, above=True)
+    add("--parameters", type=size, metavar="N", help="of a model that has not been measured")
     goal = made.add_mutually_exclusive_group()
-    goal.add_argument("--accuracy", type=float, metavar="SHARE", help="the goal: 0.9, or 90")
-    goal.add_argument("--loss", type=float, metavar="LOSS", help="the goal is a loss")
-    goal.add_argument("--reach", type=float, metavar="VALUE", help="the goal, of the main metric")
+    value = number(-1e300, 1e300)
+    goal.add_argument("--accuracy", type=value, metavar="SHARE", help="the goal: 0.9, or 90")
+    goal.add_argument("--loss", type=value, metavar="LOSS", help="the goal is a loss")
+    goal.add_argument("--reach", type=value, metavar="VALUE", help="the goal, of the main metric")
     add("--runs", type=Path, nargs="+", default=[], metavar="FOLDER", help="your own runs")
     add("--energy", nargs="?", const="", metavar="RADIO", help=f"joules: {', '.join(RADIOS)}")
     add("--watts", metavar="UP/DOWN", help="joules, with your radio's own watts")
@@ -135,8 +141,9 @@ def unknown(asked: argparse.Namespace, found: Found, ranked: Sequence[Ranked]) -
     notes = list(found.notes)
     best, first = ranked[0], ranked[0].runs[0]
     if asked.devices and asked.devices != first.nodes:
+        count = "updates that a device sends" if first.asynchronous else "rounds"
         notes.append(
-            f"the runs have {first.nodes} devices, not {asked.devices}: the number of rounds with "
+            f"the runs have {first.nodes} devices, not {asked.devices}: the number of {count} with "
             f"{asked.devices} is not known, and is taken to be the same"
         )
     if not best.reached:
@@ -159,19 +166,22 @@ def as_rows(ranked: Sequence[Ranked], goal: Goal, devices: int | None) -> list[d
     rows = []
     for each in ranked[:SHOWN]:
         nodes = devices or each.runs[0].nodes
-        at = each.at
+        at, asynchronous = each.at, each.runs[0].asynchronous
         rows.append(
             {
                 "name": each.name,
                 "overrides": each.settings,
                 "source": each.runs[0].of,
-                "asynchronous": each.runs[0].asynchronous,
+                "devices": nodes,
+                "asynchronous": asynchronous,
                 "runs": each.count,
                 "reached": len(each.reached),
                 "best": each.best,
                 "seconds": at and at.seconds,
+                "by_mean_curve": at and at.by_mean_curve,
                 "seconds_of_runs": [hit.seconds for hit in each.reached],
-                "rounds": at and at.rounds,
+                # of an asynchronous run: the updates of all devices
+                "rounds": at and (at.spent.cycles * nodes if asynchronous else at.rounds),
                 "down_bytes_per_device": at and round(at.spent.down),
                 "up_bytes_per_device": at and round(at.spent.up),
                 "bytes": at and round((at.spent.down + at.spent.up) * nodes),
@@ -185,19 +195,23 @@ def as_text(rows: Sequence[dict[str, Any]], goal: Goal, radio: Radio | None) -> 
     """Return the advice as text: the goal, the choice and the runners-up."""
     why = f" ({goal.why})" if goal.why else ""
     lines = [f"goal: {goal.text}{why}", ""]
-    for number, row in enumerate(rows, 1):
-        lines.append(f"{number}. {row['name']}   ({row['source']}, {row['runs']})")
+    for place, row in enumerate(rows, 1):
+        lines.append(f"{place}. {row['name']}   ({row['source']}, {row['runs']})")
         if row["reached"]:
             down, up = row["down_bytes_per_device"], row["up_bytes_per_device"]
-            unit = "updates" if row["asynchronous"] else "rounds"
+            updates = f"updates of {row['devices']} devices"
+            unit = updates if row["asynchronous"] else "rounds"
             lines.append(
                 f"   {human_seconds(row['seconds'])}, {row['rounds']:.0f} {unit}; a device "
                 f"receives {human_bytes(down)} and sends {human_bytes(up)}; "
-                f"{human_bytes(row['bytes'])} in all"
+                f"{human_bytes(row['bytes'])} for {row['devices']} devices"
             )
             if len(times := row["seconds_of_runs"]) > 1:
                 first, last = human_seconds(min(times)), human_seconds(max(times))
-                lines.append(f"   single runs: {first} to {last}")
+                how = "the mean curve of these runs decides the time"
+                if not row["by_mean_curve"]:
+                    how = "the time is the mean of the runs that reach the goal"
+                lines.append(f"   {how}; single runs: {first} to {last}")
             if row["joules_per_device"] is not None and radio is not None:
                 lines.append(
                     f"   {row['joules_per_device']:.3g} J for a device's radio (a model: "
@@ -218,6 +232,10 @@ def advise(asked: argparse.Namespace, root: Path) -> int:
     found = found_runs(asked, root)
     goal = goal_of(asked, found)
     ranked = rank(found.runs, goal, network, asked.devices, radio)
+    if (at := ranked[0].at) is not None and at.rounds == 0:
+        raise ResultsError(
+            f"the untrained model already reaches the goal, {goal.text}: give a harder one"
+        )
     rows, notes = as_rows(ranked, goal, asked.devices), unknown(asked, found, ranked)
     if asked.json:
         answer = {
@@ -254,4 +272,6 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends the command silently
     sys.exit(main())

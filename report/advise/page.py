@@ -195,6 +195,20 @@ def _names(names: Sequence[str]) -> str:
     return f"`{names[0]}`{others}"
 
 
+def _worst(result: Mapping[str, Any]) -> str:
+    """Return a sentence about the worst advice: a missed goal is worse than any ratio."""
+    missed, largest = result["missed"], result["largest_ratio"]
+    if largest is None:
+        return "In no case did all advised runs reach the goal."
+    if not missed:
+        return f"The largest ratio is {largest:.2f}."
+    cases = "1 case (a row" if missed == 1 else f"{missed} cases (rows"
+    return (
+        f'In {cases} with "-") an advised run does not reach the goal, which is worse than any '
+        f"ratio, and in the others the largest ratio is {largest:.2f}."
+    )
+
+
 def _benchmark(root: Path) -> str:
     """Return the section about the benchmark; one sentence if it has not been run."""
     kept = read_measured(measured_file(root, BENCHMARK))
@@ -216,8 +230,7 @@ def _benchmark(root: Path) -> str:
         ]
         text = (
             f"In {result['within']} of {result['count']} cases the advised settings need at most "
-            f"{result['tolerance']:.0%} more time than the best settings. The largest ratio is "
-            f"{result['largest_ratio']:.2f}."
+            f"{result['tolerance']:.0%} more time than the best settings. {_worst(result)}"
         ).replace("%", " %")
         exact = (
             f"The largest difference between the computed time and the time of a real run on the "

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from report.advise.candidates import ARCHIVED, Measured
 from report.advise.energy import Radio, joules
+from report.advise.options import share_of
 from report.errors import ResultsError
 from report.learning_curve import first_at
 from report.link_time import Progress, link_seconds
@@ -37,11 +38,16 @@ class Goal(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """When one run reaches a goal over a link, and what a device has done until then."""
+    """When one run reaches a goal over a link, and what a device has done until then.
+
+    `by_mean_curve`: the mean of the values of several runs decides, so `seconds` can be outside the
+    range of the single runs.
+    """
 
     seconds: float
     spent: Progress
     rounds: float
+    by_mean_curve: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def default_goal(runs: Sequence[Measured], share: float = SHARE) -> Goal:
 def asked_goal(runs: Sequence[Measured], name: str | None, value: float) -> Goal:
     """Return the goal that the user gave: a bound of the metric `name`, or of the main metric.
 
-    A share above 1 is a percentage. Raises `ResultsError` for a bound that has no sense.
+    A share of 2 or more is a percentage. Raises `ResultsError` for a bound that has no sense.
     """
     main = runs[0].run.metric
     metric = main
@@ -128,11 +134,7 @@ def asked_goal(runs: Sequence[Measured], name: str | None, value: float) -> Goal
         metric = LOSS
     if not math.isfinite(value):
         raise ResultsError(f"the goal must be a number, not {value}")
-    if metric.share and 1 < value <= 100:
-        value /= 100
-    if metric.share and not 0 < value <= 1:
-        raise ResultsError(f"the goal must be a share from 0 to 1 or a percentage, not {value:g}")
-    return Goal(metric, value)
+    return Goal(metric, share_of(value) if metric.share else value)
 
 
 def grouped(runs: Sequence[Measured]) -> list[list[Measured]]:
@@ -182,7 +184,8 @@ def mean_reached(
         means = [fmean(column) for column in zip(*values, strict=True)]
         for at, value in enumerate(means):
             if goal.metric.reaches(value, goal.bound):
-                return _mean([_at_row(run, at, network, nodes) for run in runs])
+                hits = [_at_row(run, at, network, nodes) for run in runs]
+                return _mean(hits)._replace(by_mean_curve=True)
     return _mean(hits)
 
 

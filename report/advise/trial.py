@@ -23,6 +23,7 @@ import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
+from report.advise.options import share_of
 from report.advise.presets import effective, names
 from report.errors import ResultsError
 from report.format import NOTHING, human_bytes, human_seconds
@@ -81,13 +82,15 @@ def try_settings(asked: argparse.Namespace, network: Network, overrides: Sequenc
     `overrides`: the user's own. Raises `ResultsError`.
     """
     given = _expect_overrides(overrides)
+    if asked.accuracy is not None:
+        share_of(asked.accuracy)  # a wrong goal is refused before the runs
     rounds = asked.rounds or _whole(given.get("rounds", ROUNDS), "rounds")
     nodes = _whole(given.get("nodes") or asked.devices or 10, "nodes")
     own = [word for word in overrides if not word.startswith(("rounds=", "nodes="))]
     own.append(f"nodes={nodes}")
     tried = _presets(asked.presets)
-    out = asked.out or ROOT / "outputs" / f"advise-{datetime.now():%Y-%m-%d-%H-%M-%S}"
-    out = out.absolute()
+    out = asked.out or Path("outputs") / f"advise-{datetime.now():%Y-%m-%d-%H-%M-%S}"
+    out = out.absolute()  # in the current folder, as `python run.py` does
     console = Console(stderr=asked.json)
     for rung in range(RUNGS):
         length = max(LEAST_ROUNDS, math.ceil(rounds / 2 ** (RUNGS - 1 - rung)))
@@ -150,14 +153,14 @@ def _run(
     cases = [" ".join(preset_overrides(name, network, rounds, nodes)) for name in tried]
     place = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     command = [
-        sys.executable, "run.py", "-m", "hydra/sweeper=cases", f"hydra.sweep.dir='{place}'",
-        f"hydra.sweeper.cases={json.dumps(cases)}", *own,
+        sys.executable, str(ROOT / "run.py"), "-m", "hydra/sweeper=cases",
+        f"hydra.sweep.dir='{place}'", f"hydra.sweeper.cases={json.dumps(cases)}", *own,
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     try:
         with log.open("w") as out:
-            done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+            done = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT)
     except KeyboardInterrupt as error:  # the sweep has got the signal, too
         raise ResultsError(f"interrupted; the finished runs are in {folder}") from error
     try:
@@ -211,7 +214,13 @@ def judge(runs: Sequence[Run], asked: argparse.Namespace) -> tuple[list[Trial], 
         worth = math.inf if each.best is None else each.best * (-1 if metric.higher else 1)
         return each.seconds is None, each.seconds or 0.0, worth
 
-    return sorted(trials, key=order), (metric.name, level)
+    trials.sort(key=order)
+    if level == goal and trials[0].seconds is not None and trials[0].row.get("round") == 0:
+        text = f"{metric.name} {metric.text(goal)}"
+        raise ResultsError(
+            f"the untrained model already reaches the goal, {text}: give a harder one"
+        )
+    return trials, (metric.name, level)
 
 
 def _goal(main: MainMetric, asked: argparse.Namespace) -> tuple[MainMetric, float | None]:
@@ -220,9 +229,7 @@ def _goal(main: MainMetric, asked: argparse.Namespace) -> tuple[MainMetric, floa
     if asked.accuracy is not None and main.name != "accuracy":
         raise ResultsError(f"these runs measure the {main.name}: give the goal by --reach")
     value = asked.accuracy if asked.accuracy is not None else asked.reach
-    if value is not None and main.share and 1 < value <= 100:
-        value /= 100
-    return main, value
+    return main, share_of(value) if value is not None and main.share else value
 
 
 def _values(run: Run, metric: MainMetric) -> list[float]:

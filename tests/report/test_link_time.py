@@ -9,6 +9,7 @@ from report.advise.candidates import measured
 from report.errors import ResultsError
 from report.link_time import Progress, link_seconds, local_steps, network_of, parse_link
 from report.runs import Run, parse_overrides
+from simulation.clock import VirtualClock
 from simulation.network import Network
 from tests.local_runs import local_run
 from tests.runs import history_of, result_of
@@ -84,6 +85,32 @@ def test_a_shared_link_takes_longer_with_more_nodes():
     times = [link_seconds(rows, network, nodes)[0] for nodes in (1, 2, 10)]
     assert times == pytest.approx([1.001, 2.001, 10.001], abs=0.01)
     assert link_seconds(rows, network, 10, asynchronous=True)[0] == pytest.approx(10, abs=0.01)
+
+
+def on_the_clock(network, nodes, down, up, steps):
+    """Return when the last reply of a round arrives on the virtual clock."""
+    clock = VirtualClock(network)
+    sent = [clock.send(node, 0.0, down, steps=steps) for node in range(nodes)]
+    return max(clock.answer(journey, steps, up) for journey in sent)
+
+
+def test_a_round_on_a_shared_link_takes_as_long_as_on_the_virtual_clock():
+    random = np.random.default_rng(3)
+    for _ in range(300):
+        speeds = [float(speed) for speed in 10 ** random.uniform(-2, 2, 3)]
+        own = [None if random.random() < 0.3 else speed for speed in speeds[:2]]
+        latency, step, encoding = (float(each) for each in random.uniform(0, 1, 3))
+        network = Network(*own, speeds[2], 1000 * latency, step, encoding)
+        nodes, down, up = (int(each) for each in random.integers(1, (40, 10**5, 10**5)))
+        steps = int(random.integers(0, 20))
+        (found,) = link_seconds([Progress(1, down, up, steps)], network, nodes)
+        assert found == pytest.approx(on_the_clock(network, nodes, down, up, steps), rel=1e-9)
+
+
+def test_a_round_of_many_devices_needs_no_simulation():
+    network = Network(server_mbps=8.0)
+    rows = [Progress(n, n * 1e6, 0, 0) for n in range(1, 1001)]
+    assert link_seconds(rows, network, 100_000)[-1] == pytest.approx(1000 * 100_000)
 
 
 def test_an_asynchronous_node_waits_once_for_the_first_messages():

@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -171,10 +175,29 @@ def test_negative_values_have_a_goal_below_the_best(tmp_path):
         (["--loss", "0.3"], "--reach"),
         (["--link", "0/1"], "above 0"),
         (["--link", "ten"], "DOWN/UP"),
-        (["--latency", "-1"], "latency_ms"),
-        (["--latency", "nan"], "latency_ms"),
-        (["--server-mbps", "0"], "server_mbps"),
-        (["--seconds-per-step", "-1"], "seconds_per_step"),
+        (["--latency", "-1"], "--latency"),
+        (["--latency", "nan"], "--latency"),
+        (["--latency", "1e308"], "--latency"),
+        (["--server-mbps", "0"], "--server-mbps"),
+        (["--server-mbps", "1e-300"], "--server-mbps"),
+        (["--link", "1e-300/1"], "Mbit/s"),
+        (["--seconds-per-step", "-1"], "--seconds-per-step"),
+        (["--seconds-per-step", "1e300"], "--seconds-per-step"),
+        (["--seconds-per-step", "slow"], "must be a number, not slow"),
+        (["--parameters", "-5"], "above 0"),
+        (["--parameters", "0"], "above 0"),
+        (["--parameters", "1e300"], "--parameters"),
+        (["--parameters", "nan"], "--parameters"),
+        (["--devices", "0"], "at least 1"),
+        (["--devices", "-5"], "at least 1"),
+        (["--devices", "1e3"], "at least 1"),
+        (["--devices", "9" * 12], "at most"),
+        (["--rounds", "0"], "at least 1"),
+        (["--accuracy", "1.5"], "would be 1.5 %"),
+        (["--reach", "1.01"], "would be 1.01 %"),
+        (["--accuracy", "9.5"], "the untrained model already reaches the goal, accuracy 9.50 %"),
+        (["--accuracy", "0.9", "--loss", "1"], "not allowed with"),
+        (["--nonsense"], "--nonsense"),
         (["--energy", "5g"], "lte"),
         (["--energy"], "--watts"),
         (["--watts", "1"], "--watts"),
@@ -279,6 +302,64 @@ def test_asynchronous_runs_count_messages_under_way(tmp_path):
     ((run,), _) = own_runs([tmp_path])
     assert run.asynchronous
     assert run.progress[-1] == Progress(4, 4 * size, 4 * size, pytest.approx(400))
+
+
+def asynchronous(folder):
+    """Make a run of five nodes that reaches 0.5 after ten updates, two of each node."""
+    rows = [
+        {"round": n, "accuracy": n / 20, "uplink_bytes": n * 100,
+         "downlink_bytes": (n + NODES - 1) * 100 if n else 0, "virtual_seconds": n / NODES}
+        for n in range(0, 21, NODES)
+    ]  # fmt: skip
+    words = f"algorithm=fedbuff network=ideal task=keywords nodes={NODES}"
+    add_job(folder, words, rows, rounds=20, client_updates=20, nodes=NODES)
+
+
+def test_updates_and_bytes_are_those_of_the_same_devices(tmp_path, empty, capsys):
+    asynchronous(tmp_path / "a")
+    words = ["--link", "1/1", "--task", "keywords", "--runs", str(tmp_path), "--accuracy", "0.5"]
+    for devices, more in ((NODES, []), (4 * NODES, ["--devices", str(4 * NODES)])):
+        answer = asked(capsys, empty, *words, *more)
+        (found,) = answer["settings"]
+        assert found["devices"] == devices
+        assert found["rounds"] == 2 * devices
+        assert found["up_bytes_per_device"] == 2 * 100
+        assert found["bytes"] == found["rounds"] * 2 * 100  # 100 bytes in each direction
+        assert any("updates that a device sends" in n for n in answer["unknown"]) == bool(more)
+        assert main([*words, *more], empty) == 0
+        said = capsys.readouterr().out
+        assert f"{2 * devices} updates of {devices} devices" in said
+        assert f"for {devices} devices" in said
+
+
+def test_the_text_says_why_a_time_is_outside_the_single_runs(tmp_path, empty, capsys):
+    for seed, values in ((0, [0.1, 0.9, 0.5, 0.9]), (1, [0.1, 0.5, 0.9, 0.9])):
+        add_run(tmp_path / f"a{seed}", f"algorithm=fedavg task=keywords seed={seed}",
+                values, MB, MB)  # fmt: skip
+    add_run(tmp_path / "b", "algorithm=stc task=keywords seed=0", [0.1, 0.9, 0.9], 1, 1)
+    add_run(tmp_path / "c", "algorithm=stc task=keywords seed=1", [0.1, 0.8, 0.9, 0.9], 1, 1)
+    words = ["--link", "1/1", "--task", "keywords", "--runs", str(tmp_path), "--accuracy", "0.9"]
+    found = {each["name"]: each for each in asked(capsys, empty, *words)["settings"]}
+    late = found["fedavg"]
+    assert late["seconds"] > max(late["seconds_of_runs"])
+    assert late["by_mean_curve"]
+    # runs of different lengths have no mean curve
+    assert not found["stc"]["by_mean_curve"]
+    assert main(words, empty) == 0
+    said = capsys.readouterr().out
+    assert "the mean curve of these runs decides the time; single runs: 16" in said
+    assert "the time is the mean of the runs that reach the goal; single runs" in said
+
+
+@pytest.mark.system
+def test_a_closed_pipe_ends_the_command_silently():
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "report.advise", "--link", "10/1", "--task", "digits"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == -signal.SIGPIPE
 
 
 def test_a_lucky_seed_does_not_decide(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from report.advise.page import PAGE, page
+from report.advise.page import PAGE, _worst, page
 from report.errors import ResultsError
 from report.run_archive import ROOT
 
@@ -11,6 +11,21 @@ def test_the_page_is_up_to_date():
     text = page(ROOT)
     assert (ROOT / PAGE).read_text() == text, "run: python -m report.advise --write-page"
     assert "{{" not in text
+
+
+@pytest.mark.parametrize(
+    ("missed", "largest", "said"),
+    [
+        (0, 1.18, ["The largest ratio is 1.18."]),
+        (1, 1.18, ['1 case (a row with "-")', "worse than any ratio", "1.18"]),
+        (2, 1.18, ['2 cases (rows with "-")', "worse than any ratio", "1.18"]),
+        (3, None, ["In no case"]),
+    ],
+)
+def test_a_missed_goal_stands_beside_the_largest_ratio(missed, largest, said):
+    text = _worst({"missed": missed, "largest_ratio": largest})
+    assert all(part in text for part in said)
+    assert text.count(". ") == 0  # one sentence
 
 
 def test_without_stored_runs_there_is_no_page(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from report.advise import trial
 from report.advise.__main__ import main
 from report.advise.trial import judge, preset_overrides
 from report.errors import ResultsError
@@ -73,6 +74,26 @@ def test_less_is_better_for_an_error():
         order(runs, accuracy=0.9)
 
 
+def test_a_goal_that_the_untrained_model_reaches_is_refused():
+    with pytest.raises(ResultsError, match=r"already reaches the goal, accuracy 10\.00 %"):
+        order(RUNS[:4], accuracy=10.0)
+    with pytest.raises(ResultsError, match=r"would be 1\.2 %"):
+        order(RUNS[:4], reach=1.2)
+
+
+def test_runs_are_written_to_the_current_folder(tmp_path, monkeypatch):
+    made = []
+
+    def no_run(tried, own, network, rounds, nodes, folder):
+        made.append(folder)
+        raise ResultsError("no run")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trial, "_run", no_run)
+    assert main(["--link", "10/1", "--try"]) == 2
+    assert made[0].parents[1] == tmp_path / "outputs"
+
+
 def test_runs_without_any_value_are_refused():
     with pytest.raises(ResultsError, match="diverged"):
         order([RUNS[4], RUNS[5]])
@@ -94,6 +115,9 @@ def test_each_case_is_a_valid_configuration(name):
     ("words", "said"),
     [
         (["--presets", "nothing"], "algorithm=nothing"),
+        (["--rounds", "0"], "at least 1"),
+        (["--accuracy", "1.5", "--presets", "fedavg"], "would be 1.5 %"),
+        (["--accuracy", "-3", "--presets", "fedavg"], "share"),
         (["--", "algorithm=fedavg"], "--presets"),
         (["--", "network=lte"], "--link"),
         (["--", "network.up_mbps=1"], "--link"),
