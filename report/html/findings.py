@@ -12,6 +12,7 @@ from report.format import human_bytes, human_seconds
 from report.html.counters import plain_of, sent_of
 from report.html.node_table import NodeRecord, NotableNode, notable
 from report.html.run_data import ReportGroup, ReportRuns, is_uncompressed, reference_of, sent_mean
+from report.live.node_state import SLOW
 from report.metric import MainMetric
 
 SEEDS = 3  # below this number of seeds the report asks for more
@@ -209,30 +210,44 @@ def _bytes(report: ReportRuns) -> Finding:
 
 def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
     question = "Which node is slow?"
-    if not any(node.lag is not None for node in nodes):
+    if not any(node.lag is not None or node.unanswered for node in nodes):
         return Finding(
             question, "Not recorded.", ["The runs hold no file `nodes.json` with lags."], "nodes"
         )
-    slow = [node for node in notable(nodes) if node.slow]
+    found = notable(nodes)
+    slow = [node for node in found if node.slow and not node.record.unanswered]
+    lost = Counter(f"node {n.place}" for n in nodes if n.unanswered)
     failed = Counter[str]()
     for node in nodes:
         failed[f"node {node.place}"] += int(node.failures)
-    sentences = []
+    sentences = [_slowest(slow)] if slow else []
+    if lost:
+        sentences.append(f"Without an answer to the last message: {_listed(list(lost))}.")
     if failing := [(name, count) for name, count in failed.most_common(3) if count]:
         text = ", ".join(f"{name} ({count})" for name, count in failing)
-        sentences = [f"Most failures: {text}."]
-    if not slow:
-        answer = "None: no mean lag is 1.5 times the median of its run."
-        return Finding(question, answer, sentences, "nodes")
-    return Finding(question, f"Node {slow[0].record.place}.", [_slowest(slow[0]), *sentences],
-                   "nodes")  # fmt: skip
+        sentences.append(f"Most failures: {text}.")
+    slowest = dict.fromkeys(f"node {each.record.place}" for each in slow)
+    answer = f"{_listed(list(slowest)).capitalize()}." if slow else (
+        f"None: no mean lag is above {SLOW:g} times the usual one."
+    )  # fmt: skip
+    if lost:
+        one = "one node does" if len(lost) == 1 else f"{len(lost)} nodes do"
+        answer += f" But {one} not answer."
+    return Finding(question, answer, sentences, "nodes")
 
 
-def _slowest(node: NotableNode) -> str:
-    record = node.record
+def _listed(names: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _slowest(slow: Sequence[NotableNode]) -> str:
+    first = slow[0]
+    record = first.record
     return (
-        f"In {record.group.label}, seed {record.seed}, its replies take "
-        f"{human_seconds(record.lag)} in the mean, {_times(node.times)} the median of the nodes."
+        f"In {record.group.label}, seed {record.seed}, the replies of node {record.place} take "
+        f"{human_seconds(record.lag)} in the mean, {_times(first.times)} the lag of the fastest "
+        "quarter."
     )
 
 

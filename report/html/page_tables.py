@@ -267,13 +267,13 @@ def settings_table(report: ReportRuns) -> PageTable | None:
 
 
 def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
-    """Return the table of the nodes that are slow or have failed; None if there are none."""
+    """Return the table of the nodes that are slow, silent or failed; None without such nodes."""
     if not nodes:
         return None
     heads = [
         Head("node", help="its place in the list of nodes"), Head("group", False), Head("seed"),
-        Head("mean lag", help="seconds from a message to its reply"),
-        Head("× median", help="the lag, divided by the median of the run's nodes"),
+        Head("state", False), Head("mean lag", help="seconds from a message to its reply"),
+        Head("× usual", help="the lag, divided by that of the run's fastest quarter of nodes"),
         Head("replies"), Head("messages"), Head("failures"),
         Head("bytes up"), Head("bytes down"), Head("last failure", False),
     ]  # fmt: skip
@@ -282,7 +282,7 @@ def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
         node = each.record
         rows.append([
             Cell(str(node.place), node.place), _label(node.group),
-            quantity(node.seed, "{:.0f}".format),
+            quantity(node.seed, "{:.0f}".format), _node_state(each),
             quantity(node.lag, human_seconds, "bad" if each.slow else ""),
             quantity(each.times, _ratio),
             quantity(node.replies, _count), quantity(node.messages, _count),
@@ -290,7 +290,13 @@ def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
             quantity(node.uplink_bytes, human_bytes), quantity(node.downlink_bytes, human_bytes),
             _text(node.reason),
         ])  # fmt: skip
-    return PageTable("nodes", "Nodes that are slow or have failed", heads, rows)
+    return PageTable("nodes", "Nodes that are slow, do not answer, or have failed", heads, rows)
+
+
+def _node_state(node: NotableNode) -> Cell:
+    if node.record.unanswered:
+        return _text("does not answer", "bad")
+    return _text("slow" if node.slow else "answers")
 
 
 def runs_table(records: Sequence[RunRecord]) -> PageTable:

@@ -44,6 +44,12 @@ def repeat_command(folder: Path) -> str:
     )
 
 
+def ended_early(result: Row) -> bool:
+    """Return whether a run has ended before its planned rounds, or updates."""
+    done, planned = number(result, "round"), number(result, "rounds")
+    return done is not None and planned is not None and done < planned
+
+
 def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
     """Return the line of a run with a result.
 
@@ -56,6 +62,8 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
     if run.diverged:
         why = result.get("stopped")
         outcome = f"diverged: {one_line(why)}" if why else "diverged"
+    elif ended_early(result):
+        outcome = f"ended at {result['round']:g} of {result['rounds']:g}"
     elif damaged:
         outcome = "finished, but its history.jsonl cannot be read"
     elif label is None:

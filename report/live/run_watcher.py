@@ -150,7 +150,12 @@ class RunWatcher:
             return "diverged", reason or "the model has diverged"
         if reason == "interrupted":
             return "interrupted", f"the run was stopped{self._resume()}"
-        return ("failed", reason) if reason else ("finished", None)
+        if reason:
+            return "failed", reason
+        done, planned = number(result.get("round")), number(result.get("rounds"))
+        if done is not None and planned is not None and done < planned:
+            return "ended early", f"the run ended at {done:g} of {planned:g}"
+        return "finished", None
 
     def _failure(self) -> tuple[str, str | None] | None:
         """Return the state of a sweep's job that has failed, from its `failed.json`; or None."""

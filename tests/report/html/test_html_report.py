@@ -292,7 +292,7 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     assert "Most failures: node 5 (2)." in found.text
     rows = [dict(zip(found.tables["nodes"][0], row, strict=True))
             for row in found.tables["nodes"][1:]]  # fmt: skip
-    heads = ("node", "× median", "failures", "last failure")
+    heads = ("node", "× usual", "failures", "last failure")
     assert [tuple(row[head] for head in heads) for row in rows] == [
         ("3", "4×", "0", ""),
         ("5", "1×", "2", "time-out"),
@@ -300,6 +300,18 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     assert {"node_metric", "node_lag", "node_loss", "node_bytes_up", "labels_1"} <= {
         file.stem for file in (tmp_path / "report").glob("*.svg")
     }
+
+
+def test_a_run_that_ended_early_names_the_nodes_that_do_not_answer(tmp_path, quick):
+    add_run(tmp_path, "x=1 seed=0", result={"rounds": 100})
+    quiet = node(1, waiting=True, sent=2.0, heard=2.0)
+    write_nodes(tmp_path, [node(0, waiting=False, sent=2.0, heard=3.0), quiet])
+    found = made(tmp_path)
+    assert "But one node does not answer. " in " ".join(found.text.split())
+    assert "Without an answer to the last message: node 1." in found.text
+    assert found.column("nodes", "state") == ["does not answer"]
+    assert found.column("runs", "outcome") == ["ended at 2 of 100"]
+    assert "without a problem" not in found.text
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 1}', '{"nodes": [1]}', '{"nodes": [{}]}'])
