@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from report.columns import REMARKS, with_interval
 from report.format import NOTHING, human_bytes, human_seconds
-from report.html.counters import number
+from report.html.counters import number, sent_of
 from report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from report.html.link_estimate import Link, seconds_over
 from report.html.node_table import NotableNode
@@ -210,11 +210,21 @@ def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | Non
 
 
 def estimated(link: Link, group: ReportGroup) -> Cell:
-    """Return the cell of the estimated time of a run over a link, the mean over the runs."""
-    found = [seconds_over(link, rows, group) for rows in group.histories.values()]
+    """Return the cell of the estimated time over a link, the mean over runs that sent bytes.
+
+    A diverged run ended too early, so its time says nothing.
+    """
+    known = {
+        run.seed
+        for run in group.runs
+        if not run.diverged and sent_of(run, "uplink") + sent_of(run, "downlink") > 0
+    }
+    found = [
+        seconds_over(link, rows, group) for seed, rows in group.histories.items() if seed in known
+    ]
     ends = [times[-1] for times in found if times]
-    known = [end for end in ends if end is not None]
-    return quantity(sum(known) / len(known) if known else None, human_seconds)
+    whole = [end for end in ends if end is not None]
+    return quantity(sum(whole) / len(whole) if whole else None, human_seconds)
 
 
 def time_table(report: ReportRuns, links: Sequence[Link]) -> PageTable | None:

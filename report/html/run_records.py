@@ -106,7 +106,9 @@ def unfinished_record(folder: Path) -> RunRecord:
         sent_bytes(last, "downlink"),
         number(last, "failures"),
         number(last, "seconds"),
-        f"python run.py {shlex.quote(f'resume={folder}')}" if resumes else repeat_command(folder),
+        f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
+        if resumes
+        else repeat_command(folder),
     )
 
 
