@@ -173,7 +173,10 @@ SETTINGS = (
     "as seed and engine, are left out.",
 )
 ONE_GROUP = ("All runs have the same settings.",)
-RUNS_TEXT = ("Runs that did not finish are in no mean and no picture. Diverged runs are in both.",)
+RUNS_TEXT = (
+    "Runs that did not finish are in groups of their own, marked as not finished. Diverged runs "
+    "are in the means of their groups.",
+)
 
 
 def _known(table: PageTable | None) -> list[PageTable]:

@@ -14,7 +14,7 @@ from report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from report.html.link_estimate import Link, seconds_over
 from report.html.node_table import NotableNode
 from report.html.run_data import ReportGroup, ReportRuns, sent_mean
-from report.html.run_records import RunRecord
+from report.html.run_records import RunRecord, ended_early
 from report.html.text import one_line
 
 TYPICAL = "lte"  # the link whose estimate is in the main table
@@ -244,9 +244,15 @@ def _failures(group: ReportGroup) -> Cell:
 
 
 def _remarks(group: ReportGroup) -> Cell:
+    runs = len(group.runs)
     diverged = sum(run.diverged for run in group.runs)
-    text = f"{diverged} of {len(group.runs)} runs diverged" if diverged else ""
-    return Cell(text, float(diverged), "bad" if text else "")
+    short = sum(ended_early(run.result) and not run.diverged for run in group.runs)
+    parts = [f"{diverged} of {runs} runs diverged"] if diverged else []
+    if not group.finished:
+        parts.append("not finished")
+    elif short:
+        parts.append(f"{short} of {runs} runs ended early")
+    return Cell(", ".join(parts), float(diverged), "bad" if parts else "")
 
 
 def settings_table(report: ReportRuns) -> PageTable | None:

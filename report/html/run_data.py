@@ -17,7 +17,16 @@ from report.errors import ResultsError
 from report.estimate import Estimate, estimate
 from report.format import NOTHING
 from report.html.counters import Row, number, plain_of, sent_of
-from report.html.run_records import RunRecord, ended_early, record_of, unfinished_record
+from report.html.run_records import (
+    NOT_FINISHED,
+    RunRecord,
+    ended_early,
+    foreign_record,
+    record_of,
+    run_so_far,
+    unfinished_record,
+    without_settings,
+)
 from report.html.text import one_line
 from report.metric import ACCURACY, MainMetric
 from report.runs import (
@@ -93,9 +102,16 @@ class ReportGroup:
         return (*(self.first.get(key) for key in ("dataset", "model", "objective")), self.metric)
 
     @property
+    def finished(self) -> bool:
+        """Whether the runs are over; an unfinished run is in a group of such runs only."""
+        return NOT_FINISHED not in self.group.overrides
+
+    @property
     def whole(self) -> bool:
-        """Whether no run has diverged, or ended before its planned rounds."""
-        return not any(run.diverged or ended_early(run.result) for run in self.runs)
+        """Whether all runs are over, and none has diverged or ended before its planned rounds."""
+        return self.finished and not any(
+            run.diverged or ended_early(run.result) for run in self.runs
+        )
 
     def setting(self, key: str) -> str | None:
         """Return a setting of the runs as text, from their result or their overrides."""
@@ -171,7 +187,7 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
             f"no run in {', '.join(map(str, tops))}: name the folder of a run or of a sweep, such "
             "as outputs/DATE/TIME or multirun/DATE/TIME"
         )
-    found = group_runs(runs)
+    found = group_runs([*runs, *(run for each in unfinished if (run := run_so_far(each)))])
     keys, labels = varying(found), labels_of(found)
     metrics = Counter(group.runs[0].metric for group in found)
     metric = metrics.most_common(1)[0][0] if metrics else ACCURACY
@@ -190,14 +206,19 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
         values = [one_line(value) for value in group.name(keys)]
         groups.append(ReportGroup(label, values, group, histories, settings_of(group)))
     groups = ranked(groups, metric)
-    records = [*_finished(groups, runs, damaged), *map(unfinished_record, unfinished)]
+    records = [
+        *_finished(groups, runs, damaged),
+        *map(unfinished_record, unfinished),
+        *map(foreign_record, without_settings(tops)),
+    ]
     return ReportRuns(groups, keys, metric, records)
 
 
 def labels_of(groups: Sequence[SeedGroup]) -> list[str]:
     """Return a text for each group: the values of the overrides that differ, or the preset."""
     if len(groups) == 1:
-        return [one_line(str(groups[0].runs[0].result.get("algorithm") or "run"))]
+        mark = " (not finished)" * (NOT_FINISHED in groups[0].overrides)
+        return [one_line(str(groups[0].runs[0].result.get("algorithm") or "run")) + mark]
     key, found = legend(groups)
     # a value alone, such as 0.01, does not say what it is
     short = [(f"{key}={label}" if key else label).replace("@", " ") for label in found]
@@ -299,7 +320,7 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
     as nodes and rounds, and then in the fewest overrides. A group counts as compressed if its ratio
     is well above the lowest.
     """
-    if (own := group.whole_ratio) is None:
+    if (own := group.whole_ratio) is None or not group.finished:
         return None
     same = [g for g in groups if g.task == group.task and g.value is not None and g.whole]
     ratios = [(r, g) for g in same if (r := g.whole_ratio) is not None]

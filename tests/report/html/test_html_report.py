@@ -244,7 +244,8 @@ def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
         f"python run.py --config-path {tmp_path}/killed/.hydra --config-name config"
     )
     assert rows["killed"][5] == "1"  # the last round
-    assert found.column("summary", "remarks") == ["", "1 of 1 runs diverged"]
+    remarks = found.column("summary", "remarks")
+    assert remarks == ["", "1 of 1 runs diverged", "not finished"]
 
 
 def test_the_command_to_resume_works_in_every_folder(tmp_path, quick, monkeypatch):
@@ -253,6 +254,39 @@ def test_the_command_to_resume_works_in_every_folder(tmp_path, quick, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert main(["run"]) == 0
     assert f"resume={tmp_path}/run<" in (tmp_path / "run" / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_unfinished_run_shows_what_it_has_done(finished, tmp_path, quick):
+    rows = [row | {"rounds": 9} for row in history((0.1, 0.5, 0.8))]
+    ended = {"stopped": "interrupted", **rows[-1]} if finished else {}
+    add_job(tmp_path / "cut", "x=1 seed=0", rows, finished, **ended)
+    write_nodes(tmp_path / "cut", [node(0), node(1, mean_lag=9.0)])
+    found = made(tmp_path / "cut")
+    assert found.column("summary", "accuracy, %") == ["80.00"]
+    assert found.column("summary", "remarks") == ["not finished"]
+    assert found.column("summary", "bytes up") == ["20 kB"]
+    assert {"nodes", "runs"} <= set(found.tables)
+    assert "0 finished" in found.text
+    add_run(tmp_path / "whole", "x=1 seed=1")
+    both = made(tmp_path)
+    assert both.column("summary", "runs") == ["1", "1"]
+    assert sorted(both.column("summary", "accuracy, %")) == ["80.00", "90.00"]
+
+
+def test_a_folder_without_settings_and_a_damaged_history_are_named(tmp_path, quick):
+    add_run(tmp_path / "run", "x=1 seed=0")
+    with (tmp_path / "run" / "history.jsonl").open("r+") as file:
+        text = file.read()
+        file.seek(0)
+        file.write("garbage\n" + text)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "result.json").write_text('{"round": 3}')
+    found = made(tmp_path)
+    outcomes = found.column("runs", "outcome")
+    assert "no times over links" in outcomes[0]
+    assert outcomes[1] == "left out: it has no .hydra/overrides.yaml"
+    assert "2 of 2 need a look" in found.text
 
 
 def test_interrupted_runs_alone_have_a_report(tmp_path, quick):
