@@ -173,12 +173,21 @@ def foreign_record(folder: Path) -> RunRecord:
     except (OSError, ValueError, RecursionError):
         result = {}
     why = f"left out: it has no {OVERRIDES}"
-    sent = (sent_bytes(result, way) for way in ("uplink", "downlink"))
-    counts = (number(result, key) for key in ("failures", "seconds"))
+    up, down = (sent_bytes(result, way) for way in ("uplink", "downlink"))
     return RunRecord(
-        folder, NOTHING, one_line(str(result.get("seed", NOTHING))), why, False, NOTHING,
-        number(result, "round"), *sent, *counts, NOTHING,
-    )  # fmt: skip
+        folder,
+        NOTHING,
+        one_line(str(result.get("seed", NOTHING))),
+        why,
+        False,
+        NOTHING,
+        number(result, "round"),
+        up,
+        down,
+        number(result, "failures"),
+        number(result, "seconds"),
+        NOTHING,
+    )
 
 
 def why_unfinished(folder: Path) -> str:

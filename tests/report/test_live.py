@@ -17,7 +17,7 @@ from report.errors import ResultsError
 from report.live.__main__ import main
 from report.live.history import POINTS
 from report.live.nodes import LONGEST, SHOWN
-from report.live.run_watcher import RunWatcher, expect_run
+from report.live.run_watcher import FolderWatcher, RunWatcher, expect_run
 from report.live.server import app, listen, server
 from tests.report.live_runs import ROUNDS, lines, node, row, write_history, write_nodes
 
@@ -491,16 +491,34 @@ def test_a_damaged_nodes_file_keeps_the_last_nodes(folder):
     assert after["nodes"] is None
 
 
+# Sweeps
+
+
+def test_the_newest_running_job_of_a_sweep_is_shown(folder):
+    watcher = FolderWatcher(folder)
+    found = watcher.look()
+    assert (found["state"], found["reason"]) == ("waiting", f"waiting for {folder}")
+    write_history(folder / "9", ROUNDS + 1)
+    write_result(folder / "9")
+    write_history(folder / "10", 3)
+    write_history(folder / "11", 3)
+    write_result(folder / "11")
+    found = watcher.look()
+    assert (found["name"], found["state"]) == ("10", "running")
+    assert "job 10 of the sweep run; others: 2 finished" in found["reason"]
+    write_result(folder / "10")
+    after = watcher.look(**found["versions"])
+    assert (after["name"], "curves" in after) == ("11", True)
+
+
 # The command
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda at: None, "no such folder"),
         (lambda at: at.write_text(""), "no such folder"),
         (lambda at: [at.mkdir(), (at / "notes.txt").write_text("")], "is no run"),
-        (lambda at: (at / "0" / ".hydra").mkdir(parents=True), "such as"),
     ],
 )
 def test_a_folder_that_is_no_run_is_one_line(folder, make, says, capsys):
