@@ -11,12 +11,21 @@ from report.estimate import Estimate, paired
 from report.format import human_bytes, human_seconds
 from report.html.counters import plain_of, sent_of
 from report.html.node_table import NodeRecord, NotableNode, notable
-from report.html.run_data import ReportGroup, ReportRuns, is_uncompressed, reference_of, sent_mean
+from report.html.run_data import (
+    ReportGroup,
+    ReportRuns,
+    is_uncompressed,
+    reference_of,
+    sent_mean,
+    unlike,
+)
+from report.live.node_state import SLOW
 from report.metric import MainMetric
 
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
 NOISE, WORSE, BETTER, ONE_SEED, NO_SEED = "noise", "worse", "better", "one seed", "no common seed"
+NARROW = 1.0  # half an interval that tells of no loss: points of a share, else % of the metric
 
 
 class Finding(NamedTuple):
@@ -45,6 +54,14 @@ class Comparison(NamedTuple):
         """The difference with its interval, such as "-0.3 ± 0.2 points"."""
         unit = " points" * self.group.metric.share
         return "unknown" if self.difference is None else f"{self.number}{unit}"
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the interval of the difference is so small that a loss would show."""
+        if self.difference is None or self.difference.half is None:
+            return False
+        value = 100.0 if self.group.metric.share else abs(self.reference.value or 0.0)
+        return self.difference.half <= NARROW * value / 100
 
     @property
     def number(self) -> str:
@@ -113,27 +130,37 @@ def _short(found: Sequence[Comparison], counts: Counter[str]) -> str:
         return "Yes."
     if counts[WORSE]:
         return f"It depends: {counts[WORSE]} of {total} compressed groups are worse."
+    if wide := [c for c in found if c.verdict == NOISE and not c.narrow]:
+        worst = max(wide, key=lambda c: c.difference.half or 0.0 if c.difference else 0.0)
+        seeds = worst.difference.count if worst.difference else 0
+        which = f" of {worst.group.label}" * (total > 1)
+        return (
+            f"Not known with {seeds} seeds: the difference{which} is {worst.text}; more seeds "
+            "would tell."
+        )
     if counts[NOISE] + counts[BETTER]:
-        seeds = [c.difference.count for c in found if c.difference is not None]
-        return f"No loss is measurable{' with so few seeds' * (min(seeds) < SEEDS)}."
+        seeds = min(c.difference.count for c in found if c.difference is not None)
+        return f"No loss is measurable{' with so few seeds' * (seeds < SEEDS)}."
     return "Not known: one seed does not tell a difference from noise."
 
 
 def _sentence(found: Comparison) -> str:
     group, metric = found.group, found.group.metric
     kind = "uncompressed" if is_uncompressed(found.reference) else "less compressed"
+    other = unlike(group, found.reference)[:3]
+    also = f" They also differ in {', '.join(other)}." if other else ""
     saved = f"{_times(group.whole_ratio)} fewer bytes than Flower"
     start = f"{group.label}, with {saved}:"
     seeds = 0 if found.difference is None else found.difference.count
     if found.verdict == NO_SEED:
-        return f"{start} no seed in common with the {kind} {found.reference.label}."
+        return f"{start} no seed in common with the {kind} {found.reference.label}.{also}"
     if found.verdict == ONE_SEED:
         return f"{start} {metric.name} differs by {found.text} from the {kind} " + (
-            f"{found.reference.label}, by one seed."
+            f"{found.reference.label}, by one seed.{also}"
         )
     what = {NOISE: "is within the noise of", WORSE: "is worse than", BETTER: "is better than"}
     return f"{start} {metric.name} {what[found.verdict]} the {kind} {found.reference.label} " + (
-        f"({found.text}, {seeds} seeds)."
+        f"({found.text}, {seeds} seeds).{also}"
     )
 
 
@@ -209,30 +236,44 @@ def _bytes(report: ReportRuns) -> Finding:
 
 def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
     question = "Which node is slow?"
-    if not any(node.lag is not None for node in nodes):
+    if not any(node.lag is not None or node.unanswered for node in nodes):
         return Finding(
             question, "Not recorded.", ["The runs hold no file `nodes.json` with lags."], "nodes"
         )
-    slow = [node for node in notable(nodes) if node.slow]
+    found = notable(nodes)
+    slow = [node for node in found if node.slow and not node.record.unanswered]
+    lost = Counter(f"node {n.place}" for n in nodes if n.unanswered)
     failed = Counter[str]()
     for node in nodes:
         failed[f"node {node.place}"] += int(node.failures)
-    sentences = []
+    sentences = [_slowest(slow)] if slow else []
+    if lost:
+        sentences.append(f"Without an answer to the last message: {_listed(list(lost))}.")
     if failing := [(name, count) for name, count in failed.most_common(3) if count]:
         text = ", ".join(f"{name} ({count})" for name, count in failing)
-        sentences = [f"Most failures: {text}."]
-    if not slow:
-        answer = "None: no mean lag is 1.5 times the median of its run."
-        return Finding(question, answer, sentences, "nodes")
-    return Finding(question, f"Node {slow[0].record.place}.", [_slowest(slow[0]), *sentences],
-                   "nodes")  # fmt: skip
+        sentences.append(f"Most failures: {text}.")
+    slowest = dict.fromkeys(f"node {each.record.place}" for each in slow)
+    answer = f"{_listed(list(slowest)).capitalize()}." if slow else (
+        f"None: no mean lag is above {SLOW:g} times the usual one."
+    )  # fmt: skip
+    if lost:
+        one = "one node does" if len(lost) == 1 else f"{len(lost)} nodes do"
+        answer += f" But {one} not answer."
+    return Finding(question, answer, sentences, "nodes")
 
 
-def _slowest(node: NotableNode) -> str:
-    record = node.record
+def _listed(names: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _slowest(slow: Sequence[NotableNode]) -> str:
+    first = slow[0]
+    record = first.record
     return (
-        f"In {record.group.label}, seed {record.seed}, its replies take "
-        f"{human_seconds(record.lag)} in the mean, {_times(node.times)} the median of the nodes."
+        f"In {record.group.label}, seed {record.seed}, the replies of node {record.place} take "
+        f"{human_seconds(record.lag)} in the mean, {_times(first.times)} the lag of the fastest "
+        "quarter."
     )
 
 

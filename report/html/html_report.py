@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from report.format import NOTHING
 from report.html.canvas import MARKERS, THEME, LegendEntry, Picture
 from report.html.counters import Row
 from report.html.findings import findings
@@ -85,7 +86,7 @@ class HistoryFile:
             for row in rows:
                 flat = head | {k: v for k, v in row.items() if not isinstance(v, list | dict)}
                 self._keys |= dict.fromkeys(flat)
-                writer.writerow([flat.get(key, "") for key in self._keys])
+                writer.writerow([safe_cell(flat.get(key, "")) for key in self._keys])
 
     def write(self) -> None:
         """Put the heads of the columns before the rows. Raises `OSError` as `add`."""
@@ -96,7 +97,7 @@ class HistoryFile:
             self._path.open("w", newline="", encoding="utf-8") as file,
         ):
             writer = csv.writer(file)
-            writer.writerow(self._keys)
+            writer.writerow([safe_cell(key) for key in self._keys])
             for row in csv.reader(rows):  # rows before a new key have fewer columns
                 writer.writerow(row + [""] * (len(self._keys) - len(row)))
         self._part.unlink()
@@ -172,7 +173,10 @@ SETTINGS = (
     "as seed and engine, are left out.",
 )
 ONE_GROUP = ("All runs have the same settings.",)
-RUNS_TEXT = ("Runs that did not finish are in no mean and no picture. Diverged runs are in both.",)
+RUNS_TEXT = (
+    "Runs that did not finish are in groups of their own, marked as not finished. Diverged runs "
+    "are in the means of their groups.",
+)
 
 
 def _known(table: PageTable | None) -> list[PageTable]:
@@ -205,6 +209,17 @@ def _notes(report: ReportRuns) -> list[str]:
     return notes
 
 
+def safe_cell(value: Any) -> Any:
+    """Return a cell of a CSV file; text that a spreadsheet would compute gets an apostrophe."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return value if value == NOTHING else f"'{value}"
+    return value
+
+
 def write_csv(path: Path, table: PageTable) -> None:
     """Write a table as CSV: of each numeric column the number and, beside it, the shown text."""
     heads = [
@@ -214,12 +229,12 @@ def write_csv(path: Path, table: PageTable) -> None:
     ]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(heads)
+        writer.writerow([safe_cell(head) for head in heads])
         for row in table.rows:
             line: list[Any] = []
             for head, cell in zip(table.heads, row, strict=True):
                 line += ["" if cell.sort is None else cell.sort] * head.numeric + [cell.text]
-            writer.writerow(line)
+            writer.writerow([safe_cell(value) for value in line])
 
 
 def _render(**values: Any) -> str:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from report.html.counters import number
 from report.html.run_data import ReportGroup
+from report.html.run_records import ended_early
 from report.html.text import one_line
+from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
 
 NODES = "nodes.json"
 LARGEST_FILE = 64_000_000  # bytes; a file of 2,000 nodes with labels has about 2 MB
 RUNS = 3  # runs of a group whose nodes are shown
 NOTABLE = 12  # nodes of each kind in the table
-SLOW = 1.5  # a node is slow if its lag is this many times the median of its run
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class NodeRecord:
     """A node in a run; None for what the run did not record.
 
     `lag`: the mean seconds from a message to its reply, else those of the last message. `labels`:
-    the node's samples of each class.
+    the node's samples of each class. `unanswered`: it has left its last message unanswered.
     """
 
     node: str
@@ -43,11 +43,15 @@ class NodeRecord:
     train_loss: float | None
     accuracy: float | None
     labels: tuple[float, ...]
+    unanswered: bool = False
 
 
 @dataclass(frozen=True)
 class NotableNode:
-    """A node that is among the slowest, or has failed. `times`: its lag / the run's median lag."""
+    """A node that is slow, does not answer, or has failed.
+
+    `times`: its lag, divided by the usual lag of its run (`usual_lag`).
+    """
 
     record: NodeRecord
     times: float | None
@@ -60,25 +64,33 @@ def read_nodes(groups: Iterable[ReportGroup]) -> list[NodeRecord]:
     for group in groups:
         for run in group.runs[:RUNS]:
             if run.folder is not None:
-                found += nodes_of(run.folder / NODES, group, run.seed)
+                gave_up = ended_early(run.result) and not run.diverged
+                found += nodes_of(run.folder / NODES, group, run.seed, gave_up)
     return found
 
 
-def nodes_of(file: Path, group: ReportGroup, seed: int) -> list[NodeRecord]:
-    """Return the nodes in a file, by their place; an empty list for a missing or damaged file."""
+def nodes_of(file: Path, group: ReportGroup, seed: int, gave_up: bool = False) -> list[NodeRecord]:
+    """Return the nodes in a file, by their place; an empty list for a missing or damaged file.
+
+    `gave_up`: whether the run ended before its planned rounds because no node answered.
+    """
     try:
         if file.stat().st_size > LARGEST_FILE:
             return []
         content = json.loads(file.read_text(), parse_constant=lambda name: None)
         listed = content["nodes"]
-        records = [_record(each, at, group, seed) for at, each in enumerate(listed)]
+        lost = not_answering(listed, number(content, "seconds"), gave_up)
+        records = [
+            replace(_record(each, at, group, seed), unanswered=dead)
+            for at, (each, dead) in enumerate(zip(listed, lost, strict=True))
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
     return sorted(records, key=lambda record: record.place)
 
 
 def _record(each: Mapping[str, Any], at: int, group: ReportGroup, seed: int) -> NodeRecord:
-    place, lag, reason = number(each, "partition"), number(each, "mean_lag"), each.get("reason")
+    place, reason = number(each, "partition"), each.get("reason")
     main = number(each, group.metric.name)
     return NodeRecord(
         one_line(str(each.get("node")), 24),
@@ -91,7 +103,7 @@ def _record(each: Mapping[str, Any], at: int, group: ReportGroup, seed: int) -> 
         one_line(reason) if isinstance(reason, str) else "",
         number(each, "uplink_bytes"),
         number(each, "downlink_bytes"),
-        number(each, "lag") if lag is None else lag,
+        lag_of(each),
         number(each, "samples"),
         number(each, "train_loss"),
         number(each, "accuracy") if main is None else main,
@@ -114,16 +126,22 @@ def by_run(records: Sequence[NodeRecord]) -> list[list[NodeRecord]]:
 
 
 def notable(records: Sequence[NodeRecord]) -> list[NotableNode]:
-    """Return the slow nodes, the slowest first, then those with failures, the most first."""
+    """Return the nodes that do not answer, the slow nodes, the slowest first, those with failures.
+
+    Of each kind there are at most `NOTABLE`; a node is in the first kind that it fits.
+    """
     found: list[NotableNode] = []
     for nodes in by_run(records):
-        lags = [node.lag for node in nodes if node.lag is not None]
-        usual = median(lags) if lags else 0.0
+        usual = usual_lag(node.lag for node in nodes if node.lag is not None)
         for node in nodes:
-            times = node.lag / usual if node.lag is not None and usual > 0 else None
-            found.append(NotableNode(node, times, times is not None and times >= SLOW))
-    slow = sorted((n for n in found if n.slow), key=lambda n: -(n.times or 0))[:NOTABLE]
-    failed = sorted(
-        (n for n in found if n.record.failures and n not in slow), key=lambda n: -n.record.failures
+            times = node.lag / usual if node.lag is not None and usual else None
+            found.append(NotableNode(node, times, is_slow(node.lag, usual)))
+    lost = [n for n in found if n.record.unanswered]
+    slow = sorted(
+        (n for n in found if n.slow and not n.record.unanswered), key=lambda n: -(n.times or 0)
     )
-    return [*slow, *failed[:NOTABLE]]
+    failed = sorted(
+        (n for n in found if n.record.failures and not n.slow and not n.record.unanswered),
+        key=lambda n: -n.record.failures,
+    )
+    return [*lost[:NOTABLE], *slow[:NOTABLE], *failed[:NOTABLE]]

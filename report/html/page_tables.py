@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from report.columns import REMARKS, with_interval
 from report.format import NOTHING, human_bytes, human_seconds
-from report.html.counters import number
+from report.html.counters import number, sent_of
 from report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from report.html.link_estimate import Link, seconds_over
 from report.html.node_table import NotableNode
 from report.html.run_data import ReportGroup, ReportRuns, sent_mean
-from report.html.run_records import RunRecord
+from report.html.run_records import RunRecord, ended_early
 from report.html.text import one_line
 
 TYPICAL = "lte"  # the link whose estimate is in the main table
@@ -210,11 +210,21 @@ def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | Non
 
 
 def estimated(link: Link, group: ReportGroup) -> Cell:
-    """Return the cell of the estimated time of a run over a link, the mean over the runs."""
-    found = [seconds_over(link, rows, group) for rows in group.histories.values()]
+    """Return the cell of the estimated time over a link, the mean over runs that sent bytes.
+
+    A diverged run ended too early, so its time says nothing.
+    """
+    known = {
+        run.seed
+        for run in group.runs
+        if not run.diverged and sent_of(run, "uplink") + sent_of(run, "downlink") > 0
+    }
+    found = [
+        seconds_over(link, rows, group) for seed, rows in group.histories.items() if seed in known
+    ]
     ends = [times[-1] for times in found if times]
-    known = [end for end in ends if end is not None]
-    return quantity(sum(known) / len(known) if known else None, human_seconds)
+    whole = [end for end in ends if end is not None]
+    return quantity(sum(whole) / len(whole) if whole else None, human_seconds)
 
 
 def time_table(report: ReportRuns, links: Sequence[Link]) -> PageTable | None:
@@ -234,9 +244,15 @@ def _failures(group: ReportGroup) -> Cell:
 
 
 def _remarks(group: ReportGroup) -> Cell:
+    runs = len(group.runs)
     diverged = sum(run.diverged for run in group.runs)
-    text = f"{diverged} of {len(group.runs)} runs diverged" if diverged else ""
-    return Cell(text, float(diverged), "bad" if text else "")
+    short = sum(ended_early(run.result) and not run.diverged for run in group.runs)
+    parts = [f"{diverged} of {runs} runs diverged"] if diverged else []
+    if not group.finished:
+        parts.append("not finished")
+    elif short:
+        parts.append(f"{short} of {runs} runs ended early")
+    return Cell(", ".join(parts), float(diverged), "bad" if parts else "")
 
 
 def settings_table(report: ReportRuns) -> PageTable | None:
@@ -267,13 +283,13 @@ def settings_table(report: ReportRuns) -> PageTable | None:
 
 
 def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
-    """Return the table of the nodes that are slow or have failed; None if there are none."""
+    """Return the table of the nodes that are slow, silent or failed; None without such nodes."""
     if not nodes:
         return None
     heads = [
         Head("node", help="its place in the list of nodes"), Head("group", False), Head("seed"),
-        Head("mean lag", help="seconds from a message to its reply"),
-        Head("× median", help="the lag, divided by the median of the run's nodes"),
+        Head("state", False), Head("mean lag", help="seconds from a message to its reply"),
+        Head("× usual", help="the lag, divided by that of the run's fastest quarter of nodes"),
         Head("replies"), Head("messages"), Head("failures"),
         Head("bytes up"), Head("bytes down"), Head("last failure", False),
     ]  # fmt: skip
@@ -282,7 +298,7 @@ def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
         node = each.record
         rows.append([
             Cell(str(node.place), node.place), _label(node.group),
-            quantity(node.seed, "{:.0f}".format),
+            quantity(node.seed, "{:.0f}".format), _node_state(each),
             quantity(node.lag, human_seconds, "bad" if each.slow else ""),
             quantity(each.times, _ratio),
             quantity(node.replies, _count), quantity(node.messages, _count),
@@ -290,7 +306,13 @@ def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
             quantity(node.uplink_bytes, human_bytes), quantity(node.downlink_bytes, human_bytes),
             _text(node.reason),
         ])  # fmt: skip
-    return PageTable("nodes", "Nodes that are slow or have failed", heads, rows)
+    return PageTable("nodes", "Nodes that are slow, do not answer, or have failed", heads, rows)
+
+
+def _node_state(node: NotableNode) -> Cell:
+    if node.record.unanswered:
+        return _text("does not answer", "bad")
+    return _text("slow" if node.slow else "answers")
 
 
 def runs_table(records: Sequence[RunRecord]) -> PageTable:

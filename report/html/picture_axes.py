@@ -35,10 +35,12 @@ class Axis:
     whole: bool = False
 
 
-def limit(axes: Axes, values: Sequence[float], least: float = 0.05) -> None:
-    """Set the range of the y axis by the drawn values. Long intervals and outliers are cut off.
+def limit(axes: Axes, values: Sequence[float], least: float = 0.05,
+          bars: Sequence[tuple[float, float, float]] = ()) -> None:  # fmt: skip
+    """Set the range of the y axis by the drawn values. Long bands and outliers are cut off.
 
-    `least`: the free space above and below, as a share of the range.
+    `least`: the free space above and below, as a share of the range. `bars`: the middle, the
+    low and the high end of each bar; bars are shown whole, unless their middle is an outlier.
     """
     known = np.array([value for value in values if isfinite(value)])
     if not len(known):
@@ -47,6 +49,9 @@ def limit(axes: Axes, values: Sequence[float], least: float = 0.05) -> None:
     near, far = (float(value) for value in np.quantile(known, [0.02, 0.9]))
     if high - low > 20 * (far - near) > 0:  # a run that diverged
         low, high = near, far
+    inside = [bar for bar in bars if low <= bar[0] <= high]
+    low = min([low, *(bar[1] for bar in inside if isfinite(bar[1]))])
+    high = max([high, *(bar[2] for bar in inside if isfinite(bar[2]))])
     free = max(least * (high - low), 0.01 * abs(high), 1e-9)
     axes.set_ylim(low - free, high + free)
 
@@ -65,7 +70,6 @@ def set_scale(axes: Axes, which: str, axis: Axis) -> None:
     from matplotlib.ticker import (
         FixedLocator,
         FuncFormatter,
-        LogLocator,
         MaxNLocator,
         NullFormatter,
         NullLocator,
@@ -80,8 +84,7 @@ def set_scale(axes: Axes, which: str, axis: Axis) -> None:
         if axis.ticks is human_seconds:
             drawn.set_major_locator(FixedLocator(_clock_ticks(low / wide, high * wide)))
         else:
-            subs = (1,) if high > 300 * low else (1, 3) if high > 30 * low else (1, 2, 5)
-            drawn.set_major_locator(LogLocator(subs=subs, numticks=7))
+            drawn.set_major_locator(FixedLocator(log_ticks(low / wide, high * wide)))
         drawn.set_minor_locator(NullLocator())
         drawn.set_minor_formatter(NullFormatter())
     elif which == "x":
@@ -89,6 +92,8 @@ def set_scale(axes: Axes, which: str, axis: Axis) -> None:
     if axis.ticks is not None:
         ticks = _short_seconds if axis.ticks is human_seconds else axis.ticks
         drawn.set_major_formatter(FuncFormatter(lambda value, place: ticks(value)))
+    elif drawn.get_scale() == "log":  # the default writes powers in the notation of TeX
+        drawn.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.6g}"))
 
 
 def _positive(axes: Axes, which: str) -> tuple[float, float] | None:
@@ -146,6 +151,19 @@ def _apart(places: Sequence[float], step: float, top: float) -> list[float]:
         found[at] = min(found[at], limit)
         limit = found[at] - step
     return found
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return at most seven round numbers between two numbers, for a logarithmic axis."""
+    found: list[float] = []
+    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
+    for bases in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = [base * 10.0**power for power in range(first, last + 1) for base in bases]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if found and len(inside) > 7:
+            break
+        found = inside
+    return found[:: -(-len(found) // 7) or 1]
 
 
 def _clock_ticks(low: float, high: float) -> list[float]:

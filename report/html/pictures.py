@@ -208,8 +208,11 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
         [*line[0], max(sizes) * 1.2], [*line[1], line[1][-1]], where="post",
         color=LIGHT["muted"], linewidth=1, linestyle=(0, (3, 3)), zorder=1.5, marker="",
     )  # fmt: skip
+    bars: list[tuple[float, float, float]] = []
     for group, size, value in sorted(points, key=lambda point: point[0].rank is not None):
         half = None if group.rank is None else _bar(group, value)
+        if half is not None:
+            bars.append((value, value - half[0][0], value + half[1][0]))
         rank = group.rank
         (point, _, _) = drawn = axes.errorbar(
             size, value, yerr=half, color=LIGHT[colour_of(rank)], linestyle="none",
@@ -219,7 +222,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
         assert drawn is not None
         text = f"{metric.text(value / metric.scale)} at {human_bytes(size)} {WAYS[way]}"
         canvas.tip(point, f"{group.key}  {group.label}: {text}".strip())
-    limit(axes, values, least=0.25)
+    limit(axes, values, 0.1 if bars else 0.25, bars)
     finish(axes, Axis(f"all bytes {WAYS[way]} of a run", all_bytes(way), human_bytes, log=True),
            Axis(metric.axis, column(metric.name)))  # fmt: skip
     for group, size, value in points:

@@ -17,7 +17,16 @@ from report.errors import ResultsError
 from report.estimate import Estimate, estimate
 from report.format import NOTHING
 from report.html.counters import Row, number, plain_of, sent_of
-from report.html.run_records import RunRecord, record_of, unfinished_record
+from report.html.run_records import (
+    NOT_FINISHED,
+    RunRecord,
+    ended_early,
+    foreign_record,
+    record_of,
+    run_so_far,
+    unfinished_record,
+    without_settings,
+)
 from report.html.text import one_line
 from report.metric import ACCURACY, MainMetric
 from report.runs import (
@@ -35,6 +44,9 @@ COLOURED = 12  # groups that pictures draw in colour
 MOST_SETTINGS = 5000  # keys of one configuration
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 NEARLY = 1.1  # below this compression ratio a run counts as uncompressed
+# settings of a run that its result holds, and that a comparison needs in common
+CONDITIONS = ("nodes", "rounds", "network", "partition")
+OF_METHOD = re.compile(r"(algorithm|compression|downlink|strategy)([./@].*)?|rounds")
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
 
 
@@ -88,6 +100,23 @@ class ReportGroup:
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
         return (*(self.first.get(key) for key in ("dataset", "model", "objective")), self.metric)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the runs are over; an unfinished run is in a group of such runs only."""
+        return NOT_FINISHED not in self.group.overrides
+
+    @property
+    def whole(self) -> bool:
+        """Whether all runs are over, and none has diverged or ended before its planned rounds."""
+        return self.finished and not any(
+            run.diverged or ended_early(run.result) for run in self.runs
+        )
+
+    def setting(self, key: str) -> str | None:
+        """Return a setting of the runs as text, from their result or their overrides."""
+        found = self.first.get(key, self.group.overrides.get(key))
+        return None if found is None else one_line(str(found))
 
     def estimate(self, measure: Measure, scale: float = 1) -> Estimate | None:
         """Return the mean of a number of the runs' results, times `scale`; None without one."""
@@ -158,7 +187,7 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
             f"no run in {', '.join(map(str, tops))}: name the folder of a run or of a sweep, such "
             "as outputs/DATE/TIME or multirun/DATE/TIME"
         )
-    found = group_runs(runs)
+    found = group_runs([*runs, *(run for each in unfinished if (run := run_so_far(each)))])
     keys, labels = varying(found), labels_of(found)
     metrics = Counter(group.runs[0].metric for group in found)
     metric = metrics.most_common(1)[0][0] if metrics else ACCURACY
@@ -177,15 +206,22 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
         values = [one_line(value) for value in group.name(keys)]
         groups.append(ReportGroup(label, values, group, histories, settings_of(group)))
     groups = ranked(groups, metric)
-    records = [*_finished(groups, runs, damaged), *map(unfinished_record, unfinished)]
+    records = [
+        *_finished(groups, runs, damaged),
+        *map(unfinished_record, unfinished),
+        *map(foreign_record, without_settings(tops)),
+    ]
     return ReportRuns(groups, keys, metric, records)
 
 
 def labels_of(groups: Sequence[SeedGroup]) -> list[str]:
     """Return a text for each group: the values of the overrides that differ, or the preset."""
     if len(groups) == 1:
-        return [one_line(str(groups[0].runs[0].result.get("algorithm") or "run"))]
-    short = [label.replace("@", " ") for label in legend(groups)[1]]
+        mark = " (not finished)" * (NOT_FINISHED in groups[0].overrides)
+        return [one_line(str(groups[0].runs[0].result.get("algorithm") or "run")) + mark]
+    key, found = legend(groups)
+    # a value alone, such as 0.01, does not say what it is
+    short = [(f"{key}={label}" if key else label).replace("@", " ") for label in found]
     return [one_line("the presets" if label == NOTHING else label) for label in short]
 
 
@@ -279,18 +315,35 @@ def _resolved(text: str, flat: Mapping[str, str]) -> str:
 def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGroup | None:
     """Return the group to compare a compressed group with; None if there is none.
 
-    It is one of the least compressed groups of the same task. Of several it has the fewest
-    other overrides. A group counts as compressed if its ratio is well above the lowest.
+    It is one of the least compressed groups of the same task whose runs have all finished, and none
+    has diverged. Of several it differs in the fewest settings that do not belong to a method, such
+    as nodes and rounds, and then in the fewest overrides. A group counts as compressed if its ratio
+    is well above the lowest.
     """
-    if (own := group.whole_ratio) is None:
+    if (own := group.whole_ratio) is None or not group.finished:
         return None
-    same = [g for g in groups if g.task == group.task and g.value is not None]
+    same = [g for g in groups if g.task == group.task and g.value is not None and g.whole]
     ratios = [(r, g) for g in same if (r := g.whole_ratio) is not None]
     lowest = min((ratio for ratio, _ in ratios), default=own)
     if own < LESS * lowest:
         return None
     least = [g for ratio, g in ratios if ratio < (LESS + 1) / 2 * lowest]
-    return min(least, key=lambda g: (all(r.diverged for r in g.runs), _distance(group, g)))
+    return min(least, key=lambda g: (len(unlike(group, g)), _distance(group, g)), default=None)
+
+
+def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
+    """Return the keys of settings in which two groups differ beside their methods."""
+    pairs = ((key, one.setting(key), other.setting(key)) for key in CONDITIONS)
+    found = [key for key, ours, theirs in pairs if ours != theirs]
+    if one.asynchronous != other.asynchronous:  # the one counts rounds, the other replies
+        found = [key for key in found if key != "rounds"]
+    ours, theirs = one.group.overrides, other.group.overrides
+    found += [
+        key
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key) and not OF_METHOD.fullmatch(key)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _distance(one: ReportGroup, other: ReportGroup) -> int:

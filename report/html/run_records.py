@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from report.errors import ResultsError
 from report.format import NOTHING
 from report.html.counters import Row, number, sent_bytes, sent_of
 from report.html.text import one_line
-from report.runs import HYDRA, RESULT, WITHOUT_EFFECT, Run, in_order, read_overrides, read_result
+from report.live.history import metric_in
+from report.metric import main_of
+from report.runs import (
+    HISTORY,
+    HYDRA,
+    OVERRIDES,
+    RESULT,
+    SURE,
+    WITHOUT_EFFECT,
+    Run,
+    expect_numbers,
+    in_order,
+    read_history,
+    read_overrides,
+    read_result,
+)
 
 FAILED, CHECKPOINT = "failed.json", "checkpoint"
+NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
 
 
 @dataclass(frozen=True)
@@ -44,6 +62,12 @@ def repeat_command(folder: Path) -> str:
     )
 
 
+def ended_early(result: Row) -> bool:
+    """Return whether a run has ended before its planned rounds, or updates."""
+    done, planned = number(result, "round"), number(result, "rounds")
+    return done is not None and planned is not None and done < planned
+
+
 def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
     """Return the line of a run with a result.
 
@@ -56,10 +80,12 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
     if run.diverged:
         why = result.get("stopped")
         outcome = f"diverged: {one_line(why)}" if why else "diverged"
-    elif damaged:
-        outcome = "finished, but its history.jsonl cannot be read"
+    elif ended_early(result):
+        outcome = f"ended at {result['round']:g} of {result['rounds']:g}"
     elif label is None:
         outcome = "repeated: a later run with this seed counts"
+    if damaged:
+        outcome += f", but its {HISTORY} cannot be read: it has no curves and no times over links"
     return RunRecord(
         run.folder,
         label or one_line(in_order(run.overrides)),
@@ -98,7 +124,69 @@ def unfinished_record(folder: Path) -> RunRecord:
         sent_bytes(last, "downlink"),
         number(last, "failures"),
         number(last, "seconds"),
-        f"python run.py {shlex.quote(f'resume={folder}')}" if resumes else repeat_command(folder),
+        f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
+        if resumes
+        else repeat_command(folder),
+    )
+
+
+def run_so_far(folder: Path) -> Run | None:
+    """Return what an unfinished run has done so far; None if its files do not tell it.
+
+    Its result is the last row of its history. The key `NOT_FINISHED` is among its overrides.
+    """
+    try:
+        overrides = read_overrides(folder)
+        result = read_result(folder) if (folder / RESULT).exists() else {}
+        last = _last_row(folder)
+        metric = main_of(result) if result else metric_in(last)
+        rows = read_history(folder / HISTORY, metric.name)
+        if len(rows) < 2:  # nothing has been sent
+            return None
+        known = next((r for r in reversed(rows) if r.get(metric.name) is not None), {})
+        told = {"metrics": {metric.name: metric._asdict()}} if metric.name != "loss" else {}
+        found = {
+            **dict.fromkeys(SURE, 0),
+            "seed": int(overrides.get("seed", 0)),
+            **told,
+            **rows[-1],
+            metric.name: known.get(metric.name),
+            **result,
+        }
+        expect_numbers(found)
+    except (OSError, ValueError, KeyError, TypeError, ResultsError):
+        return None
+    shown = {k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
+    return Run({**shown, NOT_FINISHED: "yes"}, found, lambda: rows, folder)
+
+
+def without_settings(tops: Sequence[Path]) -> list[Path]:
+    """Return the folders that hold a result and no overrides, so that nothing can be grouped."""
+    found = {file.parent.resolve() for top in tops for file in top.rglob(RESULT)}
+    return sorted(folder for folder in found if not (folder / OVERRIDES).exists())
+
+
+def foreign_record(folder: Path) -> RunRecord:
+    """Return the line of a folder that holds a result and no overrides."""
+    try:
+        result = read_result(folder)
+    except (OSError, ValueError, RecursionError):
+        result = {}
+    why = f"left out: it has no {OVERRIDES}"
+    up, down = (sent_bytes(result, way) for way in ("uplink", "downlink"))
+    return RunRecord(
+        folder,
+        NOTHING,
+        one_line(str(result.get("seed", NOTHING))),
+        why,
+        False,
+        NOTHING,
+        number(result, "round"),
+        up,
+        down,
+        number(result, "failures"),
+        number(result, "seconds"),
+        NOTHING,
     )
 
 
@@ -120,7 +208,7 @@ def why_unfinished(folder: Path) -> str:
 
 def _last_row(folder: Path) -> Row:
     try:
-        lines = (folder / "history.jsonl").read_text(errors="replace").splitlines()
+        lines = (folder / HISTORY).read_text(errors="replace").splitlines()
         found = json.loads(lines[-1])
     except (OSError, ValueError, IndexError):
         return {}

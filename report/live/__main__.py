@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from report.errors import mistakes_are_lines
-from report.live.run_watcher import RunWatcher, expect_run
+from report.live.run_watcher import FolderWatcher, expect_run
 
 
 def port(text: str) -> int:
@@ -27,7 +27,7 @@ def port(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m report.live", description=__doc__)
-    made.add_argument("run", type=Path, metavar="RUN", help="the folder of a run")
+    made.add_argument("run", type=Path, metavar="RUN", help="the folder of a run or a sweep")
     made.add_argument(
         "--port", type=port, default=0, help="the port of the page (default: any that is free)"
     )
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve the page of a run until Ctrl-C; return the exit code."""
     asked = parser().parse_args(arguments)
-    watcher = RunWatcher(expect_run(asked.run))
+    watcher = FolderWatcher(expect_run(asked.run))
     from report.live.server import ADDRESS, listen, serve  # it takes a second to import
 
     with listen(asked.port) as listening:

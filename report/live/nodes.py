@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from report.live.history import number
+from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
 
 NODES = "nodes.json"
 SHOWN = 2000  # nodes, at most
-FACTOR = 3.0  # a node is slow if its lag is above so many times the median
-ENOUGH = 4  # nodes whose lag is known, without which no node is slow
 LONGEST = 500  # characters of a reason
 NUMBERS = (
     *("partition", "messages", "replies", "failures", "uplink_bytes", "downlink_bytes"),
@@ -85,25 +83,32 @@ def table(content: Any) -> dict[str, Any]:
 
 
 def states(nodes: Sequence[Mapping[str, Any]], seconds: float | None) -> list[str]:
-    """Return each node's state: offline, slow, waiting or ready.
+    """Return each node's state: offline, unanswered, slow, waiting or ready.
 
-    `seconds`: the run's time. A node is slow if its lag, or the time since the message that it has
-    not answered, is above `FACTOR` times the median of all lags. Waiting: the node has not answered
-    a message.
+    `seconds`: the run's time. Unanswered: a reply is long overdue (`not_answering`). A node is slow
+    if its mean lag, or the time since the message that it has not answered, is (`is_slow`).
+    Waiting: the node has not answered a message.
     """
-    lags = [lag for node in nodes if (lag := number(node.get("lag"))) is not None]
-    bound = FACTOR * median(lags) if len(lags) >= ENOUGH else None
-    return [_state(node, seconds, bound) for node in nodes]
+    lags = [lag_of(node) for node in nodes]
+    usual = usual_lag(lag for lag in lags if lag is not None)
+    lost = not_answering(nodes, seconds)
+    return [
+        "unanswered" if dead and node.get("online") is not False
+        else _state(node, lag, seconds, usual)
+        for node, lag, dead in zip(nodes, lags, lost, strict=True)
+    ]  # fmt: skip
 
 
-def _state(node: Mapping[str, Any], seconds: float | None, bound: float | None) -> str:
+def _state(
+    node: Mapping[str, Any], lag: float | None, seconds: float | None, usual: float | None
+) -> str:
     if node.get("online") is False:
         return "offline"
-    waiting, late = node.get("waiting") is True, number(node.get("lag"))
-    asked = number(node.get("sent"))
+    waiting, asked = node.get("waiting") is True, number(node.get("sent"))
+    late = lag
     if waiting and seconds is not None and asked is not None:
-        late = max(seconds - asked, late or 0)
-    if bound is not None and late is not None and late > bound:
+        late = max(seconds - asked, lag or 0)
+    if is_slow(late, usual):
         return "slow"
     return "waiting" if waiting else "ready"
 

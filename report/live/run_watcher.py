@@ -6,6 +6,7 @@ import json
 import shlex
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ class RunWatcher:
             self._history.read()
             self._nodes.read()
             return self._state(history, nodes)
+
+    def stage(self) -> str:
+        """Return the stage of the run, such as "running" or "finished"."""
+        with self._lock:
+            self._history.read()
+            self._nodes.read()
+            return self._stage(self._result())[0]
 
     def _state(self, history: str, nodes: str) -> dict[str, Any]:
         result, rows = self._result(), self._history
@@ -150,7 +158,12 @@ class RunWatcher:
             return "diverged", reason or "the model has diverged"
         if reason == "interrupted":
             return "interrupted", f"the run was stopped{self._resume()}"
-        return ("failed", reason) if reason else ("finished", None)
+        if reason:
+            return "failed", reason
+        done, planned = number(result.get("round")), number(result.get("rounds"))
+        if done is not None and planned is not None and done < planned:
+            return "ended early", f"the run ended at {done:g} of {planned:g}"
+        return "finished", None
 
     def _failure(self) -> tuple[str, str | None] | None:
         """Return the state of a sweep's job that has failed, from its `failed.json`; or None."""
@@ -164,6 +177,53 @@ class RunWatcher:
         if not any((self.folder / name).exists() for name in (CHECKPOINT, PLACE)):
             return ""
         return f"; to resume it: python run.py resume={shlex.quote(str(self.folder))}"
+
+
+class FolderWatcher:
+    """Watches a run, or the newest running job of a sweep; the folder need not exist yet.
+
+    `folder`: the given folder. It has the method of `RunWatcher`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._watchers: dict[Path, RunWatcher] = {}
+        self._shown: Path | None = None
+        self._lock = threading.Lock()
+
+    def look(self, history: str = "", nodes: str = "") -> dict[str, Any]:
+        """See `RunWatcher`. The reason names the shown job and counts the others' states."""
+        with self._lock:
+            jobs = sweep_jobs(self.folder)
+            for job in jobs or [self.folder]:
+                self._watchers.setdefault(job, RunWatcher(job))
+            states = {job: self._watchers[job].stage() for job in jobs}
+            running = [job for job, state in states.items() if state == "running"]
+            shown = (running or jobs or [self.folder])[-1]
+            if shown != self._shown:  # the page has the curves of another job
+                self._shown, history, nodes = shown, "", ""
+        found = self._watchers[shown].look(history, nodes)
+        if not jobs:
+            if found["state"] == "removed" and not found["versions"]["nodes"] and (
+                found["round"] is None
+            ):  # fmt: skip
+                found |= {"state": "waiting", "reason": f"waiting for {self.folder}"}
+            return found
+        others = Counter(state for job, state in states.items() if job != shown)
+        text = ", ".join(f"{count} {state}" for state, count in others.items())
+        said = f"job {shown.name} of the sweep {self.folder.name}" + f"; others: {text}" * bool(
+            text
+        )
+        reason = found["reason"]
+        return found | {"reason": f"{said}; {reason}" if reason else said}
+
+
+def sweep_jobs(folder: Path) -> list[Path]:
+    """Return the jobs of a sweep in the order of their numbers; none for the folder of a run."""
+    if any((folder / name).exists() for name in FILES):
+        return []
+    found = {file.parent for name in FILES[:3] for file in folder.glob(f"*/{name}")}
+    return sorted(found, key=lambda job: (len(job.name), job.name))
 
 
 def direction(row: dict[str, Any], way: str) -> dict[str, float | None]:
@@ -186,14 +246,16 @@ def _first(*values: float | None) -> float | None:
 def expect_run(folder: Path) -> Path:
     """Return the absolute path of a run's folder.
 
-    An empty folder is a run that has not begun. Raises `ResultsError` for a folder that does not
-    exist, for a sweep, and for a folder of other files.
+    An empty or missing folder is a run that has not begun; a sweep is watched job by job. Raises
+    `ResultsError` for a file, and for a folder of other files.
     """
-    if not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise ResultsError(f"{folder}: no such folder; name the folder of a run")
-    if any((folder / name).exists() for name in FILES) or not any(folder.iterdir()):
+    if (
+        not folder.exists()
+        or any((folder / name).exists() for name in FILES)
+        or not any(folder.iterdir())
+        or sweep_jobs(folder)
+    ):
         return folder.resolve()
-    for inner in sorted(folder.glob("*")):
-        if any((inner / name).exists() for name in FILES[:3]):
-            raise ResultsError(f"{folder} holds several runs: name one of them, such as {inner}")
     raise ResultsError(f"{folder} is no run: it has neither {HISTORY} nor .hydra/")

@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from report.errors import ResultsError
-from report.live.run_watcher import RunWatcher
+from report.live.run_watcher import FolderWatcher, RunWatcher
 
 ADDRESS = "127.0.0.1"
 # A page of another site may have a name that leads to this address. Its requests have that name.
@@ -54,7 +54,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def app(watcher: RunWatcher) -> Starlette:
+def app(watcher: RunWatcher | FolderWatcher) -> Starlette:
     """Return the ASGI app: the page at `/`, the run's state as JSON at `/state`.
 
     All other requests get an error: other paths, other methods than GET, other hosts than this one.
@@ -110,12 +110,12 @@ def listen(port: int) -> socket.socket:
     return found
 
 
-def serve(watcher: RunWatcher, listening: socket.socket) -> None:
+def serve(watcher: RunWatcher | FolderWatcher, listening: socket.socket) -> None:
     """Answer requests until a signal ends this process."""
     server(watcher).run(sockets=[listening])
 
 
-def server(watcher: RunWatcher) -> uvicorn.Server:
+def server(watcher: RunWatcher | FolderWatcher) -> uvicorn.Server:
     """Return the server of a run's page."""
     return uvicorn.Server(
         uvicorn.Config(

@@ -17,7 +17,7 @@ from report.errors import ResultsError
 from report.live.__main__ import main
 from report.live.history import POINTS
 from report.live.nodes import LONGEST, SHOWN
-from report.live.run_watcher import RunWatcher, expect_run
+from report.live.run_watcher import FolderWatcher, RunWatcher, expect_run
 from report.live.server import app, listen, server
 from tests.report.live_runs import ROUNDS, lines, node, row, write_history, write_nodes
 
@@ -404,19 +404,20 @@ def test_nodes_are_columns_and_their_ids_are_exact(folder):
 
 
 def test_states_of_nodes(folder):
-    """Medians and bounds: lags are about 1 s, and the run's time is 12.5 s."""
+    """The usual lag is 1 s, the longest 3.5 s, and the run's time is 12.5 s."""
     write_history(folder, 3)
     dice = random.Random(0)
-    quiet = {"online": True, "waiting": False, "lag": 1.0}
-    nodes = [node(n, dice, **quiet) for n in range(6)]
-    nodes[1]["lag"] = 3.5
-    nodes[2].update(waiting=True, sent=12.0)
-    nodes[3].update(waiting=True, sent=5.0)
+    quiet = {"online": True, "waiting": False, "mean_lag": 1.0}
+    nodes = [node(n, dice, **quiet) for n in range(7)]
+    nodes[1]["mean_lag"] = 3.5
+    nodes[2].update(waiting=True, sent=12.0, heard=12.0)
+    nodes[3].update(waiting=True, sent=5.0, heard=5.0)
     nodes[4].update(online=False, lag=99.0)
-    nodes[5].update(lag=None, heard=None)
+    nodes[5].update(lag=None, mean_lag=None)
+    nodes[6].update(waiting=True, sent=1.0, heard=1.0)
     (folder / "nodes.json").write_text(json.dumps({"seconds": 12.5, "nodes": nodes}))
     states = nodes_of(folder)["columns"]["state"]
-    assert states == ["ready", "slow", "waiting", "slow", "offline", "ready"]
+    assert states == ["ready", "slow", "waiting", "slow", "offline", "ready", "unanswered"]
 
 
 def test_the_round_between_two_rows_comes_from_the_nodes(folder):
@@ -431,11 +432,16 @@ def test_the_round_between_two_rows_comes_from_the_nodes(folder):
     assert RunWatcher(folder).look()["round"] == ROUNDS
 
 
-def test_of_few_nodes_none_is_slow(folder):
+def test_a_single_node_is_not_slow(folder):
     write_history(folder, 3)
-    nodes = [{"node": n, "lag": lag} for n, lag in enumerate((1.0, 1.0, 50.0))]
-    (folder / "nodes.json").write_text(json.dumps({"seconds": 60, "nodes": nodes}))
-    assert nodes_of(folder)["columns"]["state"] == ["ready"] * 3
+    (folder / "nodes.json").write_text(json.dumps({"nodes": [{"node": 1, "lag": 50.0}]}))
+    assert nodes_of(folder)["columns"]["state"] == ["ready"]
+
+
+def test_a_run_that_ended_before_its_rounds_is_not_finished(folder):
+    write_history(folder, 9)
+    write_result(folder, round=9)
+    assert stage(folder) == ("ended early", f"the run ended at 9 of {ROUNDS}")
 
 
 def test_nodes_beyond_the_limit_are_counted(folder):
@@ -485,16 +491,34 @@ def test_a_damaged_nodes_file_keeps_the_last_nodes(folder):
     assert after["nodes"] is None
 
 
+# Sweeps
+
+
+def test_the_newest_running_job_of_a_sweep_is_shown(folder):
+    watcher = FolderWatcher(folder)
+    found = watcher.look()
+    assert (found["state"], found["reason"]) == ("waiting", f"waiting for {folder}")
+    write_history(folder / "9", ROUNDS + 1)
+    write_result(folder / "9")
+    write_history(folder / "10", 3)
+    write_history(folder / "11", 3)
+    write_result(folder / "11")
+    found = watcher.look()
+    assert (found["name"], found["state"]) == ("10", "running")
+    assert "job 10 of the sweep run; others: 2 finished" in found["reason"]
+    write_result(folder / "10")
+    after = watcher.look(**found["versions"])
+    assert (after["name"], "curves" in after) == ("11", True)
+
+
 # The command
 
 
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda at: None, "no such folder"),
         (lambda at: at.write_text(""), "no such folder"),
         (lambda at: [at.mkdir(), (at / "notes.txt").write_text("")], "is no run"),
-        (lambda at: (at / "0" / ".hydra").mkdir(parents=True), "such as"),
     ],
 )
 def test_a_folder_that_is_no_run_is_one_line(folder, make, says, capsys):

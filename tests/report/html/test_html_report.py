@@ -9,7 +9,7 @@ import pytest
 
 from report.__main__ import main
 from report.estimate import paired
-from report.html import canvas, html_report
+from report.html import canvas, html_report, picture_axes
 from report.html.link_estimate import named_links
 from tests.report.html.made_runs import Page, add_run, history, node, write_nodes
 from tests.report.sweeps import add_job
@@ -70,8 +70,11 @@ def test_differences_are_paired_by_the_seed(page):
 def test_the_top_of_the_page_answers_questions(page):
     text = " ".join(page.text.split())
     assert "It depends: 1 of 2 compressed groups are worse." in text
-    assert "good, with 10 times fewer bytes than Flower: accuracy is within the noise of" in text
-    assert "worse sends the fewest: 2 kB up and 2 kB down a run" in text
+    assert (
+        "algorithm=good, with 10 times fewer bytes than Flower: accuracy is within the noise of"
+        in text
+    )
+    assert "algorithm=worse sends the fewest: 2 kB up and 2 kB down a run" in text
     assert "algorithm (3 values)" in text
     assert "9 finished, without a problem." in text
     assert text.count("My sweep") == 2  # the title and the heading
@@ -109,7 +112,8 @@ def test_the_page_needs_no_other_file(sweep, page):
 
 def test_settings_that_differ_are_listed(page):
     assert page.tables["settings"] == [
-        ["key", "all", "good", "worse"], ["a.c", "all", "good", "worse"]
+        ["key", "algorithm=all", "algorithm=good", "algorithm=worse"],
+        ["a.c", "all", "good", "worse"]
     ]  # fmt: skip
 
 
@@ -240,7 +244,49 @@ def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
         f"python run.py --config-path {tmp_path}/killed/.hydra --config-name config"
     )
     assert rows["killed"][5] == "1"  # the last round
-    assert found.column("summary", "remarks") == ["", "1 of 1 runs diverged"]
+    remarks = found.column("summary", "remarks")
+    assert remarks == ["", "1 of 1 runs diverged", "not finished"]
+
+
+def test_the_command_to_resume_works_in_every_folder(tmp_path, quick, monkeypatch):
+    add_job(tmp_path / "run", "x=4 seed=0", stopped="interrupted")
+    (tmp_path / "run" / "checkpoint").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert main(["run"]) == 0
+    assert f"resume={tmp_path}/run<" in (tmp_path / "run" / "report" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_unfinished_run_shows_what_it_has_done(finished, tmp_path, quick):
+    rows = [row | {"rounds": 9} for row in history((0.1, 0.5, 0.8))]
+    ended = {"stopped": "interrupted", **rows[-1]} if finished else {}
+    add_job(tmp_path / "cut", "x=1 seed=0", rows, finished, **ended)
+    write_nodes(tmp_path / "cut", [node(0), node(1, mean_lag=9.0)])
+    found = made(tmp_path / "cut")
+    assert found.column("summary", "accuracy, %") == ["80.00"]
+    assert found.column("summary", "remarks") == ["not finished"]
+    assert found.column("summary", "bytes up") == ["20 kB"]
+    assert {"nodes", "runs"} <= set(found.tables)
+    assert "0 finished" in found.text
+    add_run(tmp_path / "whole", "x=1 seed=1")
+    both = made(tmp_path)
+    assert both.column("summary", "runs") == ["1", "1"]
+    assert sorted(both.column("summary", "accuracy, %")) == ["80.00", "90.00"]
+
+
+def test_a_folder_without_settings_and_a_damaged_history_are_named(tmp_path, quick):
+    add_run(tmp_path / "run", "x=1 seed=0")
+    with (tmp_path / "run" / "history.jsonl").open("r+") as file:
+        text = file.read()
+        file.seek(0)
+        file.write("garbage\n" + text)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "result.json").write_text('{"round": 3}')
+    found = made(tmp_path)
+    outcomes = found.column("runs", "outcome")
+    assert "no times over links" in outcomes[0]
+    assert outcomes[1] == "left out: it has no .hydra/overrides.yaml"
+    assert "2 of 2 need a look" in found.text
 
 
 def test_interrupted_runs_alone_have_a_report(tmp_path, quick):
@@ -292,7 +338,7 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     assert "Most failures: node 5 (2)." in found.text
     rows = [dict(zip(found.tables["nodes"][0], row, strict=True))
             for row in found.tables["nodes"][1:]]  # fmt: skip
-    heads = ("node", "× median", "failures", "last failure")
+    heads = ("node", "× usual", "failures", "last failure")
     assert [tuple(row[head] for head in heads) for row in rows] == [
         ("3", "4×", "0", ""),
         ("5", "1×", "2", "time-out"),
@@ -300,6 +346,94 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
     assert {"node_metric", "node_lag", "node_loss", "node_bytes_up", "labels_1"} <= {
         file.stem for file in (tmp_path / "report").glob("*.svg")
     }
+
+
+def test_a_run_that_ended_early_names_the_nodes_that_do_not_answer(tmp_path, quick):
+    add_run(tmp_path, "x=1 seed=0", result={"rounds": 100})
+    quiet = node(1, waiting=True, sent=2.0, heard=2.0)
+    write_nodes(tmp_path, [node(0, waiting=False, sent=2.0, heard=3.0), quiet])
+    found = made(tmp_path)
+    assert "But one node does not answer. " in " ".join(found.text.split())
+    assert "Without an answer to the last message: node 1." in found.text
+    assert found.column("nodes", "state") == ["does not answer"]
+    assert found.column("runs", "outcome") == ["ended at 2 of 100"]
+    assert "without a problem" not in found.text
+
+
+def test_a_diverged_run_has_no_estimated_time(tmp_path, quick):
+    add_run(tmp_path / "a", "x=1 seed=0", result={"diverged": True})
+    add_run(tmp_path / "b", "x=2 seed=0")
+    add_run(tmp_path / "c", "x=3 seed=0", up=0, down=0)
+    found = made(tmp_path)
+    times = found.column("times", "lte")
+    assert (times[0], times[2]) == ("-", "-")
+    assert times[1] not in ("-", "0 s")
+    rows = list(csv.DictReader((tmp_path / "report" / "summary.csv").open()))
+    assert [row["time, lte (estimate)"] == "" for row in rows] == [True, False, True]
+
+
+def test_a_wide_interval_is_no_proof(tmp_path, quick):
+    """The difference is -1.91 on average, and the seeds differ by more."""
+    add_group(tmp_path, "all", (0.90, 0.90, 0.90), 10_000)
+    add_group(tmp_path, "few", (0.89, 0.87, 0.8827), 1000)
+    text = " ".join(made(tmp_path).text.split())
+    assert "Not known with 3 seeds: the difference is -1.91 ±" in text
+    assert "No loss is measurable" not in text
+
+
+def test_a_narrow_interval_tells_of_no_loss(tmp_path, quick):
+    add_group(tmp_path, "all", PLAIN, 10_000)
+    add_group(tmp_path, "few", GOOD, 1000)
+    assert "No loss is measurable." in made(tmp_path).text
+
+
+def test_axes_have_plain_numbers_and_whole_bars(tmp_path, monkeypatch, quick):
+    drawn = []
+    save = canvas.Canvas.save
+    monkeypatch.setattr(
+        canvas.Canvas, "save", lambda self, folder: (drawn.append(self), save(self, folder))[1]
+    )
+    add_group(tmp_path, "all", (0.90, 0.60, 0.80), 10_000)
+    for seed in range(2):
+        long = (0.1, *[0.5] * 59, 0.85)
+        add_run(tmp_path / f"few{seed}", f"algorithm=few seed={seed}", long, up=1000, down=1500)
+    made(tmp_path)
+    (front,) = [each for each in drawn if each.name == "accuracy_by_bytes_up"]
+    (low, high), ends = front.axes.get_ylim(), []
+    for container in front.axes.containers:
+        for bar in container.lines[2]:
+            ends += [y for segment in bar.get_segments() for _, y in segment]
+    assert len(ends) > 2
+    assert low < min(ends) < max(ends) < high
+    (rounds,) = [each for each in drawn if each.name == "rounds"]
+    assert rounds.axes.get_xscale() == "log"
+    for each in drawn:
+        for axis in (each.axes.xaxis, each.axes.yaxis):
+            texts = [label.get_text() for label in axis.get_ticklabels()]
+            assert not [text for text in texts if "$" in text], each.name
+    assert len(front.axes.get_xticks()) >= 3
+    assert all(text.get_text().endswith("B") for text in front.axes.get_xticklabels())
+
+
+@pytest.mark.parametrize("low", [1.0, 9.3, 23_900.0, 2e9])
+@pytest.mark.parametrize("wide", [1.3, 2, 10, 300, 1e7])
+def test_a_logarithmic_axis_has_some_ticks(low, wide):
+    found = picture_axes.log_ticks(low, low * wide)
+    assert 1 <= len(found) <= 7
+    assert low <= found[0] <= found[-1] <= low * wide
+    assert found == sorted(set(found))
+
+
+def test_text_in_csv_files_is_never_a_formula(tmp_path, quick):
+    for job, name in enumerate(("=1+1", "@SUM(A1)", "+x", "-5", "-x")):
+        add_run(tmp_path / str(job), f"seed={job}")
+        file = tmp_path / str(job) / ".hydra" / "overrides.yaml"
+        file.write_text(json.dumps([f"x={name}"]))
+    made(tmp_path)
+    for name in ("summary.csv", "histories.csv"):
+        cells = {cell for row in csv.reader((tmp_path / "report" / name).open()) for cell in row}
+        text = {cell for cell in cells if cell[:1] in tuple("=+-@") and cell != "-"}
+        assert text <= {"-5"}, name
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 1}', '{"nodes": [1]}', '{"nodes": [{}]}'])

@@ -8,7 +8,7 @@ from report.html.averaged_curve import averaged, bytes_a_round, column, density
 from report.html.canvas import THEME, inline, with_tips
 from report.html.link_estimate import own_link
 from report.html.message_parts import PARTS, parts_of
-from report.html.run_data import load, read_settings, reference_of, thinned
+from report.html.run_data import load, read_settings, reference_of, thinned, unlike
 from report.html.text import one_line
 from tests.report.html.made_runs import add_run
 
@@ -57,6 +57,26 @@ def test_a_group_is_compared_with_the_uncompressed_one_most_like_it(tmp_path):
         ({"lr": lr, "compression": "f2i"}, {"lr": lr, "compression": "none"})
         for lr in ("0.1", "0.2")
     ]
+
+
+def test_a_diverged_run_is_no_reference(tmp_path):
+    """Nor is a run that ended early; other conditions count after both."""
+    plain = {"up": 10_000, "down": 10_000}
+    add_run(tmp_path / "0", "compression=none seed=0", result={"diverged": True}, **plain)
+    add_run(tmp_path / "1", "compression=none nodes=5 seed=0", result={"rounds": 9}, **plain)
+    add_run(tmp_path / "2", "compression=f2i seed=0", up=500, down=500)
+    assert [reference_of(g, groups) for groups in [load([tmp_path]).groups] for g in groups][
+        2:
+    ] == [None]
+    more = {"result": {"nodes": 99}}
+    add_run(tmp_path / "3", "compression=none nodes=99 seed=0", **more, **plain)
+    found = load([tmp_path]).groups
+    other = reference_of(found[2], found)
+    assert other is found[3]
+    assert unlike(found[2], other) == ["nodes"]
+    add_run(tmp_path / "4", "compression=none downlink=full strategy.x=1 seed=0", **plain)
+    found = load([tmp_path]).groups
+    assert reference_of(found[2], found) is found[4]
 
 
 def test_long_histories_keep_evaluations_and_both_ends():
