@@ -6,7 +6,7 @@ import html
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,9 +38,8 @@ def run_progress(
     same time (`shared`), it prints lines: the first after ten seconds, the next ones after longer
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     """
-    done = threading.Event()
     if console.is_jupyter and not console.quiet:
-        with _in_notebook(ProgressLine(folder, rounds, name, metric), done):
+        with _beside(_in_notebook, ProgressLine(folder, rounds, name, metric)):
             yield
         return
     with Progress(
@@ -56,40 +55,20 @@ def run_progress(
         transient=True,
     ) as progress:
         if progress.disable:
-            line = ProgressLine(folder, rounds, name, metric)
-            thread = threading.Thread(
-                target=_print, args=(line, folder, console, done), daemon=True
-            )
+            shown = _beside(_print, ProgressLine(folder, rounds, name, metric), folder, console)
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
             rows = NewestRow(folder / HISTORY, metric.name)
-            thread = threading.Thread(
-                target=_follow, args=(rows, folder, progress, metric, done), daemon=True
-            )
-        thread.start()
-        try:
+            shown = _beside(_follow, rows, folder, progress, metric)
+        with shown:
             yield
-        finally:
-            done.set()
-            thread.join()
 
 
 @contextmanager
-def _in_notebook(line: ProgressLine, done: threading.Event) -> Iterator[None]:
-    """In this context, show a bar and a line below a notebook's cell, twice a second."""
-    from IPython.display import HTML, display
-
-    shown = display(HTML(line.html(0.0)), display_id=True)  # type: ignore[no-untyped-call]
-    began = time.monotonic()
-
-    def follow() -> None:
-        over = False
-        while not over:
-            over = done.wait(0.5)
-            text = line.html(time.monotonic() - began)
-            shown.update(HTML(text))  # type: ignore[no-untyped-call]
-
-    thread = threading.Thread(target=follow, daemon=True)
+def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """In this context, `show` runs in a thread; its first argument is set when it must end."""
+    done = threading.Event()
+    thread = threading.Thread(target=show, args=(done, *arguments), daemon=True)
     thread.start()
     try:
         yield
@@ -98,12 +77,20 @@ def _in_notebook(line: ProgressLine, done: threading.Event) -> Iterator[None]:
         thread.join()
 
 
+def _in_notebook(done: threading.Event, line: ProgressLine) -> None:
+    """Show a bar and a line below a notebook's cell, twice a second."""
+    from IPython.display import HTML, display
+
+    shown = display(HTML(line.html(0.0)), display_id=True)  # type: ignore[no-untyped-call]
+    began, over = time.monotonic(), False
+    while not over:
+        over = done.wait(0.5)
+        text = line.html(time.monotonic() - began)
+        shown.update(HTML(text))  # type: ignore[no-untyped-call]
+
+
 def _follow(
-    rows: NewestRow,
-    folder: Path,
-    progress: Progress,
-    metric: MainMetric,
-    done: threading.Event,
+    done: threading.Event, rows: NewestRow, folder: Path, progress: Progress, metric: MainMetric
 ) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
@@ -127,7 +114,7 @@ def _follow(
         )
 
 
-def _print(line: ProgressLine, folder: Path, console: Console, done: threading.Event) -> None:
+def _print(done: threading.Event, line: ProgressLine, folder: Path, console: Console) -> None:
     began, pause = time.monotonic(), FIRST_LINE
     while not done.wait(pause):
         passed = time.monotonic() - began
