@@ -188,7 +188,6 @@ class FolderWatcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self._watchers: dict[Path, RunWatcher] = {}
-        self._shown: Path | None = None
         self._lock = threading.Lock()
 
     def look(self, history: str = "", nodes: str = "") -> dict[str, Any]:
@@ -200,13 +199,16 @@ class FolderWatcher:
             states = {job: self._watchers[job].stage() for job in jobs}
             running = [job for job, state in states.items() if state == "running"]
             shown = (running or jobs or [self.folder])[-1]
-            if shown != self._shown:  # the page has the curves of another job
-                self._shown, history, nodes = shown, "", ""
-        found = self._watchers[shown].look(history, nodes)
+        # versions name the job: a page may have the curves and the nodes of another one
+        start = f"{shown.name}/"
+        had = [
+            version.removeprefix(start) if version.startswith(start) else "another job's"
+            for version in (history, nodes)
+        ]
+        found = self._watchers[shown].look(*had)
+        found["versions"] = {key: start + value for key, value in found["versions"].items()}
         if not jobs:
-            if found["state"] == "removed" and not found["versions"]["nodes"] and (
-                found["round"] is None
-            ):  # fmt: skip
+            if found["state"] == "removed" and found["round"] is None:
                 found |= {"state": "waiting", "reason": f"waiting for {self.folder}"}
             return found
         others = Counter(state for job, state in states.items() if job != shown)

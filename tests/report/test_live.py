@@ -508,7 +508,9 @@ def test_the_newest_running_job_of_a_sweep_is_shown(folder):
     assert "job 10 of the sweep run; others: 2 finished" in found["reason"]
     write_result(folder / "10")
     after = watcher.look(**found["versions"])
-    assert (after["name"], "curves" in after) == ("11", True)
+    assert (after["name"], "curves" in after, after["nodes"]) == ("11", True, None)
+    again = watcher.look(**after["versions"])
+    assert not {"curves", "nodes"} & set(again)
 
 
 # The command
