@@ -195,7 +195,7 @@ def _names(names: Sequence[str]) -> str:
     return f"`{names[0]}`{others}"
 
 
-def _worst(result: Mapping[str, Any]) -> str:
+def worst_case(result: Mapping[str, Any]) -> str:
     """Return a sentence about the worst advice: a missed goal is worse than any ratio."""
     missed, largest = result["missed"], result["largest_ratio"]
     if largest is None:
@@ -230,7 +230,7 @@ def _benchmark(root: Path) -> str:
         ]
         text = (
             f"In {result['within']} of {result['count']} cases the advised settings need at most "
-            f"{result['tolerance']:.0%} more time than the best settings. {_worst(result)}"
+            f"{result['tolerance']:.0%} more time than the best settings. {worst_case(result)}"
         ).replace("%", " %")
         exact = (
             f"The largest difference between the computed time and the time of a real run on the "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from report.advise.page import PAGE, _worst, page
+from report.advise.page import PAGE, worst_case, page
 from report.errors import ResultsError
 from report.run_archive import ROOT
 
@@ -23,7 +23,7 @@ def test_the_page_is_up_to_date():
     ],
 )
 def test_a_missed_goal_stands_beside_the_largest_ratio(missed, largest, said):
-    text = _worst({"missed": missed, "largest_ratio": largest})
+    text = worst_case({"missed": missed, "largest_ratio": largest})
     assert all(part in text for part in said)
     assert text.count(". ") == 0  # one sentence
 
