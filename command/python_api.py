@@ -30,7 +30,7 @@ from report.run_result import RunResult, SweepResult
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
 _WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
-_ONE = threading.Lock()  # Hydra and Flower have one state in a process
+ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
 _OPTIONS = ("-m", "--multirun")
 
 
@@ -98,7 +98,7 @@ def expect_overrides(words: Iterable[object]) -> None:
 def _called(progress: bool) -> Iterator[list[str]]:
     """Let the command run in this context without an exit; the list gets a diverged run's line."""
     line: list[str] = []
-    if not _ONE.acquire(blocking=False):
+    if not ONE_RUN.acquire(blocking=False):
         raise RunFailed("a run is under way in this process: wait for its end, or use a sweep")
     loggers = [logging.getLogger(name) for name in ("edgewire", "flwr")]
     saved = [(each, each.handlers, each.propagate, each.level) for each in loggers]
@@ -122,7 +122,7 @@ def _called(progress: bool) -> Iterator[list[str]]:
         for each, handlers, propagate, level in saved:
             each.handlers, each.propagate = handlers, propagate
             each.setLevel(level)
-        _ONE.release()
+        ONE_RUN.release()
         if process := sys.modules.get("task.process"):
             process.release_process()
 

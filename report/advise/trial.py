@@ -95,7 +95,7 @@ def try_settings(asked: argparse.Namespace, network: Network, overrides: Sequenc
     for rung in range(RUNGS):
         length = max(LEAST_ROUNDS, math.ceil(rounds / 2 ** (RUNGS - 1 - rung)))
         console.print(f"{len(tried)} presets, {length} rounds each, log: {out}/rung{rung}.log")
-        runs = _run(tried, own, network, length, nodes, out / f"rung{rung}")
+        runs = run_rung(tried, own, network, length, nodes, out / f"rung{rung}")
         trials, level = judge(runs, asked)
         if rung < RUNGS - 1:
             better = trials[: math.ceil(len(trials) / 2)]
@@ -141,7 +141,7 @@ def _presets(text: str | None) -> list[str]:
     return chosen
 
 
-def _run(
+def run_rung(
     tried: Sequence[str],
     own: Sequence[str],
     network: Network,

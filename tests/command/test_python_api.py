@@ -258,7 +258,7 @@ def test_one_run_at_a_time_in_a_process():
         except RunFailed as error:
             said.append(str(error))
 
-    with python_api._ONE:  # noqa: SLF001
+    with python_api.ONE_RUN:
         thread = threading.Thread(target=second)
         thread.start()
         thread.join()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from report.advise.page import PAGE, worst_case, page
+from report.advise.page import PAGE, page, worst_case
 from report.errors import ResultsError
 from report.run_archive import ROOT
 

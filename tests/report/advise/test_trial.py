@@ -89,7 +89,7 @@ def test_runs_are_written_to_the_current_folder(tmp_path, monkeypatch):
         raise ResultsError("no run")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trial, "_run", no_run)
+    monkeypatch.setattr(trial, "run_rung", no_run)
     assert main(["--link", "10/1", "--try"]) == 2
     assert made[0].parents[1] == tmp_path / "outputs"
 
