@@ -108,6 +108,7 @@ def check_run(words: Sequence[str]) -> Checked:
     Raises `Wrong` for the first mistake.
     """
     from command import saved_config
+    from command.caller import COMPARE
     from command.new_task import NEW
     from command.saved_config import BESIDE, RESUME, options_first
 
@@ -115,6 +116,8 @@ def check_run(words: Sequence[str]) -> Checked:
         if len(words) != 2:
             raise Wrong(f"run.py {NEW} takes one name")
         return Checked(PARSED)
+    if words[:1] == [COMPARE]:  # it makes a sweep of its overrides
+        words = ["--multirun", *words[1:]]
     # `continue=` continues a sweep, where this version has it.
     for key in (RESUME, getattr(saved_config, "CONTINUE", RESUME)):
         if any(word.startswith(f"{key}=") for word in words):
@@ -157,7 +160,8 @@ def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
         raise Wrong(f"there is no experiment={name}")
     file = OmegaConf.load(HERE / "experiment" / f"{name}.yaml") if name else OmegaConf.create()
     sweeper: Any = OmegaConf.to_container(OmegaConf.select(file, "hydra.sweeper") or file)
-    params = {key: str(value) for key, value in (sweeper.get("params") or {}).items()}
+    ranges = {key: f"={value}" for key, value in (sweeper.get("params") or {}).items()}
+    params = {key: _with_a_bound(value).removeprefix("=") for key, value in ranges.items()}
     cases = Cases(None, params, sweeper.get("cases") or ())
     split = [split_case(case) for case in cases.given] or [[]]
     cases.cases = [parser.parse_overrides(case) for case in split]

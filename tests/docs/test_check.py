@@ -209,5 +209,6 @@ def test_lines_are_compared_without_their_numbers(line, expected):
 
 @pytest.mark.system
 def test_all_pages_are_right(capsys):
-    code = main([])
+    others = [page for page in pages() if page.name != "tutorial.md"]  # `make docs-check` runs it
+    code = main(["--no-run", *map(str, others)])
     assert code == 0, capsys.readouterr().out
