@@ -188,11 +188,13 @@ class FolderWatcher:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self._watchers: dict[Path, RunWatcher] = {}
+        self._seen = False  # whether the folder has been there
         self._lock = threading.Lock()
 
     def look(self, history: str = "", nodes: str = "") -> dict[str, Any]:
         """See `RunWatcher`. The reason names the shown job and counts the others' states."""
         with self._lock:
+            self._seen = self._seen or self.folder.is_dir()
             jobs = sweep_jobs(self.folder)
             for job in jobs or [self.folder]:
                 self._watchers.setdefault(job, RunWatcher(job))
@@ -208,7 +210,7 @@ class FolderWatcher:
         found = self._watchers[shown].look(*had)
         found["versions"] = {key: start + value for key, value in found["versions"].items()}
         if not jobs:
-            if found["state"] == "removed" and found["round"] is None:
+            if found["state"] == "removed" and not self._seen:
                 found |= {"state": "waiting", "reason": f"waiting for {self.folder}"}
             return found
         others = Counter(state for job, state in states.items() if job != shown)

@@ -62,7 +62,7 @@ def node(place, dice, **more):
         "sent": 11.0,
         "heard": 12.0,
         "lag": 20.0 + place if place % 19 == 3 else lag,
-        "mean_lag": lag,
+        "mean_lag": 20.0 + place if place % 19 == 3 else lag,
         "waiting": place % 7 == 2,
         "samples": 120 + place,
         "train_loss": dice.uniform(0.1, 0.9),
