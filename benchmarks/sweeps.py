@@ -1,6 +1,6 @@
 """Measures a sweep of twelve presets with three seeds, its report, and how it survives a kill.
 
-    python -m benchmarks.sweeps            # JSON on stdout; about ten minutes
+    python -m benchmarks.sweeps            # JSON on stdout; about three minutes
 
 `sweep`: seconds of the whole sweep on all cores (joblib, one run a core). `report`: seconds of the
 command that writes its report. `killed`: the same sweep is killed by SIGKILL when half of its runs
