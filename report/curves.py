@@ -22,7 +22,7 @@ from report.format import NOTHING, whole
 from report.metric import ACCURACY, MainMetric
 from report.runs import Group, Row, group_runs, read_runs, varying
 
-if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

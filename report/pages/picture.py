@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from report.metric import ACCURACY, MainMetric
 
-if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

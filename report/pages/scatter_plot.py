@@ -14,7 +14,7 @@ from report.estimate import estimate
 from report.pages.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
 from report.pages.tables import FilledTable
 
-if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

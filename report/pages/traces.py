@@ -11,7 +11,7 @@ from report.pages.definitions import MAIN
 from report.pages.picture import Picture, add_legend, logarithmic, panels
 from report.pages.tables import FilledTable
 
-if TYPE_CHECKING:  # matplotlib is optional: it is imported where something is drawn
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.figure import Figure
 
 ACROSS = ("round", "uplink_bytes")  # the panels' x axes; the second is logarithmic
