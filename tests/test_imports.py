@@ -23,7 +23,7 @@ KNOWS = {
     "conf": {"compression", "task"},
     "launch": {"simulation"},
     "protocol": {"compression"},
-    "deploy": {"conf", "launch", "protocol", "simulation", "task"},
+    "deploy": {"conf", "launch", "protocol", "simulation"},
     "client": {"compression", "conf", "task"},
     "strategy": {"compression", "conf", "protocol", "task"},
     "command": {"compression", "conf", "report", "simulation", "strategy", "task"},

@@ -1,7 +1,7 @@
 import pytest
 
 from deploy import doctor, keys
-from deploy.findings import WRONG
+from deploy.doctor import WRONG
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.served import Server
 

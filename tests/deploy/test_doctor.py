@@ -1,20 +1,20 @@
-"""`deploy.doctor` on a device names each problem of a node and its remedy."""
+"""`deploy.doctor` names each problem of a node or of the server, and its remedy."""
 
+import os
 import re
-from argparse import Namespace
 
 import pytest
+from cryptography import x509
 
-from deploy import doctor
-from deploy.device import checks
+from deploy import doctor, keys
 from deploy.device.client import FleetClient
-from deploy.device.heartbeats import Membership
 from deploy.device.node_folder import NodeFolder, is_taken
-from deploy.findings import OK, WARNING, WRONG
+from deploy.doctor import OK, WARNING, WRONG, lasting
 from deploy.node import key_of
 from protocol import flower_releases
-from task.datasets import digits
+from tests.deploy.device.test_backoff import DAY, NOW, issued
 from tests.deploy.entering import Kitchen
+from tests.deploy.fake_superlink import FakeSuperLink
 
 MB = 1 << 20
 
@@ -39,8 +39,8 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos))
     assert code == 0
     assert [*found] == [
-        "Python", "64 bit", "memory", "disk", "packages", "Flower", "data", "key", "certificate",
-        "server", "round trip", "clock", "registered", "online", "versions",
+        "memory", "data", "key", "certificate", "server", "clock", "registered", "online",
+        "versions",
     ]  # fmt: skip
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
     assert "2 folders, 2 files" in found["data"][0][1]
@@ -54,7 +54,7 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
 def test_a_node_s_own_data(tmp_path):
     (tmp_path / "t.csv").write_text("x,y\n" * 999)
     (tmp_path / "empty").mkdir()
-    found = [checks.own_data(tmp_path / name) for name in ("t.csv", "", "empty", "no")]
+    found = [doctor.own_data(tmp_path / name) for name in ("t.csv", "", "empty", "no")]
     assert [each.level for each in found] == [OK, OK, WRONG, WRONG]
     assert "a file of 3 kB" in found[0].text
     assert "1 folders, 1 files" in found[1].text
@@ -105,7 +105,6 @@ def test_a_key_gives_no_information_about_another(place):
         (["--node-config", "a=b=c"], "data", "--node-config: "),
         (["--node-config", "a=1"], "data", "none: give --node-config"),
         (["--node-config", 'data="/nowhere"'], "data", "/nowhere cannot be read: No such file"),
-        (["--state", "/proc/x"], "disk", "--state /proc/x cannot be written"),
         (["--auth-supernode-private-key", __file__], "key", "is no private key"),
         (["--root-certificates", __file__], "certificate", "is none"),
         (["--insecure"], "server", "exclude each other"),
@@ -122,18 +121,6 @@ def plain(superlink, tmp_path, *words):
             "--node-config", "partition-id=0", *words]  # fmt: skip
 
 
-def test_missing_digits_are_reported(superlink, look, tmp_path, monkeypatch):
-    monkeypatch.setenv("EDGEWIRE_DATA", str(tmp_path))
-    assert len(look(*plain(superlink, tmp_path))[1]["data"]) == 1
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
-    code, found = look(*plain(superlink, tmp_path))
-    assert (code, len(found["data"])) == (0, 2)
-    assert found["data"][1][0] == WARNING
-    assert f"copy digits.csv.gz of a scikit-learn to {tmp_path}" in found["data"][1][1]
-    (tmp_path / "digits.csv.gz").touch()
-    assert len(look(*plain(superlink, tmp_path))[1]["data"]) == 1
-
-
 @pytest.mark.parametrize("ahead", [400, -400])
 def test_a_wrong_clock(ahead, superlink, look, tmp_path):
     superlink.clock = ahead
@@ -145,45 +132,20 @@ def test_a_wrong_clock(ahead, superlink, look, tmp_path):
     assert "registered" not in found  # the server refuses a signature with that time
 
 
-def test_a_server_of_flowers_own_and_a_key_that_it_knows(superlink, look, tmp_path):
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_server_that_tells_nothing_about_a_key(bundled, superlink, look, tmp_path):
+    superlink.bundled, superlink.clock = bundled, 0.0
     code, found = look(*plain(superlink, tmp_path))
     assert code == 0
-    assert found["server"][0][0] == WARNING
+    assert found["server"][0][0] == (OK if bundled else WARNING)
     assert "not yet" in found["registered"][0][1]
     node_folder = NodeFolder(tmp_path / "state")
-    fleet = FleetClient(superlink.address, node_folder.key(), insecure=True)
-    member = Membership(fleet, node_folder, registers=True)
-    member.enter()
-    assert (
-        f"as node {member.node_id}, online"
-        in look(*plain(superlink, tmp_path))[1]["registered"][0][1]
-    )
-    member.leave()
+    node_folder.key()
     node_folder.close()
-    assert "none is online" in look(*plain(superlink, tmp_path))[1]["registered"][0][1]
-    assert not superlink.online  # the doctor has changed nothing
-    superlink.online.add(member.node_id)
-    code, found = look(*plain(superlink, tmp_path))
-    assert code == 1
-    assert "counts an earlier life" in found["registered"][0][1]
-    fleet.close()
-
-
-def test_a_server_of_another_kind(superlink, look, tmp_path):
-    # A server that claims to have bundles but has no status call.
-    superlink.bundled, superlink.clock = True, 0.0
     code, found = look(*plain(superlink, tmp_path))
     assert code == 0
-    assert found["server"][0][0] == OK
-
-
-def test_missing_packages_and_another_flower_are_reported(monkeypatch):
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
-    (found,) = checks.packages(Namespace())
-    assert (found.level, "./compression[node]" in found.text) == (WRONG, True)
-    monkeypatch.setattr(checks, "installed", lambda: "1.39.0")
-    (found,) = checks.flower(Namespace())
-    assert (found.level, "1.39.0 was not tried" in found.text) == (WARNING, True)
+    assert "this server does not say" in found["registered"][0][1]
+    assert not superlink.online  # the doctor has changed nothing
 
 
 def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
@@ -193,16 +155,98 @@ def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
     assert "pip install" in found["Flower"][0][1]
 
 
-def test_a_folder_of_an_older_version_is_reported(superlink, look, tmp_path):
-    (tmp_path / "state" / "runs").mkdir(parents=True)
-    code, found = look(*plain(superlink, tmp_path))
-    assert code == 1
-    assert "remove runs and claim in it" in found["state"][0][1]
-
-
 def test_a_folder_in_use_by_a_node_is_reported(tmp_path):
     assert not is_taken(tmp_path)
     node_folder = NodeFolder(tmp_path)
     assert is_taken(tmp_path)
     node_folder.close()
     assert not is_taken(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(700, OK), (600, OK), (599, WARNING), (250, WARNING), (249, WRONG)]
+)
+def test_memory(free, level, superlink, look, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "free_memory", lambda: free * MB)
+    ((found, text),) = look(*plain(superlink, tmp_path))[1]["memory"]
+    assert (found, f"{free} MB" in text) == (level, True)
+
+
+def test_free_memory_is_the_smallest_reported_value(tmp_path):
+    info = tmp_path / "meminfo"
+    assert doctor.free_memory(info, tmp_path) is None
+    info.write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert doctor.free_memory(info, tmp_path) == 2 * MB
+    (tmp_path / "memory.max").write_text(f"{3 * MB}\n")
+    (tmp_path / "memory.current").write_text(f"{2 * MB}\n")
+    assert doctor.free_memory(info, tmp_path) == MB
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "level", "says"),
+    [(-2, 400, OK, "until"), (-2, 20, WARNING, "ends in"), (-2, -1, WRONG, "has ended"),
+     (1, 9, WRONG, "set the clock")],
+)  # fmt: skip
+def test_dates(start, end, level, says, tmp_path):
+    made = issued(tmp_path, "a", start=NOW + start * DAY, end=NOW + end * DAY)
+    shown = x509.load_pem_x509_certificate(made.read_bytes())
+    found = lasting("it", shown, "renew it")
+    assert (found.level, says in found.text) == (level, True)
+
+
+def test_a_failing_check_gives_one_line(superlink, look, tmp_path, monkeypatch):
+    def failing():
+        raise KeyError("c")
+
+    monkeypatch.setattr(doctor, "free_memory", failing)
+    _, found = look(*plain(superlink, tmp_path))
+    assert found["memory"] == [(WRONG, "this check failed: KeyError: 'c'")]
+    assert "server" in found
+
+
+def test_a_ready_server_has_no_problem(place, look, tmp_path):
+    server, folder = place
+    port = server.address.rpartition(":")[2]
+    node = Kitchen(server, folder)
+    code, found = look("--server", "--keys", folder, "--port", port, "--state", tmp_path)
+    node.leave()
+    assert code == 0
+    assert [*found] == ["memory", "data", "certificate", "server", "gate", "online"]
+    assert found["gate"] == [(OK, "from outside, /v1/fleet/ alone is open")]
+    assert found["online"] == [(OK, "1 of 1 nodes")]
+
+
+def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, superlink):
+    _, folder = place
+    other = tmp_path / "other"
+    keys.main(["--keys", str(other), "server", "there"])
+    os.replace(other / "server.key", tmp_path / "mixed.key")
+    for name in ("ca.crt", "server.crt"):
+        (other / name).write_bytes((folder / name).read_bytes())
+    os.replace(tmp_path / "mixed.key", other / "server.key")
+    (other / "server.key").chmod(0o644)
+    port = superlink.address.rpartition(":")[2]
+    code, found = look("--server", "--keys", other, "--state", tmp_path, "--port", port,
+                       "--data", "/nowhere")  # fmt: skip
+    assert code == 1
+    said = {what: " ".join(text for _, text in lines) for what, lines in found.items()}
+    assert "is not the key of" in said["certificate"]
+    assert "chmod 600" in said["certificate"]
+    assert "/nowhere is no folder" in said["data"]
+    assert found["server"][0][0] == WARNING  # another program uses the port
+
+
+def test_a_server_without_keys_or_state(look, tmp_path):
+    superlink = FakeSuperLink(b"")
+    superlink.stop()
+    port = superlink.server_port
+    code, found = look("--server", "--keys", tmp_path, "--state", tmp_path / "s", "--port", port,
+                       "--host", "127.0.0.1")  # fmt: skip
+    assert code == 1
+    assert "deploy.keys server NAME" in found["certificate"][0][1]
+    assert found["server"][0][0] == WARNING
+    assert "it does not run" in found["server"][0][1]
+    code, found = look("--server", "--insecure", "--state", tmp_path / "s", "--port", port)
+    assert code == 0
+    assert not (tmp_path / "s").exists()
