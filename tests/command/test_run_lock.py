@@ -26,7 +26,7 @@ def test_a_folder_is_written_by_one_process(tmp_path):
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=f"process {other.pid} is writing this run"):
+        with pytest.raises(ConfigError, match=f"process {other.pid} is writing this folder"):
             run_lock(tmp_path).__enter__()
         other.kill()
     with run_lock(tmp_path):  # the killed process holds it no more
