@@ -106,7 +106,6 @@ def test_a_state_on_a_file_system_without_locks_is_refused_by_name(
     use, error, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(fcntl, "flock", raising(OSError(error, os.strerror(error))))
-    with pytest.raises(
-        UsageError, match=f"--state {tmp_path} cannot be used: {os.strerror(error)}"
-    ):
+    said = f"--state {tmp_path} cannot be used: {os.strerror(error)}"
+    with pytest.raises(UsageError, match=said):
         use(tmp_path)
