@@ -27,7 +27,7 @@ def replace_file(path: Path, *parts: bytes | str, durable: bool = False) -> None
                 os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError as error:
-        error.filename = path
+        error.filename = str(path)
         with suppress(OSError):
             partial.unlink()
         raise
