@@ -16,7 +16,7 @@ from hydra.core.object_type import ObjectType
 from command.errors import clear_errors
 from command.job import job
 from command.saved_config import command_line
-from command.sweep import SweepEnd
+from command.sweep import SWEEP, SweepEnd
 from conf.load import HERE as CONF
 from simulation.processes import orderly_exit
 from simulation.proxies import keep_loopback_direct
@@ -32,7 +32,7 @@ def run_hydra(words: list[str]) -> None:
     """
     SweepEnd.code = 0
     keep_loopback_direct()
-    with clear_errors(), orderly_exit(), unchecked_help():
+    with clear_errors(), orderly_exit(), unchecked_help(), SWEEP:
         sys.argv = [sys.argv[0], *command_line(words)]
         with one_repository():
             main()

@@ -10,7 +10,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.logging import RichHandler
 
@@ -27,7 +27,7 @@ from command.errors import Diverged, Failed, clear_errors
 from command.loggers import logged, loggers_of
 from command.run_lock import ended_with_parent, run_lock
 from command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
-from command.sweep import BASIC, begin_job, may_begin, note_failure, stop_sweep
+from command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
 from compression import PayloadError
 from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
@@ -38,7 +38,7 @@ from conf.virtual_only import only_virtual
 from report.metric import MainMetric
 from report.progress.run_progress import run_progress
 from report.progress.sweep_progress import VIEW
-from report.runs import read_result
+from report.runs import HYDRA, read_result
 from report.segments import show
 from report.summary import summary_table
 from simulation.early_stop import under_way
@@ -48,6 +48,7 @@ from simulation.network import Network
 from simulation.processes import delayed, orderly_exit
 from strategy.flower_checks import expect_limits
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
+from strategy.run.whole_files import NotWritten, replace_file
 
 ROOT = Path(__file__).parents[1]
 LOCAL = "simulation.local.run_local"
@@ -71,16 +72,23 @@ RUN = LastRun()
 def job(composed: DictConfig) -> None:
     """Run one configuration, and raise `Failed` if it fails.
 
-    In a sweep, write the failure into the job's folder instead, so that the other jobs continue.
+    In a sweep, write the failure into the job's folder instead, so that the other jobs continue. If
+    another process has the folder's lock, write it into the sweep's folder.
     """
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    RUN.folder, began = folder, time.time()
-    sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    if sweep and not may_begin(folder):
-        return
+    hydra = HydraConfig.get()
+    folder = RUN.folder = Path(hydra.runtime.output_dir)
+    sweep, began, held = hydra.mode is RunMode.MULTIRUN, time.time(), ExitStack()
+    place = Path(hydra.sweep.dir, REFUSED, str(hydra.job.num)) if sweep else folder
     try:
         # Errors are handled here, because Hydra would print a line for an exception.
-        with under_way(), clear_errors(), orderly_exit(), beside_others(folder):
+        with under_way(), clear_errors(), orderly_exit():
+            held.enter_context(run_lock(folder))
+            if "joblib" in hydra.launcher["_target_"]:
+                held.enter_context(ended_with_parent())
+            place = folder
+            write_configuration(composed, folder)
+            if sweep and not may_begin(folder):
+                return
             try:
                 run(composed, folder)
             except (KeyboardInterrupt, Ended) as stop:
@@ -89,19 +97,22 @@ def job(composed: DictConfig) -> None:
     except Failed as failed:
         if not sweep:
             raise
-        note_failure(folder, cast(int, failed.code), failed.line)
-        if not continues():
+        note_failure(place, cast(int, failed.code), failed.line)
+        if place == folder and not continues():
             put_aside(folder, began)
-        if composed.get("stop_on_failure") and not has_diverged(folder):
+        if composed.get("stop_on_failure") and not has_diverged(place):
             stop_sweep()
+    finally:
+        held.close()
 
 
-@contextmanager
-def beside_others(folder: Path) -> Iterator[None]:
-    """In this context, no other process writes the folder, and a killed sweep ends this job."""
-    parallel = "joblib" in HydraConfig.get().launcher["_target_"]
-    with run_lock(folder), ended_with_parent() if parallel else nullcontext():
-        yield
+def write_configuration(composed: DictConfig, folder: Path) -> None:
+    """Write `.hydra/`, as Hydra does before it calls `job`; a resumed run keeps its own."""
+    hydra = HydraConfig.get()
+    files = {"config": composed, "hydra": HydraConfig.instance().cfg}
+    if hydra.job.name != RESUME:
+        for name, content in {**files, "overrides": hydra.overrides.task}.items():
+            replace_file(folder / HYDRA / f"{name}.yaml", OmegaConf.to_yaml(content))
 
 
 def put_aside(folder: Path, began: float) -> None:
@@ -173,6 +184,8 @@ def run(composed: DictConfig, folder: Path) -> None:
         logs = logged(loggers, folder, values["config"], metric.name)
         with result_aside(folder), logs, progress:
             engine(task)
+    except NotWritten as error:
+        raise EngineError(f"{error}; {how_to_resume(folder, sweep=False)}") from error
     except (EngineError, PayloadError):
         if not has_diverged(folder):
             raise
@@ -225,18 +238,20 @@ def how_to_resume(folder: Path, *, sweep: bool) -> str:
 def result_aside(folder: Path) -> Iterator[None]:
     """Remove the folder's earlier result in this context, and all files of an earlier run.
 
-    A run that is resumed keeps its files. At the end, its result is restored if the job has written
-    no new result.
+    A run that is resumed keeps its files. Its result is renamed in this context, which needs no
+    space, and is restored at the end if the job has written no new result.
     """
-    file = folder / "result.json"
-    before = file.read_bytes() if resumes() and file.exists() else None
-    for name in ("result.json",) if resumes() else RUN_FILES:
+    file, before = folder / "result.json", folder / "result.resumed.json"
+    if resumes() and file.exists():
+        file.replace(before)
+    for name in () if resumes() else (*RUN_FILES, before.name):
         (folder / name).unlink(missing_ok=True)
     try:
         yield
     finally:
-        if before is not None and not file.exists():
-            file.write_bytes(before)
+        if before.exists() and not file.exists():
+            before.replace(file)
+        before.unlink(missing_ok=True)
 
 
 def has_diverged(folder: Path) -> bool:

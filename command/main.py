@@ -23,7 +23,8 @@ def cli() -> None:
     if sys.argv[1:2] == [COMPARE]:
         from command.compare import compare  # its imports take half a second
 
-        sys.exit(compare(sys.argv[2:]))
+        with clear_errors():
+            sys.exit(compare(sys.argv[2:]))
     run_hydra(sys.argv[1:])
     if SweepEnd.code:
         sys.exit(SweepEnd.code)

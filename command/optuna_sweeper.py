@@ -81,7 +81,6 @@ class Optuna(Sweeper):
         self._check()
         fixed, space = self._space(arguments)
         self._top = Path(self.config.hydra.sweep.dir)
-        self._top.mkdir(parents=True, exist_ok=True)
         if self.config.hydra.job.name != CONTINUE:
             (self._top / JOURNAL).unlink(missing_ok=True)
         OmegaConf.save(self.config, self._top / "multirun.yaml")

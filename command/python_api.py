@@ -7,14 +7,13 @@ place of printing them, and raise exceptions in place of ending the process.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import chain, count
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from command.caller import Caller, called_from
 from command.errors import Failed, Stopped
 from command.hydra_main import run_hydra
 from command.job import RUN
-from command.saved_config import CONTINUE, RESUME
 from command.sweep import SweepEnd
 from report.run_result import RunResult, SweepResult
 
@@ -56,8 +54,8 @@ def train(*overrides: str, progress: bool = True, **values: Any) -> RunResult:
     """
     words = [*overrides, *(override_of(key, value) for key, value in values.items())]
     expect_overrides(words)
-    with _called(progress) as line, _new_folder(words, "hydra.run.dir", "outputs") as more:
-        run_hydra([*words, *more])
+    with _called(progress) as line:
+        run_hydra(words)
     if line:
         warnings.warn(line[0], stacklevel=2)
     assert RUN.folder is not None
@@ -76,8 +74,8 @@ def sweep(*overrides: str, progress: bool = True, **values: Any) -> SweepResult:
     words = [*overrides, *(_choices(key, value) for key, value in values.items())]
     expect_overrides(words)
     SweepEnd.folder = None
-    with _called(progress), _new_folder(words, "hydra.sweep.dir", "multirun") as more:
-        run_hydra(["--multirun", *words, *more])
+    with _called(progress):
+        run_hydra(["--multirun", *words])
     if SweepEnd.folder is None:
         raise RunFailed("no run of the sweep was begun")
     return SweepResult(SweepEnd.folder, SweepEnd.jobs)
@@ -96,12 +94,19 @@ def expect_overrides(words: Iterable[object]) -> None:
 
 @contextmanager
 def _called(progress: bool) -> Iterator[list[str]]:
-    """Let the command run in this context without an exit; the list gets a diverged run's line."""
+    """Let the command run in this context without an exit; the list gets a diverged run's line.
+
+    Afterwards loggers, environment variables and Python's path are as before. A run changes them
+    for itself and for the processes that it starts.
+    """
     line: list[str] = []
     if not ONE_RUN.acquire(blocking=False):
         raise RunFailed("a run is under way in this process: wait for its end, or use a sweep")
-    loggers = [logging.getLogger(name) for name in ("edgewire", "flwr")]
-    saved = [(each, each.handlers, each.propagate, each.level) for each in loggers]
+    loggers = [logging.root, *map(logging.getLogger, ("edgewire", "flwr"))]
+    others = logging.root.manager.loggerDict.values()
+    loggers += [each for each in others if isinstance(each, logging.Logger)]
+    saved = [(each, [*each.handlers], each.propagate, each.level) for each in loggers]
+    variables, path = dict(os.environ), [*sys.path]
     argv, hydra = sys.argv, GlobalHydra.instance()
     users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
     RUN.folder = None
@@ -119,38 +124,16 @@ def _called(progress: bool) -> Iterator[list[str]]:
         raise stop from None
     finally:
         sys.argv, hydra.hydra = argv, users
+        sys.path[:] = path
+        os.environ.update(variables)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
         for each, handlers, propagate, level in saved:
             each.handlers, each.propagate = handlers, propagate
             each.setLevel(level)
-        ONE_RUN.release()
         if process := sys.modules.get("task.process"):
             process.release_process()
-
-
-@contextmanager
-def _new_folder(words: Iterable[str], key: str, top: str) -> Iterator[list[str]]:
-    """Give the override for a new folder, or [] if the words name one; remove it if it stays empty.
-
-    By default Hydra names a folder after the second, and a loop may make several runs in a second.
-    """
-    if any(word.startswith((f"{key}=", f"{RESUME}=", f"{CONTINUE}=")) for word in words):
-        yield []
-        return
-    parent = Path(top) / time.strftime("%Y-%m-%d")
-    parent.mkdir(parents=True, exist_ok=True)
-    name = time.strftime("%H-%M-%S")
-    for suffix in chain([""], (f"-{number}" for number in count(2))):
-        folder = parent / f"{name}{suffix}"
-        try:
-            folder.mkdir()
-            break
-        except FileExistsError:
-            continue
-    try:
-        yield [f"{key}={_text(str(folder))}"]
-    finally:
-        with suppress(OSError):  # it has files
-            folder.rmdir()
+        ONE_RUN.release()
 
 
 def override_of(key: str, value: Any) -> str:

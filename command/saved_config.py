@@ -28,6 +28,9 @@ from strategy.run.checkpoint_file import expect
 SETTINGS = (
     "hydra/job_logging=none",
     "hydra/hydra_logging=none",
+    "hydra.output_subdir=null",
+    "hydra.run.dir=${new_folder:outputs}",
+    "hydra.sweep.dir=${new_folder:multirun}",
     "+hydra.callbacks.sweep_end._target_=command.sweep.SweepEnd",
 )
 
@@ -128,7 +131,6 @@ def resuming(argv: list[str]) -> list[str]:
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
     own = [
         f"hydra.run.dir='{_quoted(str(folder))}'",
-        "hydra.output_subdir=null",
         f"hydra.job.name={RESUME}",
     ]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
@@ -187,7 +189,8 @@ def command_line(argv: list[str]) -> list[str]:
     saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
     there = _config_dir(folder / "hydra.yaml") if saved and given.config_dir is None else ()
     argv = with_loggers(argv) if saved else argv
-    return [*argv, *(SETTINGS if saved else ()), "--config-path", str(folder), *there]
+    argv = options_first([*SETTINGS, *argv])[1] if saved else argv
+    return [*argv, "--config-path", str(folder), *there]
 
 
 def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:

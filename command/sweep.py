@@ -5,11 +5,11 @@ Jobs may run in other processes or on other machines, so each job writes a file 
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
 import shlex
+import shutil
 import sys
 import time
 from contextlib import ExitStack
@@ -25,29 +25,33 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from command.caller import caller
+from command.errors import clear_errors
+from command.run_lock import SWEEP_LOCK, run_lock
 from command.saved_config import continues, resumes
 from conf import ConfigError
 from report.progress.sweep_progress import FAILED, VIEW, silent_jobs, sweep_progress
-from report.runs import read_run
+from report.runs import OVERRIDES, read_run
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
 from simulation.job import PLACE
 from simulation.processes import orderly_exit
 from strategy.run.checkpoint_file import FILE as CHECKPOINT
 from strategy.run.checkpoint_file import read
+from strategy.run.whole_files import replace_file
 
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"  # runs jobs one after another
 BEGUN = "begun.json"  # in a job's folder: which configuration it runs
 NOT_BEGUN = "not_begun"  # in a job's folder: the sweep was stopped before
 STOPPED = "stopped"  # in a sweep's folder: after a failure no further job begins
 SKEW = 5.0  # seconds: the most that two machines' clocks may differ
-_elsewhere = ExitStack()  # contexts that this process enters if other processes run the jobs
-atexit.register(_elsewhere.close)  # after Ctrl-C Hydra does not call `on_multirun_end`
+REFUSED = ".refused"  # in a sweep's folder: notes of jobs whose folders other processes write
+SWEEP = ExitStack()  # what this process holds during a sweep; after Ctrl-C the command closes it
 
 
 def note_failure(folder: Path, code: int, line: str) -> None:
     """Write a job's exit code and printed line into its folder."""
-    (folder / FAILED).write_text(json.dumps({"code": code, "line": line}, indent=2) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / FAILED, json.dumps({"code": code, "line": line}, indent=2), "\n")
 
 
 def begin_job(folder: Path, config: str) -> bool:
@@ -69,7 +73,7 @@ def begin_job(folder: Path, config: str) -> bool:
                 (folder / name).unlink(missing_ok=True)
     (folder / FAILED).unlink(missing_ok=True)
     if hydra.mode is RunMode.MULTIRUN:
-        (folder / BEGUN).write_text(json.dumps({"configuration": mark}) + "\n")
+        replace_file(folder / BEGUN, json.dumps({"configuration": mark}), "\n")
     return False
 
 
@@ -163,27 +167,34 @@ class SweepEnd(Callback):
     jobs: ClassVar[list[Path]] = []
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Store the start time, to ignore jobs of an earlier sweep in the same folder."""
-        self._began = time.time() - SKEW
-        (Path(config.hydra.sweep.dir) / STOPPED).unlink(missing_ok=True)
+        """Lock the sweep's folder; store the start time, to ignore jobs of an earlier sweep there.
+
+        Raises `Failed` if another process has the lock, because Hydra catches other errors.
+        """
+        self._began, top = time.time() - SKEW, Path(config.hydra.sweep.dir)
+        with clear_errors():
+            SWEEP.enter_context(run_lock(top, SWEEP_LOCK))
+        (top / STOPPED).unlink(missing_ok=True)
+        shutil.rmtree(top / REFUSED, ignore_errors=True)
         if config.hydra.launcher["_target_"] != BASIC:
-            _elsewhere.enter_context(under_way())
-            _elsewhere.enter_context(orderly_exit())
+            SWEEP.enter_context(under_way())
+            SWEEP.enter_context(orderly_exit())
             console = Console(highlight=False)
             if console.is_terminal:
-                top, jobs = Path(config.hydra.sweep.dir), count_jobs(config)
-                _elsewhere.enter_context(sweep_progress(top, self._began, console, jobs))
+                jobs = count_jobs(config)
+                SWEEP.enter_context(sweep_progress(top, self._began, console, jobs))
             elif caller().python:
-                _elsewhere.enter_context(silent_jobs())
+                SWEEP.enter_context(silent_jobs())
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print a table of the runs, the command for a larger one, and a line per failed job."""
-        _elsewhere.close()
+        SWEEP.close()
         top, lines, waiting = Path(config.hydra.sweep.dir), [], 0
         SweepEnd.folder, SweepEnd.jobs = top.absolute(), []
-        found = sorted(top.rglob(".hydra/overrides.yaml"), key=lambda path: (len(str(path)), path))
+        found = sorted(top.rglob(str(OVERRIDES)), key=lambda path: (len(str(path)), path))
         jobs = [path for path in found if path.stat().st_mtime >= self._began]
-        for overrides in jobs:
+        refused = [note / OVERRIDES for note in sorted(top.glob(f"{REFUSED}/*"))]
+        for overrides in [*jobs, *refused]:
             folder = overrides.parents[1]
             SweepEnd.jobs.append(folder.absolute())
             if (folder / NOT_BEGUN).exists():
@@ -191,7 +202,7 @@ class SweepEnd(Callback):
             elif (folder / FAILED).exists():
                 note = json.loads((folder / FAILED).read_text())
                 SweepEnd.code = max(SweepEnd.code, note["code"])
-                given = " ".join(OmegaConf.load(overrides))
+                given = " ".join(OmegaConf.load(overrides)) if overrides.exists() else "not run"
                 lines.append(f"  {folder.relative_to(top)}: {given}: {note['line']}")
         if caller().python:
             return
@@ -200,7 +211,7 @@ class SweepEnd(Callback):
             console.print("", table, sep="\n")
             print(f"pictures and more: python -m report {top}")
         if lines:
-            count = f"{len(lines)} of {len(jobs)} jobs failed or diverged, in {top}:"
+            count = f"{len(lines)} of {len(SweepEnd.jobs)} jobs failed or diverged, in {top}:"
             print("\n".join([count, *lines]), file=sys.stderr)
         if waiting:
             again = shlex.quote(f"continue={top.absolute()}")

@@ -69,7 +69,8 @@ def main(grid: Grid, context: Context) -> None:
         with shutdown if checkpointer.keeps else nullcontext():
             run.start()
     except PayloadError as error:  # write the last model and the reason why the run stopped
-        run.finish(stopped=str(error))
+        with suppress(OSError):
+            run.finish(stopped=str(error))
         raise
     except BaseException as error:  # also after a signal: end at once, without an evaluation
         with suppress(OSError):  # if the disk is full, an earlier `model.safetensors` stays

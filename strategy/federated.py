@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isroutine
@@ -38,6 +39,18 @@ from task.objectives import Objective
 
 TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
 LEVEL = 10.0  # a loss is limited to between the round's median / LEVEL and the median * LEVEL
+
+
+@contextmanager
+def global_random(own: random.Random) -> Iterator[None]:
+    """In this context, Python's global generator draws as `own`; afterwards it is as before."""
+    before = random.getstate()
+    random.setstate(own.getstate())
+    try:
+        yield
+    finally:
+        own.setstate(random.getstate())
+        random.setstate(before)
 
 
 def level(replies: list[Message]) -> list[Message]:
@@ -77,9 +90,9 @@ class FederatedState:
 class Federated(StatisticsAveraging):
     """Runs any of Flower's strategies over a compressed grid.
 
-    Flower's strategies sample nodes with Python's global random generator, which other threads of
-    the process use too. This class seeds the generator immediately before each round's sampling. So
-    the sample depends only on the seed and the round.
+    Flower's strategies sample nodes with Python's global random generator. While one of their
+    methods runs, that generator has the state of this class's own one, which is seeded before each
+    round's sampling. So the sample depends only on the seed and the round.
 
     `on_state_complete` is called between two rounds. Then `save` returns the whole state of a run.
     After `load`, a strategy with the same options resumes at that point.
@@ -108,6 +121,7 @@ class Federated(StatisticsAveraging):
         self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
         self._screening, self._compact_records = screening, compact_records
         self._state = FederatedState()
+        self._random = random.Random()  # what the strategy draws from
         self._goes_on = False  # whether `start` resumes a loaded state
         self.train_metrics: MetricRecord | None = None  # the nodes' metrics of the last round
         self.evaluate_metrics: MetricRecord | None = None
@@ -249,16 +263,18 @@ class Federated(StatisticsAveraging):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Seed the global generator, then configure training."""
-        random.seed(f"{self._seed} {server_round} train")
-        return super().configure_train(server_round, arrays, config, grid)
+        """Configure training with the round's own draws."""
+        self._random.seed(f"{self._seed} {server_round} train")
+        with global_random(self._random):
+            return list(super().configure_train(server_round, arrays, config, grid))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Seed the global generator, then configure evaluation."""
-        random.seed(f"{self._seed} {server_round} evaluate")
-        return super().configure_evaluate(server_round, arrays, config, grid)
+        """Configure evaluation with the round's own draws."""
+        self._random.seed(f"{self._seed} {server_round} evaluate")
+        with global_random(self._random):
+            return list(super().configure_evaluate(server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -266,14 +282,16 @@ class Federated(StatisticsAveraging):
         """Aggregate, and store the nodes' training metrics."""
         if isinstance(self.strategy, QFedAvg):
             replies = level(list(replies))
-        arrays, self.train_metrics = super().aggregate_train(server_round, replies)
+        with global_random(self._random):
+            arrays, self.train_metrics = super().aggregate_train(server_round, replies)
         return arrays, self.train_metrics
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Aggregate, and store the nodes' evaluation metrics."""
-        self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
+        with global_random(self._random):
+            self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
         return self.evaluate_metrics
 
 

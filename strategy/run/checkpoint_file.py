@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any
 from xxhash import xxh3_64_hexdigest
 
 from conf import ConfigError
+from strategy.run.whole_files import replace_file
 
 FILE = "checkpoint"
 MARK, FORMAT = "edgewire-checkpoint", 5  # increase FORMAT if older versions cannot read the file
@@ -90,34 +90,11 @@ def write(folder: Path, parts: Mapping[str, bytes]) -> None:
     """
     said = [[name, len(part), xxh3_64_hexdigest(part)] for name, part in parts.items()]
     head = json.dumps({MARK: FORMAT, "parts": said, "checksum": _checksum(said)})
-    partial = folder / f"{FILE}.part"
-    try:
-        with partial.open("wb") as file:
-            file.write(f"{head}\n".encode())
-            for part in parts.values():
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, folder / FILE)
-        _sync(folder)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
-        raise
+    replace_file(folder / FILE, f"{head}\n", *parts.values(), durable=True)
 
 
 def _checksum(said: list[list[Any]]) -> str:
     return xxh3_64_hexdigest(json.dumps(said).encode())
-
-
-def _sync(folder: Path) -> None:
-    """Write a folder's entries, such as a renamed file, to the disk if the system supports it."""
-    with suppress(OSError):
-        there = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(there)
-        finally:
-            os.close(there)
 
 
 def forget(folder: str) -> None:

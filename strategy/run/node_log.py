@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from compression.flower.message_size import size_of
 from compression.flower.records import records
 from compression.flower.server.failure_policy import FailedNode
 from compression.flower.timed_grid import GridWrapper, TimedGrid
+from strategy.run.whole_files import replace_file
 
 Labels = Callable[[int], list[int] | None]
 log = getLogger("edgewire")
@@ -261,12 +261,10 @@ class NodeLog(GridWrapper):
             activity = self._of(node)
             activity.failures, activity.reason = each.failures, each.reason
         text = json.dumps(self._content(server_round, labels), allow_nan=False)
-        partial = self._folder / f"{FILE}.part"
         try:
-            partial.write_text(text + "\n")
-            os.replace(partial, self._folder / FILE)
+            replace_file(self._folder / FILE, text, "\n")
         except OSError as error:
-            if self._written < 0:
+            if self._written < 0 or labels is not None:
                 log.warning("%s cannot be written: %s", FILE, error)
         self._written = time.monotonic()
         self._cost = self._written - began

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from io import FileIO
 from logging import getLogger
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -21,13 +22,15 @@ from torch import Tensor
 
 from compression.base import DIVERGED
 from conf import ConfigError
+from strategy.run.checkpoint_file import FILE
 from strategy.run.tagged import Tagged
+from strategy.run.whole_files import NotWritten, replace_file
 from task.objectives import Objective
 
 Row = dict[str, Any]
 OFTEN = 60.0  # seconds from one writing of the newest model to the next
 log = getLogger("edgewire")
-HISTORY = "history.jsonl"
+HISTORY, MODEL, RESULT = "history.jsonl", "model.safetensors", "result.json"
 BLOWN_UP = 1000  # above this many times the loss before training, a model has diverged
 
 
@@ -52,6 +55,8 @@ class RunLogState:
 class RunLog:
     """Writes the result files of one run into `folder`; if this is "", it writes nothing.
 
+    A full disk does not end the run: rows of `history.jsonl` wait until there is space again.
+
     `anew`: True to begin an empty `history.jsonl`; otherwise call `load` afterwards. Each row of
     this file holds the counters so far. `result.json` holds the last row, and values that are known
     only at the end. NaN and infinity are written as null. `objective`: its main metric says which
@@ -67,27 +72,29 @@ class RunLog:
         self._first: Row = {}  # the first row with an evaluation, before training
         self._worst = 0.0  # the largest loss
         self._undefined = False  # whether the main metric was NaN or infinite at a finite loss
-        self._history: TextIO | None = None  # open for the whole run, which may have 100,000 rounds
+        self._history: FileIO | None = None  # open for the whole run, which may have 100,000 rounds
+        self._size, self._waiting = 0, b""  # the written bytes of it; rows that are not written
         self._start = time.perf_counter()
         self._kept: float | None = None  # the time when the model was last written; None: not yet
+        self._kept_round: int | None = None  # the round of the model on the disk
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
         if self.folder is not None and anew:
-            for name in ("model.safetensors", "result.json"):  # files of an earlier run
+            for name in (MODEL, RESULT):  # files of an earlier run
                 (self.folder / name).unlink(missing_ok=True)
-            self._history = (self.folder / HISTORY).open("w")
+            self._history = (self.folder / HISTORY).open("wb", buffering=0)
 
     def save(self) -> RunLogState:
         """Write `history.jsonl` to the disk, and return the state of this log for a checkpoint.
 
-        Raises `OSError` if the file cannot be written.
+        Raises `OSError` while rows of the file cannot be written.
         """
-        if self._history is None:
-            raise OSError("history.jsonl is not written any more")
+        assert self._history is not None
+        self._write_rows()
         os.fsync(self._history.fileno())
         rows = Tagged(self.last), Tagged(self._measured), Tagged(self._first)
         seconds = time.perf_counter() - self._start
-        return RunLogState(*rows, self._best, self._worst, seconds, self._history.tell())
+        return RunLogState(*rows, self._best, self._worst, seconds, self._size)
 
     def load(self, state: RunLogState) -> None:
         """Resume with a saved state, and delete the rows of `history.jsonl` after it.
@@ -101,9 +108,8 @@ class RunLog:
                 f"resume={self.folder}: {HISTORY} lacks rows that were there: put it back as it "
                 "was, or start a new run"
             )
-        self._history = path.open("r+")
+        self._history, self._size = path.open("r+b", buffering=0), state.size
         self._history.truncate(state.size)
-        self._history.seek(state.size)
         self.last, self._measured, self._first = (
             dict(each.value) for each in (state.last, state.measured, state.first)
         )
@@ -119,13 +125,22 @@ class RunLog:
         if row.get("loss") is not None:
             self.measured(row)
         if self._history is not None:
+            waited, self._waiting = self._waiting, self._waiting + f"{_json(row)}\n".encode()
             try:
-                self._history.write(_json(row) + "\n")
-                self._history.flush()  # other programs read this file during the run
-            except OSError as error:  # the disk is full: continue, because space may be freed later
-                log.warning("history.jsonl ends here, it cannot be written: %s", error)
-                self._history = None
+                self._write_rows()  # now, because other programs read this file during the run
+            except OSError as error:
+                if not waited:
+                    log.warning("%s cannot be written, its rows wait for space: %s", HISTORY, error)
         return row
+
+    def _write_rows(self) -> None:
+        """Write the waiting rows at the end of what is written; raises `OSError` if rows remain.
+
+        The position is explicit, because a write that fails may have moved the file's own.
+        """
+        while self._history is not None and self._waiting:
+            done = os.pwrite(self._history.fileno(), self._waiting, self._size)
+            self._size, self._waiting = self._size + done, self._waiting[done:]
 
     @property
     def due(self) -> bool:
@@ -142,18 +157,16 @@ class RunLog:
         except OSError as error:
             log.warning("the newest model cannot be written: %s", error)
 
-    def _save(self, weights: Mapping[str, Tensor]) -> None:
+    def _save(self, weights: Mapping[str, Tensor], *, durable: bool = False) -> None:
         assert self.folder is not None
         whole = torch.contiguous_format
         tensors = {n: t.detach().cpu().clone(memory_format=whole) for n, t in weights.items()}
-        partial = self.folder / "model.safetensors.part"
-        try:
-            partial.write_bytes(save(tensors))
-            os.replace(partial, self.folder / "model.safetensors")
-        except OSError:
-            with suppress(OSError):
-                partial.unlink()
-            raise
+        replace_file(self.folder / MODEL, save(tensors), durable=durable)
+        self._kept_round = self.last.get("round")
+
+    def _write_result(self, result: Row) -> None:
+        assert self.folder is not None
+        replace_file(self.folder / RESULT, _json(result, indent=2), "\n", durable=True)
 
     def measured(self, row: Row) -> None:
         """Record a row with an evaluation: its loss and metrics are those of the newest model."""
@@ -211,6 +224,8 @@ class RunLog:
         of all rounds. `diverged` says whether the last round's model has diverged. `trained`: a
         tensor whose values must be finite, else the model has diverged; None: this holds for all
         weights.
+
+        Raises `NotWritten` if rows, model or result cannot be written.
         """
         result = dict(self.last)
         result.update({key: self._measured.get(key) for key in self._names})
@@ -218,13 +233,25 @@ class RunLog:
         diverged = DIVERGED in (summary.get("stopped") or "") or self.diverged(judged)
         result.update({f"best_{self._main.name}": self._best, "diverged": diverged})
         result.update(**summary, versions=_versions())
-        if self._history is not None:
-            self._history.close()
-        if self.folder is not None:
-            self.keep(weights)
-            partial = self.folder / "result.json.part"  # it is renamed when it is complete
-            partial.write_text(_json(result, indent=2) + "\n")
-            os.replace(partial, self.folder / "result.json")
+        if self.folder is None:
+            return result
+        try:
+            self._write_rows()
+            if self._history is not None:
+                self._history.close()
+            self._save(weights, durable=True)
+            self._write_result(result)
+        except OSError as error:
+            reason = f"its end cannot be written: {error.strerror or error}"
+            result["stopped"] = result["ended"] = result.get("stopped") or reason
+            with suppress(OSError):
+                self._write_result(result)
+            good = f"{self.folder / MODEL}, of round {self._kept_round}"
+            if (self.folder / FILE).is_file():
+                good = str(self.folder / FILE)
+            elif self._kept_round is None:
+                good = "none"
+            raise NotWritten(f"the run has ended, {reason}; its last good state: {good}") from error
         return result
 
 

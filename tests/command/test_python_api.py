@@ -1,9 +1,15 @@
 """`train` and `sweep`: runs from Python."""
 
+import gc
 import json
 import logging
+import os
+import random
+import signal
 import sys
 import threading
+import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +29,7 @@ from conf.load import HERE
 from report.errors import ResultsError
 from report.run_result import RunResult
 from run import RunFailed, sweep, train
+from tests.local_runs import at_row, raising
 from tests.runs import model_bytes, result_of
 
 FEW = ["rounds=2", "nodes=3", "engine.workers=1"]
@@ -173,6 +180,14 @@ def test_torch_has_its_threads_back():
         torch.set_num_threads(before)
 
 
+MINE = """
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+"""
+
+
 def make_model():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
 
@@ -199,12 +214,7 @@ def plain(value):
 
 
 def test_interrupted_runs_say_how_to_go_on(monkeypatch, folder, capsys):
-    from tests.local_runs import at_row
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    at_row(monkeypatch, 3, interrupt)
+    at_row(monkeypatch, 3, raising(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt) as stop:
         train(*FEW, rounds=4, progress=False)
     (note,) = stop.value.__notes__
@@ -266,8 +276,51 @@ def test_one_run_at_a_time_in_a_process():
     assert "a run is under way" in said[0]
 
 
-def test_the_users_loggers_are_as_before():
-    log = logging.getLogger("flwr")
-    before = log.handlers, log.propagate, log.level
-    train(*FEW, rounds=1)
-    assert (log.handlers, log.propagate, log.level) == before
+def global_states():
+    """Return the states of this process that code beside a run may rely on."""
+    named = logging.root.manager.loggerDict.values()
+    loggers = [logging.root, *(each for each in named if isinstance(each, logging.Logger))]
+    return {
+        "Python": random.getstate(),
+        "NumPy": str(np.random.get_state()),  # noqa: NPY002
+        "torch": torch.get_rng_state().tolist(),
+        "variables": dict(os.environ),
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
+        "loggers": {e.name: (e.level, [*e.handlers], e.propagate, e.disabled) for e in loggers},
+        "warnings": [*warnings.filters],
+        "of torch": (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()),
+        "path": [*sys.path],
+        "arguments": [*sys.argv],
+        "place": (Path.cwd(), gc.isenabled(), sys.excepthook, sys.stdout, sys.stderr),
+    }
+
+
+RUNS = {
+    "sampled nodes": (train, ["algorithm=fedavg", "strategy.fraction_train=0.5"]),
+    "own package": (train, ["packages=[mine]", "model._target_=mine.make", "dataset=digits"]),
+    "verbose": (train, ["algorithm=edgewire", "verbose=true"]),
+    "diverged": (train, ["lr=1e30"]),
+    "a mistake": (train, ["nodes=0"]),
+    "an unknown key": (train, ["algoritm=fedavg"]),
+    "interrupted": (train, ["algorithm=fedavg"]),
+    "a sweep": (sweep, ["seed=1,2", "strategy.fraction_train=0.5", "algorithm=fedavg"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the run has diverged")
+@pytest.mark.parametrize("case", RUNS)
+def test_every_global_state_is_as_before(case, trained, folder, monkeypatch):
+    make, words = RUNS[case]
+    (folder / "mine.py").write_text(MINE)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("edgewire", "flwr"):
+        logging.getLogger(name)
+    if case == "interrupted":
+        at_row(monkeypatch, 2, raising(KeyboardInterrupt))
+    before = global_states()
+    with suppress(RunFailed, KeyboardInterrupt):
+        make(*FEW, *words, progress=False)
+    after = global_states()
+    for name in after["loggers"].keys() - before["loggers"].keys():
+        del after["loggers"][name]  # of modules that the run has imported
+    assert after == before

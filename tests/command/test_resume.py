@@ -5,12 +5,14 @@ Killed runs are in `tests/command/test_stops.py`.
 
 import json
 import math
+import os
 
 import pytest
 
 from compression import PayloadError
 from strategy.run import checkpoint_file
 from strategy.run.run import Run
+from tests.runs import model_bytes
 
 
 def rows_of(folder):
@@ -100,3 +102,24 @@ def test_another_run_in_the_same_folder_leaves_no_checkpoint_of_the_first(cli, s
     words = ["algorithm=esgd", "nodes=2", "rounds=2", "checkpoint_every=0", "engine.workers=1"]
     assert cli(*words, f"hydra.run.dir={stopped}")[0] == 0
     assert not (stopped / checkpoint_file.FILE).exists()
+
+
+def test_a_run_whose_model_cannot_be_written_ends_with_1_and_is_resumed(cli, tmp_path, monkeypatch):
+    folder, renamed = tmp_path / "full", os.replace
+    monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
+    words = ["algorithm=fedavg", "nodes=2", "rounds=3", "engine.workers=1", "local_steps=1"]
+
+    def some(partial, path):
+        if str(path).endswith("model.safetensors"):
+            raise OSError(28, "No space left on device")
+        renamed(partial, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", some)
+        code, printed = cli(*words, f"hydra.run.dir={folder}")
+    line = printed.err.strip().splitlines()[-1]
+    assert (code, line.startswith("error: the run has ended")) == (1, True)
+    assert f"its last good state: {folder / 'checkpoint'}; `python run.py resume=" in line
+    assert cli(f"resume={folder}")[0] == 0
+    assert cli(*words, f"hydra.run.dir={tmp_path / 'whole'}")[0] == 0
+    assert model_bytes(folder) == model_bytes(tmp_path / "whole")

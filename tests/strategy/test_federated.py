@@ -111,3 +111,24 @@ def test_a_strategys_value_that_cannot_be_saved_is_named():
         TypeError, match=r"FedAvg\.accountant: a state cannot hold builtins\.object"
     ):
         Federated(strategy, None, seed=1).save()
+
+
+class Drawing(FedAvg):
+    """A strategy of a user's own that draws while it aggregates."""
+
+    def aggregate_train(self, server_round, replies):
+        self.drawn = random.random()
+        return super().aggregate_train(server_round, replies)
+
+
+def test_the_global_generator_is_as_before_and_the_draws_depend_on_the_seed_alone():
+    found = []
+    for before in (5, 6):
+        random.seed(before)
+        state = random.getstate()
+        own = Drawing(fraction_train=0.7)
+        ours = Federated(own, None, seed=1, objective=Classification())
+        ours.start(grid(), initial(), num_rounds=1, train_config=ConfigRecord({"lr": 0.1}))
+        assert random.getstate() == state
+        found.append(own.drawn)
+    assert found[0] == found[1]

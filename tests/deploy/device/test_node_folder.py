@@ -1,5 +1,8 @@
 """A node's folder holds its current message and the states of its last runs, and is its own."""
 
+import errno
+import fcntl
+import os
 import time
 
 import pytest
@@ -8,7 +11,9 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder, known_id
 from deploy.node import main
+from deploy.server.server import taken
 from simulation.errors import UsageError
+from tests.local_runs import raising
 
 
 def message(number):
@@ -93,3 +98,14 @@ def test_an_id_belongs_to_a_server_and_a_key(restarted, tmp_path):
     restarted().remember("a:1", b"key", 7)
     pairs = [("a:1", b"key"), ("b:1", b"key"), ("a:1", b"other")]
     assert [known_id(tmp_path, *pair) for pair in pairs] == [7, None, None]
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("use", [NodeFolder, taken])
+def test_a_state_on_a_file_system_without_locks_is_refused_by_name(
+    use, error, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(error, os.strerror(error))))
+    said = f"--state {tmp_path} cannot be used: {os.strerror(error)}"
+    with pytest.raises(UsageError, match=said):
+        use(tmp_path)

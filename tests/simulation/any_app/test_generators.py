@@ -4,6 +4,7 @@ import random
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 
 from simulation.any_app.generators import seeded
@@ -32,3 +33,14 @@ def test_later_draws_are_unchanged():
         with seeded(4):
             draws()
         assert draws() == expected
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_gpus_that_torch_uses_have_their_states_back(used, monkeypatch):
+    set_again = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["first", "second"])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", set_again.extend)
+    with seeded(3):
+        assert not set_again
+    assert set_again == ["first", "second"] * used

@@ -28,7 +28,7 @@ def test_a_written_checkpoint_is_read_back(tmp_path):
 
 def test_the_last_checkpoint_stays_until_the_next_is_complete(tmp_path, monkeypatch, caplog):
     write(tmp_path, PARTS)
-    monkeypatch.setattr(checkpoint_file.os, "fsync", raising(FULL))
+    monkeypatch.setattr("os.fsync", raising(FULL))
     Checkpoints(str(tmp_path), 1).keep(2, {"a": b"next"}, 0.0)
     assert "No space left" in caplog.text
     assert read(tmp_path) == PARTS

@@ -1,13 +1,21 @@
 """The files that a run writes."""
 
 import json
+import os
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from strategy.run import checkpoint_file
 from strategy.run.run_log import RunLog
+from strategy.run.whole_files import NotWritten
 from task.objectives.classification import Classification
 
 
@@ -44,13 +52,97 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_ends_the_history_and_not_the_run(tmp_path, caplog):
+FULL = OSError(28, "No space left on device")
+WEIGHTS = {"w": torch.ones(2)}
+Space = st.none() | st.integers(0, 300)  # the bytes that one call of `os.pwrite` writes; None: all
+
+
+def row(number):
+    return {"round": number, "accuracy": 0.5, "loss": 1.0}
+
+
+@given(spaces=st.lists(Space, max_size=20), saved=st.integers(0, 9))
+def test_rows_wait_while_the_disk_is_full_and_are_written_later(spaces, saved):
+    """A write fails at any byte, for any number of rounds; then the run is resumed."""
+    write, left, state = os.pwrite, list(spaces), None
+
+    def some(handle, data, offset):
+        space = left.pop(0) if left else None
+        if space == 0:
+            raise FULL
+        return write(handle, data[:space], offset)
+
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", some)
+        records = RunLog(folder, Classification())
+        for number in range(10):
+            records.add(row(number))
+            if number >= saved and state is None:
+                with suppress(OSError):
+                    state = records.save()
+        left.clear()
+        state = state or records.save()
+        records.add(row(10))
+        assert rounds_in(folder) == list(range(11))
+        resumed = RunLog(folder, Classification(), anew=False)
+        resumed.load(state)
+        for number in range(state.last.value["round"] + 1, 12):
+            resumed.add(row(number))
+        resumed.finish({}, WEIGHTS)
+        assert rounds_in(folder) == list(range(12))
+
+
+def rounds_in(folder):
+    lines = (Path(folder) / "history.jsonl").read_text().splitlines()
+    return [json.loads(line)["round"] for line in lines]
+
+
+def test_a_full_disk_does_not_end_the_run_and_is_said_once(tmp_path, caplog):
     (tmp_path / "history.jsonl").symlink_to("/dev/full")
     records = RunLog(str(tmp_path), Classification())
     for number in range(3):
-        records.add({"round": number, "accuracy": 0.5, "loss": 1.0})
-    assert caplog.text.count("history.jsonl ends here") == 1
-    assert records.finish({}, {"w": torch.ones(2)})["round"] == 2
+        records.add(row(number))
+    assert caplog.text.count("its rows wait for space") == 1
+    with pytest.raises(OSError, match="No space left"):
+        records.save()
+    with pytest.raises(NotWritten, match="its last good state: none"):
+        records.finish({"stopped": None, "ended": "finished"}, WEIGHTS)
+    said = "its end cannot be written: No space left on device"
+    assert json.loads((tmp_path / "result.json").read_text())["ended"] == said
+
+
+@pytest.mark.parametrize(
+    ("failing", "there", "good"),
+    [
+        ("model.safetensors", [], "none"),
+        ("model.safetensors", ["model"], "model.safetensors, of round 0"),
+        ("model.safetensors", ["model", "checkpoint"], "checkpoint"),
+        ("result.json", ["checkpoint"], "checkpoint"),
+    ],
+)
+def test_a_run_whose_end_is_not_on_the_disk_names_the_last_good_state(
+    failing, there, good, tmp_path, monkeypatch
+):
+    records = RunLog(str(tmp_path), Classification())
+    records.add(row(0))
+    if "model" in there:
+        records.keep(WEIGHTS)
+    if "checkpoint" in there:
+        checkpoint_file.write(tmp_path, {})
+    records.add(row(1))
+    renamed = os.replace
+
+    def some(partial, path):
+        if Path(path).name == failing:
+            raise FULL
+        renamed(partial, path)
+
+    monkeypatch.setattr(os, "replace", some)
+    with pytest.raises(NotWritten, match=f"No space left on device; .*{good}$"):
+        records.finish({"stopped": None, "ended": "finished"}, WEIGHTS)
+    assert not list(tmp_path.glob("*.part"))
+    if failing != "result.json":
+        assert json.loads((tmp_path / "result.json").read_text())["stopped"]
 
 
 def test_an_undefined_main_metric_is_said_once(caplog):
