@@ -78,8 +78,8 @@ def test_an_interpolation_is_refused_anywhere_in_a_text(text):
 
 def test_other_keys_may_be_named():
     expect_plain(["${lr}", "${model.lr}", "${.x}", "${a} of ${b.c}", "$", "{}", "$ {x}", 3, None])
-    made = load_config(submitted({**plain(), "lr": "${model.lr}"}), 2)
-    assert made.lr == made.model.lr
+    made = load_config({"overrides": "'device=${algorithm}' 'lr=${model.lr}'"}, 2)
+    assert (made.device, made.lr) == (made.algorithm, made.model.lr)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
