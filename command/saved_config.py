@@ -83,9 +83,9 @@ def continuing(argv: list[str]) -> list[str]:
         raise ConfigError("continue= takes the folder of one sweep, such as multirun/DATE/TIME")
     folder = Path(found[0]).expanduser().absolute()
     try:
-        saved = _plain(folder / "multirun.yaml")["hydra"]
+        saved = _hydras(folder / "multirun.yaml")
         before = [*saved["overrides"]["hydra"], *saved["overrides"]["task"]]
-        sources = [(each["provider"], each["path"]) for each in saved["runtime"]["config_sources"]]
+        sources = {each["provider"]: each["path"] for each in saved["runtime"]["config_sources"]}
         name = str(saved["job"]["config_name"])
     except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
         raise ConfigError(
@@ -96,12 +96,9 @@ def continuing(argv: list[str]) -> list[str]:
     if "hydra/launcher" in given:  # another launcher has other options
         kept = [word for word in kept if not _key(word).startswith("hydra.launcher.")]
     own = [f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.job.name={CONTINUE}"]
-    options = ["-m"]
-    for provider, path in sources:
-        if provider == "main" and path != str(CONF):
-            options += ["--config-path", path, "--config-name", name]
-        if provider == CONFIG_DIR and Path(path).is_dir():
-            options += ["--config-dir", path]
+    options = ["-m", *_config_dir(folder / "multirun.yaml")]
+    if sources.get("main", str(CONF)) != str(CONF):
+        options += ["--config-path", sources["main"], "--config-name", name]
     return [*options, *kept, *others, *own]
 
 
@@ -109,24 +106,23 @@ def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def _plain(file: Path) -> Any:
-    """Return what a YAML file holds. Its texts stay as they are: Hydra resolves them later."""
-    return OmegaConf.to_container(OmegaConf.load(file))
+def _hydras(file: Path) -> Any:
+    """Return the settings that Hydra saved in a file. Their texts are not resolved here."""
+    return OmegaConf.to_container(OmegaConf.load(file))["hydra"]  # type: ignore[call-overload,index]
 
 
 def started_in(argv: list[str]) -> Path:
-    """Return the working directory in which the run or sweep was begun that `argv` goes on with.
+    """Return the working directory of the run or sweep that `argv` resumes or continues.
 
-    The relative paths of its configuration, and its packages, are looked up there. If this folder
-    is gone, and for any other command line, it is today's working directory.
+    The relative paths of its configuration, and its packages, are looked up there. For any other
+    command line, and if that folder is gone, it is today's working directory.
     """
+    files = {RESUME: ".hydra/hydra.yaml", CONTINUE: "multirun.yaml"}
     for key, _, folder in (word.partition("=") for word in argv):
-        if key in (RESUME, CONTINUE):
-            file = ".hydra/hydra.yaml" if key == RESUME else "multirun.yaml"
-            with suppress(Exception):  # `resuming` and `continuing` name what is missing
-                found = _plain(Path(folder).expanduser() / file)["hydra"]["runtime"]["cwd"]
-                if Path(found).is_dir():
-                    return Path(found)
+        with suppress(Exception):  # another word, or a folder that `resuming` refuses
+            found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])
+            if found.is_dir():
+                return found
     return Path.cwd()
 
 
@@ -142,8 +138,7 @@ def resuming(argv: list[str]) -> list[str]:
             raise ConfigError(
                 f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
                 "engine's overrides (engine.workers=, engine.address=), logger=, verbose=, "
-                "checkpoint_every= and the places of its files (dataset.root=, model.file=) may "
-                "differ"
+                "checkpoint_every=, dataset.root= and model.file= may differ"
             )
     if len(found) > 1 or not found[0]:
         raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
@@ -163,11 +158,10 @@ def resuming(argv: list[str]) -> list[str]:
 
 
 def _from_here(word: str) -> str:
-    """Return an override, with the path of a key of `FILES` as an absolute path."""
-    if _key(word) not in FILES:
+    """Return an override; the path of a key of `FILES` is absolute, unless it has references."""
+    if _key(word) not in FILES or "${" in word:
         return word
-    (parsed,) = OverridesParser.create().parse_overrides([word])
-    path = parsed.value()
+    path = cast(str | None, OverridesParser.create().parse_override(word).value())
     return f"{_key(word)}={quoted(str(Path(path).expanduser().absolute()))}" if path else word
 
 
@@ -190,7 +184,7 @@ def quoted(text: str) -> str:
 
     Hydra's parser wants two backslashes for one only before a quote, and at the end.
     """
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
 
@@ -202,7 +196,7 @@ def _config_dir(file: Path) -> list[str]:
     """
     found = []
     with suppress(Exception):  # the file is gone, or it is not Hydra's
-        sources = _plain(file)["hydra"]["runtime"]["config_sources"]
+        sources = _hydras(file)["runtime"]["config_sources"]
         found = [each["path"] for each in sources if each["provider"] == CONFIG_DIR]
     return ["--config-dir", found[0]] if found and Path(found[0]).is_dir() else []
 

@@ -33,7 +33,7 @@ def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config
 
     `machine`: what this machine grants to a configuration that was submitted to it; None: the
     configuration is this machine's own. A submitted configuration must not need OmegaConf's
-    resolvers. This function resolves all references, and never the text that one resolves to.
+    resolvers. No text that a reference has resolved to is resolved again.
     """
     config = typed(composed, machine)
     check_targets(config, submitted=machine is not None)
@@ -112,17 +112,13 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
 
 
 def _literal(node: Any) -> Any:
-    """Return plain values so that OmegaConf resolves no `${...}` in them, and keeps each text.
-
-    A text whose references are resolved may hold `${...}` that came from another machine.
-    """
-    if isinstance(node, str):
-        return re.sub(r"(\\*)\$\{", r"\1\1\\${", node)  # \${ stands for ${, and \\ before it for \
+    """Return plain values with escapes, so that OmegaConf takes each text as it is."""
     if isinstance(node, list):
         return [_literal(each) for each in node]
     if isinstance(node, dict):
         return {key: _literal(each) for key, each in node.items()}
-    return node
+    # OmegaConf reads \${ as ${, and \\ before it as one backslash.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
 
 
 _MORE = {  # hints for an unknown key, by whether the group may name a `_target_`

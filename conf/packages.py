@@ -63,7 +63,11 @@ def import_packages(words: Sequence[str], machine: NodeGrants | None = None) -> 
                 f"{abbreviate(wanted)})"
             )
     for name in names:
-        _import(name, told=machine is None)
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # importing a module can raise anything
+            failed = ConfigError(f"packages=[{name}]: its import failed", error)
+            raise (failed if machine is None else failed.for_others()) from error
     return tuple(names)
 
 
@@ -75,15 +79,6 @@ def _expect_name(name: str) -> None:
         )
     if name in sys.stdlib_module_names and name not in OURS:
         raise ConfigError(f"packages=[{name}] is Python's: give a package of your own")
-
-
-def _import(name: str, *, told: bool) -> None:
-    """Import a package. `told`: whether the error may hold the text of the package's error."""
-    try:
-        importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # importing a module can raise anything
-        failed = ConfigError(f"packages=[{name}]: its import failed", error)
-        raise (failed if told else failed.for_others()) from error
 
 
 def with_fingerprints(words: Iterable[str]) -> list[str]:

@@ -29,8 +29,7 @@ FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 class ConfigError(ValueError):
     """A user's error in the configuration. Its message is one line that says what to do.
 
-    `reason`: an error of code on this machine. Its text may name files, so it is told on this
-    machine alone (`for_others`).
+    `reason`: an error of this machine's code, whose text only this machine shows (`for_others`).
     """
 
     one_line = True  # it is logged without a traceback
@@ -40,12 +39,12 @@ class ConfigError(ValueError):
         self._line, self._reason = line, reason
 
     def for_others(self) -> ConfigError:
-        """Return what another machine may be told; log the text of the reason here, if any."""
+        """Return what another machine may be told; log the text of the reason, if any."""
         if self._reason is None:
             return self
         getLogger("edgewire").error("%s", self)
-        kind = type(self._reason).__name__
-        return ConfigError(f"{self._line}: {kind}; this machine's own log says more")
+        line = f"{self._line}: {type(self._reason).__name__}"
+        return ConfigError(f"{line}; this machine's own log says more")
 
 
 def at_least(minimum: float, default: Any) -> Any:

@@ -123,20 +123,19 @@ def _is_kind(each: Any) -> bool:
 def callable_of(key: str, name: str, *, submitted: bool = False) -> Callable[..., Any]:
     """Return a callable by its name: any object, but no function or class of another package.
 
-    A module of a package that a node allows may import such functions, as `os.system`. It may also
-    hold objects of other packages' classes, as a `functools.partial`. A `submitted` run would call
-    them with arguments of its own. So it may name only what the package defines: a class, a
-    function, or an object whose class and `__call__` the package defines.
+    A module of a package that a node allows may import such functions, as `os.system`. A
+    `submitted` run may name only what the package defines: a class, a function, or an object whose
+    class and `__call__` the package defines, so no `functools.partial`.
     """
     found = _imported(key, name)
     if not callable(found):
         raise ConfigError(f"{key}._target_={name} cannot be called")
-    if isinstance(found, type | FunctionType | BuiltinFunctionType):
-        _expect_defined_there(key, name, found.__module__)
-    elif submitted:
-        _expect_defined_there(key, name, type(found).__module__)
+    definition = isinstance(found, type | FunctionType | BuiltinFunctionType)
+    kind: Any = found if definition else type(found)
+    if submitted or definition:
+        _expect_defined_there(key, name, kind.__module__)
     if submitted and not isinstance(found, type | BuiltinFunctionType):
-        called = found if isinstance(found, FunctionType) else type(found).__call__
+        called = found if definition else kind.__call__
         scope = getattr(inspect.unwrap(called), "__globals__", {})  # of the code that a call runs
         _expect_defined_there(key, name, scope.get("__name__"))
     return found  # type: ignore[no-any-return]
@@ -152,12 +151,8 @@ def _class(key: str, name: str) -> type:
 
 def _expect_defined_there(key: str, name: str, module: str | None) -> None:
     """Raise `ConfigError` for an object of another package's `module`, which is only imported."""
-    package = name.partition(".")[0]
-    if str(module).partition(".")[0] != package:
-        home = module or "no module"
-        raise ConfigError(
-            f"{key}._target_={name} is of {home}: name it by that, or define it in {package}"
-        )
+    if str(module).partition(".")[0] != name.partition(".")[0]:
+        raise ConfigError(f"{key}._target_={name} is of {module}: name it by that, or define it")
 
 
 def _imported(key: str, name: str) -> Any:
