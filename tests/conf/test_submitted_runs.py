@@ -240,6 +240,19 @@ def test_local_overrides_may_read_the_environment(secret):
     assert to_config(made).device == HIDDEN
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["$", "{", "}", "\\", "${", "lr", ":", "oc.env:", SECRET, "'", "x"]))
+)
+def test_a_text_that_a_reference_resolved_to_stays_as_it_is(secret, monkeypatch, pieces):
+    text = "".join(pieces)
+    monkeypatch.setenv("EDGEWIRE_TEST_TEXT", text)
+    word = "${oc.env:EDGEWIRE_TEST_TEXT}"
+    own = composed(f"device={word}", f"dataset.classes=['{word}']", f"trainable=['{word}']")
+    for made in (to_config(own), load_config(run_config(own), 2)):
+        assert (made.device, made.dataset.classes, made.trainable) == (text, [text], [text])
+
+
 def test_a_saved_run_is_not_trusted_elsewhere(tmp_path):
     values = run_config(composed("dataset=imagefolder", f"dataset.root={tmp_path}", "seed=9"))
     copy = {**values, "output": "runs"}
