@@ -30,17 +30,20 @@ def discreet(message: Message, context: Context, call_next: ClientAppCallable) -
     """Hide from the server the text of errors that may name this node's folders, files or classes.
 
     Flower sends the text of an exception to the server, in the error reply. This function lets
-    Flower send the text of errors about the server's own configuration and payloads. It replaces
-    any other error by a `LocalError`, which names only the error's type. If the run was configured
-    on this machine's own command line, it replaces no error.
+    Flower send the text of errors about the server's own configuration and payloads, without what
+    `ConfigError.for_others` leaves out. It replaces any other error by a `LocalError`, which names
+    only the error's type. If the run was configured on this machine's own command line, it replaces
+    no error.
     """
     try:
         return call_next(message, context)
-    except (ConfigError, PayloadError):
+    except PayloadError:
         raise
     except Exception as error:
         if is_local(context.run_config):
             raise
+        if isinstance(error, ConfigError):
+            raise error.for_others() from error.__cause__
         raise LocalError(f"{type(error).__name__}; this node's own log says more") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from hydra.core.object_type import ObjectType
 
 from command.errors import clear_errors
 from command.job import job
-from command.saved_config import command_line
+from command.saved_config import command_line, started_in
 from command.sweep import SWEEP, SweepEnd
 from conf.load import HERE as CONF
 from simulation.processes import orderly_exit
@@ -34,7 +34,7 @@ def run_hydra(words: list[str]) -> None:
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help(), SWEEP:
         sys.argv = [sys.argv[0], *command_line(words)]
-        with one_repository():
+        with chdir(started_in(words)), one_repository():
             main()
 
 

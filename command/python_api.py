@@ -23,6 +23,7 @@ from command.caller import Caller, called_from
 from command.errors import Failed, Stopped
 from command.hydra_main import run_hydra
 from command.job import RUN
+from command.saved_config import quoted
 from command.sweep import SweepEnd
 from report.run_result import RunResult, SweepResult
 
@@ -88,7 +89,7 @@ def expect_overrides(words: Iterable[object]) -> None:
             raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
         if word in _OPTIONS:
             raise RunFailed(f"{word} is for the command line: call sweep() for several runs")
-        if word.startswith("-") or "=" not in word.lstrip("~"):
+        if word.startswith("-") or ("=" not in word and not word.startswith("~")):
             raise RunFailed(f"{word!r} is no override: give KEY=VALUE, such as 'rounds=20'")
 
 
@@ -138,6 +139,8 @@ def _called(progress: bool) -> Iterator[list[str]]:
 
 def override_of(key: str, value: Any) -> str:
     """Return the override that sets a key to a Python value."""
+    if key in (RESUME, CONTINUE):  # Hydra does not see them, and the command wants no quotes
+        return f"{key}={value}"
     if callable(value):
         return f"{key}._target_={_name_of(value)}"
     return f"{key}={_text(value)}"
@@ -185,11 +188,7 @@ def _text(value: Any) -> str:
     text = str(value) if isinstance(value, Path) else value
     if not isinstance(text, str):
         raise RunFailed(f"{value!r} is no value of an override: give a number, text, list or dict")
-    if _is_plain(text):
-        return text
-    # A backslash is doubled only before a quote, and at the end.
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
+    return text if _is_plain(text) else quoted(text)
 
 
 def _key(key: Any) -> str:

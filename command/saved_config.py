@@ -8,12 +8,15 @@
 from __future__ import annotations
 
 import json
+import re
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from conf import Config, ConfigError
@@ -39,9 +42,10 @@ CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that
 LOGGER = "logger"  # the group of which a run may have several choices
 RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
 CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a continued sweep
-# overrides that `resume=` allows
+# overrides that `resume=` and `continue=` allow
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
-# overrides that `continue=` allows
+FILES = ("dataset.root", "model.file")  # keys of paths; a resumed run may find its files elsewhere
+# overrides that only `continue=` allows
 BESIDE_SWEEP = (
     *(*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
     "hydra.sweeper.trials=",
@@ -82,10 +86,10 @@ def continuing(argv: list[str]) -> list[str]:
         raise ConfigError("continue= takes the folder of one sweep, such as multirun/DATE/TIME")
     folder = Path(found[0]).expanduser().absolute()
     try:
-        saved = OmegaConf.load(folder / "multirun.yaml").hydra
-        before = [*saved.overrides.hydra, *saved.overrides.task]
-        sources = [(each.provider, each.path) for each in saved.runtime.config_sources]
-        name = str(saved.job.config_name)
+        saved = _hydras(folder / "multirun.yaml")
+        before = [*saved["overrides"]["hydra"], *saved["overrides"]["task"]]
+        sources = {each["provider"]: each["path"] for each in saved["runtime"]["config_sources"]}
+        name = str(saved["job"]["config_name"])
     except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
         raise ConfigError(
             f"continue={found[0]}: there is no sweep: its multirun.yaml cannot be read"
@@ -94,18 +98,35 @@ def continuing(argv: list[str]) -> list[str]:
     kept = [word for word in before if _key(word) not in given]
     if "hydra/launcher" in given:  # another launcher has other options
         kept = [word for word in kept if not _key(word).startswith("hydra.launcher.")]
-    own = [f"hydra.sweep.dir='{_quoted(str(folder))}'", f"hydra.job.name={CONTINUE}"]
-    options = ["-m"]
-    for provider, path in sources:
-        if provider == "main" and path != str(CONF):
-            options += ["--config-path", path, "--config-name", name]
-        if provider == CONFIG_DIR and Path(path).is_dir():
-            options += ["--config-dir", path]
+    own = [f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.job.name={CONTINUE}"]
+    options = ["-m", *_config_dir(folder / "multirun.yaml")]
+    if sources.get("main", str(CONF)) != str(CONF):
+        options += ["--config-path", sources["main"], "--config-name", name]
     return [*options, *kept, *others, *own]
 
 
 def _key(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
+
+
+def _hydras(file: Path) -> Any:
+    """Return the settings that Hydra saved in a file. Their texts are not resolved here."""
+    return OmegaConf.to_container(OmegaConf.load(file))["hydra"]  # type: ignore[call-overload,index]
+
+
+def started_in(argv: list[str]) -> Path:
+    """Return the working directory of the run or sweep that `argv` resumes or continues.
+
+    The relative paths of its configuration, and its packages, are looked up there. For any other
+    command line, and if that folder is gone, it is today's working directory.
+    """
+    files = {RESUME: ".hydra/hydra.yaml", CONTINUE: "multirun.yaml"}
+    for key, _, folder in (word.partition("=") for word in argv):
+        with suppress(Exception):  # another word, or a folder that `resuming` refuses
+            found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])
+            if found.is_dir():
+                return found
+    return Path.cwd()
 
 
 def resuming(argv: list[str]) -> list[str]:
@@ -116,11 +137,11 @@ def resuming(argv: list[str]) -> list[str]:
     found = [word.partition("=")[2] for word in argv if word.startswith(f"{RESUME}=")]
     others = [word for word in argv if not word.startswith(f"{RESUME}=")]
     for word in others:
-        if not word.startswith(BESIDE):
+        if not word.startswith((*BESIDE, *(f"{key}=" for key in FILES))):
             raise ConfigError(
                 f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
-                "engine's overrides (engine.workers=, engine.address=), logger=, verbose= and "
-                "checkpoint_every= may differ"
+                "engine's overrides (engine.workers=, engine.address=), logger=, verbose=, "
+                "checkpoint_every=, dataset.root= and model.file= may differ"
             )
     if len(found) > 1 or not found[0]:
         raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
@@ -130,12 +151,20 @@ def resuming(argv: list[str]) -> list[str]:
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
     own = [
-        f"hydra.run.dir='{_quoted(str(folder))}'",
+        f"hydra.run.dir={quoted(str(folder))}",
         f"hydra.job.name={RESUME}",
     ]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
-    others = with_loggers(others)
+    others = with_loggers([_from_here(word) for word in others])
     return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
+
+
+def _from_here(word: str) -> str:
+    """Return an override; the path of a key of `FILES` is absolute, unless it has references."""
+    if _key(word) not in FILES or "${" in word:
+        return word
+    path = cast(str | None, OverridesParser.create().parse_override(word).value())
+    return f"{_key(word)}={quoted(str(Path(path).expanduser().absolute()))}" if path else word
 
 
 def with_loggers(words: list[str]) -> list[str]:
@@ -149,12 +178,16 @@ def with_loggers(words: list[str]) -> list[str]:
     if not any(word.startswith(f"{LOGGER}=") for word in own):
         return [*others, *(f"++{word.lstrip('+')}" for word in own)]
     chosen = json.dumps(OmegaConf.to_container(compose_config(own)[LOGGER]))
-    return [*others, f"++{LOGGER}='{_quoted(chosen)}'"]
+    return [*others, f"++{LOGGER}={quoted(chosen)}"]
 
 
-def _quoted(text: str) -> str:
-    """Return a text for use between single quotes in an override."""
-    return text.replace("\\", "\\\\").replace("'", "\\'")
+def quoted(text: str) -> str:
+    """Return a text in quotes, as the value of an override.
+
+    Hydra's parser wants two backslashes for one only before a quote, and at the end.
+    """
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def _config_dir(file: Path) -> list[str]:
@@ -163,10 +196,10 @@ def _config_dir(file: Path) -> list[str]:
     The run's packages may lie beside that folder. Returns [] if the option was not given, or if the
     folder is gone.
     """
-    if not file.is_file():
-        return []
-    sources = OmegaConf.select(OmegaConf.load(file), "hydra.runtime.config_sources") or ()
-    found = [each.path for each in sources if each.provider == CONFIG_DIR]
+    found = []
+    with suppress(Exception):  # the file is gone, or it is not Hydra's
+        sources = _hydras(file)["runtime"]["config_sources"]
+        found = [each["path"] for each in sources if each["provider"] == CONFIG_DIR]
     return ["--config-dir", found[0]] if found and Path(found[0]).is_dir() else []
 
 
@@ -226,8 +259,9 @@ def completed(composed: DictConfig) -> DictConfig:
     for word in HydraConfig.get().overrides.task:
         if word.lstrip("+").startswith(("algorithm=", "experiment=")):
             raise ConfigError(f"{word} would change all of a saved one: drop --config-path")
+    values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
     for group in (path.name for path in CONF.iterdir() if path.is_dir()):
-        choice = composed.get(group)
+        choice = values.get(group)
         if isinstance(choice, str) and group != "algorithm":
             chosen = (
                 json.loads(choice)

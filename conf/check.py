@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -30,7 +31,6 @@ from conf.targets import (
     presets_of,
     target_of,
 )
-from task.errors import described
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)
@@ -72,18 +72,19 @@ def check_values(config: Config) -> None:
         )
 
 
-def check_targets(config: Config) -> None:
+def check_targets(config: Config, *, submitted: bool = False) -> None:
     """Raise `ConfigError` for options that the group's `_target_` class does not have.
 
-    Two groups are not checked here. The launcher checks `engine`, which has no effect inside a run.
-    `partition_of` checks `partition`: a check here would import the partitioners, which a node with
-    its own images does not need.
+    `submitted`: whether another machine has given the configuration (`callable_of`). Two groups are
+    not checked here. The launcher checks `engine`, which has no effect inside a run. `partition_of`
+    checks `partition`: a check here would import the partitioners, which a node with its own images
+    does not need.
     """
     for group in ("strategy", "adapter", "local", "objective", "optimizer", "schedule"):
         check_target(group, getattr(config, group))
     for group in OWN:
         if own := getattr(config, group).own:
-            check_target(group, own)
+            check_target(group, own, submitted=submitted)
 
 
 def _check_fields(node: Any, prefix: str) -> None:
@@ -170,17 +171,17 @@ class Target:
         return self.make(*args, **{**own, **options})
 
 
-def check_target(group: str, node: Any) -> Target:
+def check_target(group: str, node: Any, *, submitted: bool = False) -> Target:
     """Check a group's `_target_`, and its keys against the target's signature; return a `Target`.
 
-    This function does not create the object. Raises `ConfigError` for a class of another kind, and
-    for an unknown option.
+    This function does not create the object. `submitted`: as in `check_targets`. Raises
+    `ConfigError` for a class of another kind, and for an unknown option.
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(f"{group} must name one of conf/{group}/*.yaml")
     if not isinstance(node.get("_partial_", False), bool):
         raise ConfigError(f"{group}._partial_ must be true or false, not {node['_partial_']!r}")
-    find = target_of if group in GROUPS else callable_of
+    find = target_of if group in GROUPS else partial(callable_of, submitted=submitted)
     options = {key: value for key, value in node.items() if key != "_partial_"}
     target = find(group, str(node["_target_"]))
     if group in GROUPS and node["_target_"] not in named(HERE / group):
@@ -219,9 +220,9 @@ def build(group: str, node: Any) -> Any:
         try:
             return target.made(*args, **options)
         except foreseen as error:
-            plain = isinstance(error, ValueError | TypeError) and str(error)
-            reason = " ".join(str(error).split()) if plain else described(error)
-            raise ConfigError(f"{group}: {reason}") from error
+            if isinstance(error, ValueError | TypeError) and str(error):
+                raise ConfigError(f"{group}: {' '.join(str(error).split())}") from error
+            raise ConfigError(group, error) from error
 
     return call if later else call()
 

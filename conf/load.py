@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,10 +33,10 @@ def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config
 
     `machine`: what this machine grants to a configuration that was submitted to it; None: the
     configuration is this machine's own. A submitted configuration must not need OmegaConf's
-    resolvers.
+    resolvers. No text that a reference has resolved to is resolved again.
     """
     config = typed(composed, machine)
-    check_targets(config)
+    check_targets(config, submitted=machine is not None)
     return config
 
 
@@ -101,13 +102,23 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
     typed = OmegaConf.structured(kind)
     for name, value in given.items():
         try:
-            typed[name] = value
+            typed[name] = _literal(value)
         except OmegaConfBaseException as error:
             raise ConfigError(_of_another_type(f"{key}.{name}", value, error)) from error
     found: Any = OmegaConf.to_object(typed)
     if key in OWN:
         found.own = {"_target_": target, **others} if target else {}
     return found
+
+
+def _literal(node: Any) -> Any:
+    """Return plain values with escapes, so that OmegaConf takes each text as it is."""
+    if isinstance(node, list):
+        return [_literal(each) for each in node]
+    if isinstance(node, dict):
+        return {key: _literal(each) for key, each in node.items()}
+    # OmegaConf reads \${ as ${, and \\ before it as one backslash.
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
 
 
 _MORE = {  # hints for an unknown key, by whether the group may name a `_target_`
@@ -165,10 +176,11 @@ def load_config(
     """Return the typed configuration that a Flower `run_config` carries.
 
     If `config` is empty (plain `flwr run .`), this composes the groups in conf/ with the overrides
-    in `overrides`, and sets `nodes=` to `nodes`, the number of online nodes. `node_config`: the
-    configuration of the node itself, which may grant more (`conf.submitted_runs`). Results are
-    cached, because apps call this for every message. Raises `ConfigError` with a one-line message
-    for any invalid values.
+    in `overrides`, and sets `nodes=` to `nodes`, the number of online nodes. `config` holds texts
+    as they are, because `run_config` has resolved all references. `node_config`: the configuration
+    of the node itself, which may grant more (`conf.submitted_runs`). Results are cached, because
+    apps call this for every message. Raises `ConfigError` with a one-line message for any invalid
+    values.
     """
     config = str(values.get("config", ""))
     machine = None if is_local(values) else NodeGrants.of(node_config or {})
@@ -179,31 +191,33 @@ def load_config(
 
 @functools.lru_cache(maxsize=4)
 def _loaded(config: str, machine: NodeGrants | None) -> Config:
-    with _readable("config"):
+    with _readable("config", machine):
         plain = json.loads(config)
         if machine is not None:
-            expect_plain(plain)  # before the merge, which resolves some interpolations
-        merged = OmegaConf.merge(declared(), plain)
+            expect_plain(plain)
+        merged = OmegaConf.merge(declared(), _literal(plain))
         return to_config(cast(DictConfig, merged), machine)
 
 
 @functools.lru_cache(maxsize=4)
 def _composed(overrides: str, nodes: int, machine: NodeGrants) -> Config:
-    with _readable("overrides"):
+    with _readable("overrides", machine):
         checked = submitted_overrides(shlex.split(overrides))
         return to_config(compose_config([*checked, f"nodes={nodes}"]), machine)
 
 
 @contextmanager
-def _readable(key: str) -> Iterator[None]:
+def _readable(key: str, machine: NodeGrants | None) -> Iterator[None]:
     """Turn any error of the context's code into a one-line `ConfigError` about the value of `key`.
 
-    The code parses this value.
+    The code parses this value. `machine`: as in `to_config`.
     """
     try:
         yield
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        if machine is None:
+            raise
+        raise error.for_others() from error.__cause__
     except (HydraException, OmegaConfBaseException, json.JSONDecodeError) as error:
         raise ConfigError(f"{key}: {str(error).partition(chr(10))[0]}") from error
     except Exception as error:  # parsers raise other errors too for hostile input

@@ -22,18 +22,15 @@ from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from keyword import iskeyword
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 from conf.schema import ConfigError
 from conf.submitted_runs import ALLOW, NodeGrants, abbreviate
-from task.errors import described
 
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
 OURS = ("client", "compression", "conf", "protocol", "strategy", "task")  # the app's own packages
 DIGITS = 16  # hexadecimal digits of a fingerprint
-log = getLogger("edgewire")
 
 
 def look_in(folders: Iterable[Path | str]) -> None:
@@ -66,7 +63,11 @@ def import_packages(words: Sequence[str], machine: NodeGrants | None = None) -> 
                 f"{abbreviate(wanted)})"
             )
     for name in names:
-        _import(name, told=machine is None)
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # importing a module can raise anything
+            failed = ConfigError(f"packages=[{name}]: its import failed", error)
+            raise (failed if machine is None else failed.for_others()) from error
     return tuple(names)
 
 
@@ -78,18 +79,6 @@ def _expect_name(name: str) -> None:
         )
     if name in sys.stdlib_module_names and name not in OURS:
         raise ConfigError(f"packages=[{name}] is Python's: give a package of your own")
-
-
-def _import(name: str, *, told: bool) -> None:
-    """Import a package. `told`: whether the error may hold the text of the package's error."""
-    try:
-        importlib.import_module(name)
-    except (Exception, SystemExit) as error:  # importing a module can raise anything
-        line = described(error)
-        if not told:
-            log.error("packages=[%s]: %s", name, line)
-            line = f"{type(error).__name__}; this machine's own log says more"
-        raise ConfigError(f"packages=[{name}]: its import failed: {line}") from error
 
 
 def with_fingerprints(words: Iterable[str]) -> list[str]:

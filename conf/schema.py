@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import cache, partial
+from logging import getLogger
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -20,14 +21,30 @@ from omegaconf import II, MISSING, DictConfig, OmegaConf
 from compression.registry import option_fields
 from compression.screening import Screening
 from conf.network_config import Network
+from task.errors import described
 
 FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 
 
 class ConfigError(ValueError):
-    """A user's error in the configuration. Its message is one line that says what to do."""
+    """A user's error in the configuration. Its message is one line that says what to do.
+
+    `reason`: an error of this machine's code, whose text only this machine shows (`for_others`).
+    """
 
     one_line = True  # it is logged without a traceback
+
+    def __init__(self, line: str, reason: BaseException | None = None) -> None:
+        super().__init__(line if reason is None else f"{line}: {described(reason)}")
+        self._line, self._reason = line, reason
+
+    def for_others(self) -> ConfigError:
+        """Return what another machine may be told; log the text of the reason, if any."""
+        if self._reason is None:
+            return self
+        getLogger("edgewire").error("%s", self)
+        line = f"{self._line}: {type(self._reason).__name__}"
+        return ConfigError(f"{line}; this machine's own log says more")
 
 
 def at_least(minimum: float, default: Any) -> Any:

@@ -5,7 +5,7 @@ may name any class and any folder: whoever types the command can do all of that 
 configuration comes with a run that somebody has submitted to a node or to a server, and is not
 trusted. It may name only the classes of `conf.targets` and those of packages that this machine
 allows, and only folders below those that this machine has set apart. It cannot read environment
-variables or files.
+variables or files: `conf.load` resolves no text that a reference has resolved to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ LOCAL_CONFIGS = "EDGEWIRE_LOCAL_CONFIGS"  # checksums of own configurations, for
 ALLOW, DATA, OUTPUT = "EDGEWIRE_ALLOW", "EDGEWIRE_DATA", "EDGEWIRE_OUTPUT"
 REMEMBERED = 16  # the newest checksums to keep; a sweep runs thousands of configurations
 SHOWN = 100  # the most characters of a submitted text that an error message repeats
-OF_A_KEY = re.compile(r"\$\{\.*\w+(\.\w+)*\}")  # an interpolation that refers to another key
+# An interpolation that refers to another key, and to none of Hydra's settings.
+OF_A_KEY = re.compile(r"\$\{(?!\.*hydra\b)\.*\w+(\.\w+)*\}")
 PUBLIC_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
 

@@ -3,12 +3,13 @@
 Any run may name a class that a YAML file of the group names, or that the group's library module
 (`KINDS`) has. The name must be that of a class of the group's kind, in the package that defines it.
 It must not be a function, another package's class that a module imports, or an attribute of a
-class.
+class. `dataset` and `model` may name any callable instead (`callable_of`).
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -119,16 +120,24 @@ def _is_kind(each: Any) -> bool:
     return isinstance(each, type) and each.__module__ not in plain and not protocol
 
 
-def callable_of(key: str, name: str) -> Callable[..., Any]:
+def callable_of(key: str, name: str, *, submitted: bool = False) -> Callable[..., Any]:
     """Return a callable by its name: any object, but no function or class of another package.
 
-    A module of a package that a node allows may import such functions, as `os.system`.
+    A module of a package that a node allows may import such functions, as `os.system`. A
+    `submitted` run may name only what the package defines: a class, a function, or an object whose
+    class and `__call__` the package defines, so no `functools.partial`.
     """
     found = _imported(key, name)
     if not callable(found):
         raise ConfigError(f"{key}._target_={name} cannot be called")
-    if isinstance(found, type | FunctionType | BuiltinFunctionType):
-        _expect_defined_there(key, name, found)
+    definition = isinstance(found, type | FunctionType | BuiltinFunctionType)
+    kind: Any = found if definition else type(found)
+    if submitted or definition:
+        _expect_defined_there(key, name, kind.__module__)
+    if submitted and not isinstance(found, type | BuiltinFunctionType):
+        called = found if definition else kind.__call__
+        scope = getattr(inspect.unwrap(called), "__globals__", {})  # of the code that a call runs
+        _expect_defined_there(key, name, scope.get("__name__"))
     return found  # type: ignore[no-any-return]
 
 
@@ -136,15 +145,14 @@ def _class(key: str, name: str) -> type:
     found = _imported(key, name)
     if not isinstance(found, type):
         raise ConfigError(f"{key}._target_={name} is no class")
-    _expect_defined_there(key, name, found)
+    _expect_defined_there(key, name, found.__module__)
     return found
 
 
-def _expect_defined_there(key: str, name: str, found: Any) -> None:
-    """Raise `ConfigError` for an object of another package, which a module only imports."""
-    module = str(found.__module__)
-    if module.partition(".")[0] != name.partition(".")[0]:
-        raise ConfigError(f"{key}._target_={name} is of {module}: name it by that")
+def _expect_defined_there(key: str, name: str, module: str | None) -> None:
+    """Raise `ConfigError` for an object of another package's `module`, which is only imported."""
+    if str(module).partition(".")[0] != name.partition(".")[0]:
+        raise ConfigError(f"{key}._target_={name} is of {module}: name it by that, or define it")
 
 
 def _imported(key: str, name: str) -> Any:
@@ -153,4 +161,4 @@ def _imported(key: str, name: str) -> Any:
     try:
         return getattr(import_module(module), last)
     except Exception as error:  # importing a module can raise anything
-        raise ConfigError(f"{key}._target_={name} cannot be imported") from error
+        raise ConfigError(f"{key}._target_={name} cannot be imported", error) from error

@@ -41,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many damaged payloads tests/compression/test_fuzz.py decodes",
     )
     parser.addoption(
+        "--trees",
+        type=int,
+        default=1000,
+        help="how many hostile trees of texts tests/conf/test_fuzz_trees.py loads",
+    )
+    parser.addoption(
         "--replies",
         type=int,
         default=0,

@@ -211,6 +211,9 @@ def _names(packages: Iterable[str]) -> set[str]:
 def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
     """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
     now = json.loads(_words(config))
+    for whole in (now, before):
+        for group, key in (("dataset", "root"), ("model", "file")):  # the files may have moved
+            whole.get(group, {}).pop(key, None)
     for key in sorted(set(now) | set(before)):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):
             if key == "packages" and _names(now[key]) == _names(before.get(key) or ()):

@@ -104,6 +104,19 @@ def test_an_error_may_name_what_the_server_sent(ask):
         ask(submitted({**plain(), "model": {"name": "x"}}))
 
 
+def test_what_a_nodes_own_code_raises_stays_on_the_node(ask, tmp_path, monkeypatch, caplog):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mytask.py").write_text("def net():\n    raise OSError('/home/me')\n")
+    config = submitted(
+        {**plain("nodes=2"), "model": {**plain()["model"], "_target_": "mytask.net"}}
+    )
+    node = {"partition-id": 0, "num-partitions": 2, "allow": "mytask"}
+    with pytest.raises(ConfigError, match="OSError; this machine's own log says more") as caught:
+        ask(config, node)
+    assert "/home/me" not in str(caught.value)
+    assert "/home/me" in caplog.text
+
+
 def test_a_local_run_gets_the_full_error(ask, photos):
     own = run_config(composed("dataset=imagefolder", f"dataset.root={photos / 'none'}"))
     with pytest.raises(ValueError, match="none is not a folder"):

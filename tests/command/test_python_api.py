@@ -237,6 +237,18 @@ def test_values_that_are_no_overrides_are_one_line(values, line):
         train(**values)
 
 
+def test_a_key_may_be_removed_as_on_the_command_line():
+    assert "momentum" not in train("~optimizer.momentum", *FEW, rounds=1).config.optimizer
+
+
+def test_the_folder_of_a_run_is_given_without_quotes():
+    """The command reads `resume=` and `continue=` itself; Hydra, which reads quotes, does not."""
+    with pytest.raises(RunFailed, match=r"^resume=/no where: there is no such folder"):
+        train(resume="/no where")
+    with pytest.raises(RunFailed, match=r"^continue=/no where: there is no sweep"):
+        sweep(**{"continue": Path("/no where")})
+
+
 def test_numbers_of_numpy_are_numbers():
     assert python_api.override_of("lr", np.float64(0.1)) == "lr=0.1"
     assert python_api.override_of("cuts", np.arange(3)) == "cuts=[0,1,2]"

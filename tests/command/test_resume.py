@@ -6,6 +6,7 @@ Killed runs are in `tests/command/test_stops.py`.
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +21,12 @@ def rows_of(folder):
     return path.read_text().splitlines() if path.exists() else []
 
 
+SMALL = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
+
+
 @pytest.fixture
-def stopped(cli, tmp_path, monkeypatch):
-    """Return the folder of a run that ended early and has a checkpoint."""
+def stop(cli, tmp_path, monkeypatch):
+    """Return a function that begins a run which ends early; it returns the run's folder."""
     done, folder = Run.round_done, tmp_path / "stopped"
 
     def some(self, server_round, arrays):
@@ -30,12 +34,20 @@ def stopped(cli, tmp_path, monkeypatch):
             raise PayloadError("the power is off")
         return done(self, server_round, arrays)
 
+    def begin(*words):
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "round_done", some)
+            assert cli(*SMALL, *words, f"hydra.run.dir={folder}")[0] == 1
+        return folder
+
     monkeypatch.setattr(checkpoint_file, "SHARE", math.inf)
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "round_done", some)
-        words = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
-        assert cli(*words, f"hydra.run.dir={folder}")[0] == 1
-    return folder
+    return begin
+
+
+@pytest.fixture
+def stopped(stop):
+    """Return the folder of a run that ended early and has a checkpoint."""
+    return stop()
 
 
 def one_line(cli, *words):
@@ -52,6 +64,40 @@ def test_a_run_that_failed_can_be_resumed(cli, stopped):
     rows = [json.loads(line)["round"] for line in rows_of(stopped)]
     assert rows == [0, 1, 2, 3, 4, 5]
     assert "this run is finished" in one_line(cli, f"resume={stopped}")
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Work in a new folder that has a table; return the folder."""
+    folder = tmp_path / "first"
+    folder.mkdir()
+    rows = [f"{number / 40},{number % 7},{number % 2}" for number in range(40)]
+    (folder / "t.csv").write_text("\n".join(["a,b,target", *rows]))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+TABLE = ["dataset=csv", "dataset.root=t.csv", "model=table_mlp", "model.columns=2"]
+
+
+@pytest.mark.parametrize("words", [[], ["dataset.root=../b/t"]])
+def test_a_run_is_resumed_from_another_folder(cli, stop, table, tmp_path, monkeypatch, words):
+    """Relative paths are those of the run's start; an override names files that have moved."""
+    stop(*TABLE, "model.outputs=2")
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir(tmp_path / "b")
+    if words:
+        (table / "t.csv").rename(tmp_path / "b" / "t")
+    code, printed = cli("resume=../stopped", *words)
+    assert (code, printed.err) == (0, "")
+    assert len(rows_of(tmp_path / "stopped")) == 6
+    assert Path.cwd() == tmp_path / "b"
+
+
+def test_the_value_of_a_reference_is_not_read_as_json(cli, stopped, monkeypatch, tmp_path):
+    monkeypatch.setenv("TABLE", str(tmp_path / 'a"b${oc.env:HOME}.csv'))
+    assert cli(f"resume={stopped}", "logger=csv", "logger.csv.file=${oc.env:TABLE}")[0] == 0
+    assert (tmp_path / 'a"b${oc.env:HOME}.csv').is_file()
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,18 @@
 
 import json
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from command import main
+from command.saved_config import continuing, quoted, started_in
 
 WORDS = ["algorithm=fedavg_f2i", "strategy=fedadam", "rounds=1", "engine.workers=1", "seed=3"]
 
@@ -82,6 +88,22 @@ def test_a_folder_without_a_configuration_is_named(again, tmp_path):
     code, printed, *_ = again(tmp_path)
     assert code == 2
     assert printed == f"error: there is no {tmp_path / '.hydra' / 'config.yaml'}\n"
+
+
+@given(st.text() | st.text(alphabet="\\'\n${}x"))
+def test_hydra_reads_a_quoted_text_as_it_was(text):
+    assert OverridesParser.create().parse_override(f"key={quoted(text)}").value() == text
+
+
+@given(st.sampled_from(["${lr}", "${oc.env:HOME}", "$x", "'\\${x}'", "a b"]))
+def test_a_continued_sweep_has_the_words_of_the_sweep(word):
+    with TemporaryDirectory() as folder:
+        hydra = {"overrides": {"hydra": [], "task": [f"device={word}", "seed=0,1"]}}
+        hydra |= {"runtime": {"config_sources": [], "cwd": "/"}, "job": {"config_name": "config"}}
+        Path(folder, "multirun.yaml").write_text(json.dumps({"hydra": hydra}))
+        assert f"device={word}" in continuing([f"continue={folder}"])
+        assert started_in([f"continue={folder}"]) == Path("/")
+        assert started_in(["continue=/nowhere"]) == started_in(["seed=1"]) == Path.cwd()
 
 
 def test_a_sweep_over_a_saved_configuration_lists_failed_jobs(first, cli, tmp_path):

@@ -1,21 +1,26 @@
 """A run may use a class of an allowed package if it derives from its group's base class."""
 
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from conf import ConfigError, load_config
-from conf.check import build
+from conf.check import build, check_target
 from tests.conf.hostile import plain, refused, submitted
 
 OWN = """
 import os
+from functools import lru_cache, partial
+from numpy import savetxt
 from os import system
 from pathlib import Path
 from subprocess import Popen
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
 from flwr.serverapp.strategy import FedAvg
 
 Path(__file__).with_name("imported").touch()
@@ -49,6 +54,20 @@ class Other:
 def make(**options):
     Path(__file__).with_name("made").touch()
     return FedAvg()
+
+@torch.no_grad()
+def decorated(**options): ...
+
+class Factory:
+    def __call__(self, **options): ...
+
+class Inherits(partial): ...
+
+factory, module, inherits = Factory(), torch.nn.ReLU(), Inherits(savetxt)
+given, bound, cached = partial(savetxt, "x"), Path(__file__).write_text, lru_cache(make)
+renamed, nameless = torch.save, lambda **options: None
+nameless.__module__ = None
+slot = savetxt.__call__
 """
 
 
@@ -120,6 +139,49 @@ def test_data_and_model_are_not_what_an_allowed_package_only_imports(group, name
     node = {**plain()[group], "_target_": f"ownpackage.parts.{name}", "command": "echo"}
     told = refused({**plain(), group: node}, {"allow": "ownpackage"})
     assert f"{group}._target_=ownpackage.parts.{name} is of " in told
+
+
+OTHERS = ["savetxt", "given", "bound", "cached", "module", "inherits", "slot"]
+
+
+@pytest.mark.parametrize("group", ["dataset", "model"])
+@pytest.mark.parametrize("name", [*OTHERS, "renamed", "nameless"])
+def test_a_submitted_run_calls_no_object_that_the_package_does_not_define(group, name, package):
+    """One's own command may name an object of one's own module, such as `Compose([...])`."""
+    target = f"ownpackage.parts.{name}"
+    told = refused(
+        {**plain(), group: {**plain()[group], "_target_": target}}, {"allow": "ownpackage"}
+    )
+    assert f"{group}._target_={target} is of " in told
+    if name in OTHERS:
+        assert callable(check_target(group, {"_target_": target}).make)
+
+
+@pytest.mark.parametrize("name", ["make", "decorated", "factory", "Other", "Mine"])
+def test_a_submitted_run_calls_what_the_package_defines(name, package):
+    node = {**plain()["model"], "_target_": f"ownpackage.parts.{name}"}
+    made = load_config(submitted({**plain(), "model": node}), 2, {"allow": "ownpackage"})
+    assert made.model.own["_target_"] == f"ownpackage.parts.{name}"
+
+
+def test_a_function_that_claims_the_packages_name_is_refused(package, monkeypatch):
+    """`for each in __all__: each.__module__ = __name__` also renames what is only imported."""
+    monkeypatch.setattr(torch.save, "__module__", "ownpackage.parts")
+    node = {**plain()["model"], "_target_": "ownpackage.parts.renamed"}
+    assert "is of torch" in refused({**plain(), "model": node}, {"allow": "ownpackage"})
+
+
+@pytest.mark.parametrize("group", ["strategy", "model", "partition"])
+def test_the_reason_of_a_failed_import_is_told_to_ones_own_command_only(group, package, caplog):
+    (Path(sys.path[0]) / "ownpackage" / "broken.py").write_text("raise OSError('/home/me')\n")
+    node = {**plain()[group], "_target_": "ownpackage.broken.Mine"}
+    with pytest.raises(ConfigError, match=r"cannot be imported: OSError: /home/me"):
+        check_target(group, node)
+    if group != "partition":  # a node looks for it only when it partitions data
+        told = refused({**plain(), group: node}, {"allow": "ownpackage"})
+        assert "cannot be imported: OSError; this machine's own log says more" in told
+        assert "/home/me" not in told
+        assert "/home/me" in caplog.text
 
 
 @pytest.mark.parametrize("key", ["_args_", "_recursive_", "_convert_", "__init__", "_"])

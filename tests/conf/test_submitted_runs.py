@@ -78,8 +78,8 @@ def test_an_interpolation_is_refused_anywhere_in_a_text(text):
 
 def test_other_keys_may_be_named():
     expect_plain(["${lr}", "${model.lr}", "${.x}", "${a} of ${b.c}", "$", "{}", "$ {x}", 3, None])
-    made = load_config(submitted({**plain(), "lr": "${model.lr}"}), 2)
-    assert made.lr == made.model.lr
+    made = load_config({"overrides": "'device=${algorithm}' 'lr=${model.lr}'"}, 2)
+    assert (made.device, made.lr) == (made.algorithm, made.model.lr)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -238,6 +238,19 @@ def test_local_runs_are_known_to_processes_started_by_the_command(monkeypatch):
 def test_local_overrides_may_read_the_environment(secret):
     made = compose_config([f"device=${{oc.env:{SECRET}}}"])
     assert to_config(made).device == HIDDEN
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(["$", "{", "}", "\\", "${", "lr", ":", "oc.env:", SECRET, "'", "x"]))
+)
+def test_a_text_that_a_reference_resolved_to_stays_as_it_is(secret, monkeypatch, pieces):
+    text = "".join(pieces)
+    monkeypatch.setenv("EDGEWIRE_TEST_TEXT", text)
+    word = "${oc.env:EDGEWIRE_TEST_TEXT}"
+    own = composed(f"device={word}", f"dataset.classes=['{word}']", f"trainable=['{word}']")
+    for made in (to_config(own), load_config(run_config(own), 2)):
+        assert (made.device, made.dataset.classes, made.trainable) == (text, [text], [text])
 
 
 def test_a_saved_run_is_not_trusted_elsewhere(tmp_path):
