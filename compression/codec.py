@@ -22,6 +22,7 @@ from .base import (
     Memory,
     PayloadError,
     Quantizer,
+    Receiver,
     Rng,
     Sparsifier,
     SparsifyContext,
@@ -111,6 +112,12 @@ class Codec:
                 "adds up what it gets, so the residual must hold all that it lacks"
             )
 
+    def expect_receiver(self, receiver: Receiver) -> None:
+        """Raise `ValueError` if a method of this codec is wrong for a receiver."""
+        for method in (self.sparsifier, self.quantizer, self.coder):
+            if why := method.mismatch(receiver):
+                raise ValueError(why)
+
     def finer(self, bits: int) -> Self:
         """Return this codec with up to ``bits`` bits per value more, if the quantizer has bits."""
         quantizer = self.quantizer.finer(bits)
@@ -130,7 +137,8 @@ class Codec:
     def sends_all(self) -> bool:
         """Whether what one payload lacks is sent by a later one; `exact_names` are left aside."""
         lossless = self.feedback or self.quantizer.exact
-        return self.exact or (self.keeps and self.residual_decay == 1 and lossless)
+        kept = self.keeps and self.sparsifier.conserves and self.residual_decay == 1
+        return self.exact or (kept and lossless)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""

@@ -5,6 +5,7 @@ The server calls `strategy.start(grid=CompressedGrid(grid), ...)`. The nodes run
 uncompressed arrays. docs/architecture.md describes the path of an update through these files.
 """
 
+from ..base import Receiver
 from ..screening import Screening
 from .node.mod import CompressionMod
 from .records import (
@@ -29,6 +30,7 @@ __all__ = [
     "CompressionMod",
     "FailureLimits",
     "FlatArray",
+    "Receiver",
     "ReplyRules",
     "Screening",
     "StatisticsAveraging",

@@ -9,10 +9,6 @@ from ..make import make_codec
 from ..registry import names
 
 STAGES = ("sparsifier", "quantizer", "coder")
-NO_CONTEXT = (
-    "coder 'context' is for strategy=sparse_averaging, where nodes know the updates of all nodes: "
-    "choose 'entropy'"
-)
 
 
 def chosen(method: Codec | str, **options: Any) -> Codec:

@@ -6,7 +6,15 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector, get_or_zeros
+from ..base import (
+    Indices,
+    Receiver,
+    ResidualSparsifier,
+    Selection,
+    SparsifyContext,
+    Vector,
+    get_or_zeros,
+)
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
@@ -65,6 +73,20 @@ class DGC(ResidualSparsifier):
     def memory_bytes(self, layout: Layout) -> int:
         """Return eight bytes per parameter (u and v), plus the bytes of the number of steps."""
         return 8 * layout.size + 8
+
+    @property
+    def conserves(self) -> bool:
+        """Whether sent + residual after a step = update + residual before it."""
+        return not self.momentum and not self.clip_norm
+
+    def mismatch(self, receiver: Receiver) -> str:
+        """Return why this method is wrong for a receiver: its momentum multiplies model updates."""
+        if self.momentum and receiver.takes == "models":
+            return (
+                f"sparsifier dgc with momentum={self.momentum:g} is for gradients, and a server "
+                "without momentum: with changes of models, give momentum=0"
+            )
+        return super().mismatch(receiver)
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Clip the gradient g, then compute u = momentum u + g and v = v + u."""

@@ -66,6 +66,11 @@ class ESGD(Sparsifier):
         """Name of the residual, float32 (n,)."""
         return "residual"
 
+    @property
+    def conserves(self) -> bool:
+        """Whether sent + residual after a step = update + residual before it: without decay."""
+        return self.residual == "momentum" and self.beta == 1
+
     def memory_bytes(self, layout: Layout) -> int:
         """Return nine bytes per parameter (residual, H and S), plus the bytes of the last loss."""
         return 9 * layout.size + 8

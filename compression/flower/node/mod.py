@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from ...base import PayloadError
+from ...base import PayloadError, Receiver
 from ...batchnorm import changes, matches
 from ...codec import Codec
 from ...coders.index_context import SharedContext
 from ...layout import Layout
+from ...validation import expect_kinds
 from ..compact_records import compact, is_compact, restored, rounded
 from ..headers import (
     DRIFT,
@@ -26,7 +27,7 @@ from ..headers import (
     trains,
     written,
 )
-from ..method import NO_CONTEXT, chosen
+from ..method import chosen
 from ..native_tensors import (
     NATIVE,
     NONE,
@@ -67,6 +68,7 @@ from ..uncompressed import holds_floats, old_record
 from .state import MEMORY, NUMBERS, NodeState
 
 log = getLogger("edgewire")
+MODELS = Receiver("models")
 RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the records that this mod puts in a node's state
 
 
@@ -92,6 +94,10 @@ class CompressionMod:
     The first such message that has arrays causes a warning. Methods that depend on the loss read
     the metric `loss` of the reply.
 
+    `receiver`: what the server does with the updates. The default is a server that averages trained
+    models. `Receiver("gradients")` is right if the model in each reply differs from that in the
+    message by one step with a gradient. None: do not check the method, because the caller did.
+
     The mod stores the codec's residual in `Context.state`, where the app does not see it. The
     server's next message says whether the node's last reply was applied. If it was not, the mod
     adds the reply back to the residual.
@@ -105,11 +111,12 @@ class CompressionMod:
     model starts with. `native_tensors.py` describes how the app gets and returns them. `seeded`:
     the model before training, float32 (n,), if the node makes it from the run's seed. `optimizer`:
     the server's optimiser; it is needed if nodes repeat the server's steps. `contextual`: True if
-    the index sets of either direction are coded by context. `masked`: apply line 7
-    of CE-SGD's Algorithm 2 (`NodeReplica.masked`).
+    the index sets of either direction are coded by context. `masked`: apply line 7 of CE-SGD's
+    Algorithm 2 (`NodeReplica.masked`).
 
-    Raises the errors of `method.chosen`, and `ValueError` for a bad `seed`. A call raises
-    `PayloadError` in these cases, and Flower sends the error in the reply:
+    Raises the errors of `method.chosen`, and `ValueError` for a bad `seed` and for a method that is
+    wrong for the receiver. A call raises `PayloadError` in these cases, and Flower sends the error
+    in the reply:
 
     - the payload cannot be decoded, or is relative to a version of the model that the node lacks;
     - the update holds NaN or infinity;
@@ -121,6 +128,7 @@ class CompressionMod:
         self,
         method: Codec | str,
         *,
+        receiver: Receiver | None = MODELS,
         layout: Layout | None = None,
         initial: Initial = NONE,
         seed: int = 0,
@@ -131,10 +139,11 @@ class CompressionMod:
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
+        if receiver is not None:
+            expect_kinds(receiver=(receiver, Receiver))
+            self.codec.expect_receiver(receiver)
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
-        if self.codec.coder.contextual and not contextual:
-            raise ValueError(NO_CONTEXT)
         self._layout, self._seed, self._masked = layout, seed, masked
         self._initial = initial
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)

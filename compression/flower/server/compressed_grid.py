@@ -11,13 +11,14 @@ from typing import cast
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
+from ...base import Receiver
 from ...codec import Codec
 from ...screening import Screening
 from ...validation import expect_kinds
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
-from ..method import NO_CONTEXT, chosen
+from ..method import chosen
 from ..records import records, with_content
 from ..tensor_split import Model, TensorSplit
 from ..timed_grid import GridWrapper
@@ -118,8 +119,8 @@ class CompressedGrid(GridWrapper):
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
         codec = None if downlink is None else chosen(downlink)
-        if codec is not None and codec.coder.contextual:
-            raise ValueError(NO_CONTEXT)
+        if codec is not None:
+            codec.expect_receiver(Receiver("differences"))
         self._whole = codec is None  # the server sends whole models
         self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
         self._session = ServerSession(
