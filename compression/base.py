@@ -10,7 +10,6 @@ these modules.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
@@ -23,7 +22,6 @@ from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector
 from .scatter import add_at
-from .validation import expect_one_of
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
@@ -73,7 +71,6 @@ class Spec(NamedTuple):
         return self.size * self.dtype.itemsize
 
 
-TAKES = ("models", "gradients", "sums", "differences")  # what a `Receiver` may take
 PRIVATE = 192  # the first of the ids for methods of other packages
 
 
@@ -93,24 +90,6 @@ class TensorSlices(NamedTuple):
 
     segments: Segments
     shapes: tuple[tuple[int, ...], ...] | None = None
-
-
-@dataclass(frozen=True)
-class Receiver:
-    """What the receiver of a codec's payloads does with the decoded updates.
-
-    ``takes``: ``models`` (it adds changes of models to its model, as FedAvg does), ``gradients``
-    (it takes steps with gradients, and has no momentum), ``sums`` (it takes steps with the sum of
-    all updates so far), or ``differences`` (of models; the next one includes what this one lacks).
-    ``contextual``: whether the receiver knows the context of the index sets. Raises ValueError for
-    another ``takes``.
-    """
-
-    takes: str = "models"
-    contextual: bool = False
-
-    def __post_init__(self) -> None:
-        expect_one_of("receiver", "takes", self.takes, TAKES)
 
 
 class Rng:
@@ -159,10 +138,6 @@ class Method:
         """Return the bytes that this method stores on a node between steps."""
         return 0
 
-    def mismatch(self, receiver: Receiver) -> str:
-        """Return why this method is wrong for a receiver, and what to choose; "" if it is right."""
-        return ""
-
 
 class Sparsifier(Method, ABC):
     """Chooses which coordinates of an update are sent; may store the other values on the node."""
@@ -191,28 +166,9 @@ class Sparsifier(Method, ABC):
         return True
 
     @property
-    def conserves(self) -> bool:
-        """Whether sent + residual after a step = update + residual before it, given a residual."""
-        return True
-
-    def mismatch(self, receiver: Receiver) -> str:
-        """Return why this method is wrong for a receiver (`Method.mismatch`)."""
-        if self.incremental and receiver.takes != "sums":
-            return (
-                f"sparsifier {self.name} sends changes, and goes with a server that adds them up, "
-                "strategy=sparse_averaging with strategy/optimizer=ef21: choose topk"
-            )
-        if receiver.takes == "sums" and not self.incremental:
-            return (
-                f"sparsifier {self.name} sends updates, and a server that adds them up, as with "
-                "strategy/optimizer=ef21, needs their changes: choose ef21"
-            )
-        if receiver.takes == "differences" and not self.contracts:
-            return (
-                f"sparsifier {self.name} as it is set sends values that are further from a "
-                "difference of models than 0 is, so the error grows: choose topk"
-            )
-        return ""
+    def gain_of_momentum(self) -> float:
+        """How often the values sent contain an update in the end; a decay makes it less than 1."""
+        return 1.0
 
     def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
         """Add (k,) values at ``indices`` back to the unsent values in ``memory``.
@@ -349,15 +305,6 @@ class Coder(Method, ABC):
     """
 
     contextual: ClassVar[bool] = False
-
-    def mismatch(self, receiver: Receiver) -> str:
-        """Return why this coder is wrong for a receiver (`Method.mismatch`)."""
-        if not self.contextual or receiver.contextual:
-            return ""
-        return (
-            f"coder={self.name} is for strategy=sparse_averaging and asynchronous strategies, "
-            "where both ends know what the server has sent: choose coder=entropy"
-        )
 
     @abstractmethod
     def encode(self, data: Array, spec: Spec) -> Buffer | None:

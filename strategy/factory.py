@@ -10,7 +10,6 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
 from compression import Layout
-from compression.base import Receiver
 from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
@@ -183,15 +182,15 @@ def _expect_receivers(codecs: Codecs, strategy: object, config: Config) -> None:
     momentum = getattr(optimizer, "momentum", 0) or getattr(optimizer, "sends_momentum", False)
     sums = getattr(optimizer, "incremental", False)
     gradients = getattr(strategy, "update", "") == "gradient" and not (momentum or sums)
-    updates = Receiver("gradients" if gradients else "models", known)
+    updates = "gradients" if gradients else "models"
     for group, codec, receiver in (
-        ("compression", codecs.uplink, Receiver("sums", known) if sums else updates),
-        ("downlink", codecs.downlink, updates if steps else Receiver("differences", known)),
-        ("gradients", gradients_of(config), Receiver("gradients")),
+        ("compression", codecs.uplink, "sums" if sums else updates),
+        ("downlink", codecs.downlink, updates if steps else "differences"),
+        ("gradients", gradients_of(config), "gradients"),
     ):
         try:
             if codec is not None:
-                codec.expect_receiver(receiver)
+                codec.expect_receiver(receiver, contextual=known and group != "gradients")
         except ValueError as error:
             raise ConfigError(f"{group}: {error}") from error
     downlink = codecs.downlink

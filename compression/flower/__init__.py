@@ -5,7 +5,6 @@ The server calls `strategy.start(grid=CompressedGrid(grid), ...)`. The nodes run
 uncompressed arrays. docs/architecture.md describes the path of an update through these files.
 """
 
-from ..base import Receiver
 from ..screening import Screening
 from .node.mod import CompressionMod
 from .records import (
@@ -30,7 +29,6 @@ __all__ = [
     "CompressionMod",
     "FailureLimits",
     "FlatArray",
-    "Receiver",
     "ReplyRules",
     "Screening",
     "StatisticsAveraging",

@@ -6,9 +6,7 @@ from typing import Any
 
 from ..codec import Codec
 from ..make import make_codec
-from ..registry import names
-
-STAGES = ("sparsifier", "quantizer", "coder")
+from ..registry import STAGES, names
 
 
 def chosen(method: Codec | str, **options: Any) -> Codec:

@@ -6,15 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Indices,
-    Receiver,
-    ResidualSparsifier,
-    Selection,
-    SparsifyContext,
-    Vector,
-    get_or_zeros,
-)
+from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector, get_or_zeros
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
@@ -75,18 +67,9 @@ class DGC(ResidualSparsifier):
         return 8 * layout.size + 8
 
     @property
-    def conserves(self) -> bool:
-        """Whether sent + residual after a step = update + residual before it."""
-        return not self.momentum and not self.clip_norm
-
-    def mismatch(self, receiver: Receiver) -> str:
-        """Return why this method is wrong for a receiver: its momentum multiplies model updates."""
-        if self.momentum and receiver.takes == "models":
-            return (
-                f"sparsifier dgc with momentum={self.momentum:g} is for gradients, and a server "
-                "without momentum: with changes of models, give momentum=0"
-            )
-        return super().mismatch(receiver)
+    def gain_of_momentum(self) -> float:
+        """How often the values sent contain an update in the end, if no momentum is masked."""
+        return 1 / (1 - self.momentum) if self.momentum < 1 else float("inf")
 
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Clip the gradient g, then compute u = momentum u + g and v = v + u."""

@@ -67,9 +67,9 @@ class ESGD(Sparsifier):
         return "residual"
 
     @property
-    def conserves(self) -> bool:
-        """Whether sent + residual after a step = update + residual before it: without decay."""
-        return self.residual == "momentum" and self.beta == 1
+    def gain_of_momentum(self) -> float:
+        """How much of an update is sent if it is sent a step late."""
+        return self.beta if self.residual == "momentum" else 1 - self.beta
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return nine bytes per parameter (residual, H and S), plus the bytes of the last loss."""

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from ...base import PayloadError, Receiver
+from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
 from ...coders.index_context import SharedContext
 from ...layout import Layout
-from ...validation import expect_kinds
 from ..compact_records import compact, is_compact, restored, rounded
 from ..headers import (
     DRIFT,
@@ -68,7 +67,6 @@ from ..uncompressed import holds_floats, old_record
 from .state import MEMORY, NUMBERS, NodeState
 
 log = getLogger("edgewire")
-MODELS = Receiver("models")
 RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the records that this mod puts in a node's state
 
 
@@ -94,9 +92,9 @@ class CompressionMod:
     The first such message that has arrays causes a warning. Methods that depend on the loss read
     the metric `loss` of the reply.
 
-    `receiver`: what the server does with the updates. The default is a server that averages trained
-    models. `Receiver("gradients")` is right if the model in each reply differs from that in the
-    message by one step with a gradient. None: do not check the method, because the caller did.
+    `receiver`: what the server gets (`Codec.expect_receiver`), the trained models by default. Give
+    "gradients" if each reply's model is one step with a gradient from the message's model. None:
+    the method is not checked, because the caller has done so.
 
     The mod stores the codec's residual in `Context.state`, where the app does not see it. The
     server's next message says whether the node's last reply was applied. If it was not, the mod
@@ -128,7 +126,7 @@ class CompressionMod:
         self,
         method: Codec | str,
         *,
-        receiver: Receiver | None = MODELS,
+        receiver: str | None = "models",
         layout: Layout | None = None,
         initial: Initial = NONE,
         seed: int = 0,
@@ -140,7 +138,6 @@ class CompressionMod:
     ) -> None:
         self.codec = chosen(method, **options)
         if receiver is not None:
-            expect_kinds(receiver=(receiver, Receiver))
             self.codec.expect_receiver(receiver)
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
@@ -148,6 +145,10 @@ class CompressionMod:
         self._initial = initial
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
         self._warned = False
+
+    def __repr__(self) -> str:
+        """Return the codec."""
+        return f"CompressionMod({self.codec!r})"
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode the model in the message, call the app with it, and encode the app's update."""
