@@ -158,6 +158,10 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
+RESIZED = (
+    "the model's first use changes the shape of a buffer, as per-channel quantisation-aware training "
+    "does: call the model once where it is built"
+)
 NUMPYS = (torch.float16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
 
@@ -406,7 +410,10 @@ class FlatModel:
             owner._buffers.update(held)
         with torch.no_grad():
             if self._beside:
-                torch._foreach_copy_(self._beside, self._initial)
+                try:
+                    torch._foreach_copy_(self._beside, self._initial)
+                except RuntimeError as error:
+                    raise TaskError(RESIZED) from error
             for name, tensor in self._native if natives else ():
                 if name in natives:
                     put_array(tensor, natives[name])

@@ -1,5 +1,7 @@
 """A user's mistake raises an error at once where possible, else after the first round."""
 
+import copy
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -57,6 +59,10 @@ def two_records(moved):
 
 MISTAKES = {
     "no mod": (app_with([]), "give it mods=[CompressionMod(...)], before any other mod"),
+    "no mod, and the app looks for a tensor": (
+        moving(lambda node, values, state: {"arrays": {"scale": values["scale"]}}),
+        "mods=[CompressionMod(...)], before any other mod",
+    ),
     "two records": (
         app_with(CompressionMod(INT8), two_records),
         "none of them 'arrays', the model",
@@ -151,6 +157,30 @@ def test_wrong_options_are_refused_at_once(error, make, part):
     with pytest.raises(error) as raised:
         make()
     assert part in str(raised.value)
+
+
+def test_attributes_of_a_wrapped_strategy_are_set_on_it():
+    inner = fedavg()
+    wrapper = StatisticsAveraging(inner, weighted_by_key="rows")
+    wrapper.fraction_train, wrapper.exact = 0.3, ("a",)
+    assert (inner.fraction_train, wrapper.fraction_train) == (0.3, 0.3)
+    assert inner.weighted_by_key == "num-examples"
+    assert not hasattr(inner, "exact")
+    assert copy.deepcopy(wrapper).fraction_train == 0.3
+
+
+@pytest.mark.parametrize(
+    "made", [compressed(), CompressionMod("int8"), StatisticsAveraging(fedavg()), INT8,
+             FailureLimits(), ReplyRules(), Screening()], ids=lambda made: type(made).__name__
+)  # fmt: skip
+def test_public_objects_say_what_they_are(made):
+    assert repr(made).startswith(f"{type(made).__name__}(")
+    assert " at 0x" not in repr(made)
+
+
+def test_a_grid_around_a_compressed_grid_is_refused():
+    with pytest.raises(TypeError, match="not CompressedGrid"):
+        CompressedGrid(compressed())
 
 
 def test_a_strategy_of_the_old_api_is_refused():
