@@ -144,8 +144,8 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def to_array(tensor: Tensor) -> NDArray[Any]:
     """Return a tensor's values as a numpy array, which may share its memory.
 
-    Only a parameter's memory is shared: numpy pins it, and a module may resize its buffers, as those
-    of quantisation-aware training. The array has the tensor's shape and type, if numpy has this type. bfloat16 and other floats
+    Only a parameter's memory is shared: numpy pins memory, and a module may resize its buffers. The
+    array has the tensor's shape and type, if numpy has this type. bfloat16 and other floats
     that numpy lacks become float32. A complex64 tensor (...) becomes float32 (..., 2). Raises
     `TypeError` for other types.
     """

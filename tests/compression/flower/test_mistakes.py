@@ -57,11 +57,15 @@ def two_records(moved):
     return {"first": dict([first]), "second": dict(others)}
 
 
+def looks(message, context, call_next):
+    return call_next(message, context) if message.content["arrays"]["scale"] else None
+
+
 MISTAKES = {
-    "no mod": (app_with([]), "give it mods=[CompressionMod(...)], before any other mod"),
-    "no mod, and the app looks for a tensor": (
-        moving(lambda node, values, state: {"arrays": {"scale": values["scale"]}}),
-        "mods=[CompressionMod(...)], before any other mod",
+    "no mod": (app_with([]), "give the ClientApp mods=[CompressionMod(...)], before any other mod"),
+    "the mod after one that looks for a tensor": (
+        app_with([looks, CompressionMod(INT8)]),
+        "KeyError: 'scale'; if it found a payload in place of the model's arrays, give the ",
     ),
     "two records": (
         app_with(CompressionMod(INT8), two_records),
@@ -210,7 +214,7 @@ KEEP = {
     "int8": {"quantizer": "int8"}, "selective": {"sparsifier": "selective", "density": 0.1},
 }  # fmt: skip
 DO_NOT = {
-    "topk": {"sparsifier": "topk"}, "dgc": {"sparsifier": "dgc"}, "esgd": {"sparsifier": "esgd"},
+    "topk": {"sparsifier": "topk"}, "dgc": {"sparsifier": "dgc", "momentum": 0.0}, "esgd": {"sparsifier": "esgd"},
     "randomk": {"sparsifier": "randomk", "rescale": True}, "qsgd": {"quantizer": "qsgd"},
     "ternary": {"quantizer": "ternary"}, "drive": {"quantizer": "drive"},
     "int8 with feedback": {"quantizer": "int8", "feedback": True},
