@@ -159,8 +159,8 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
 
 
 RESIZED = (
-    "the model's first use changes the shape of a buffer, as per-channel quantisation-aware training "
-    "does: call the model once where it is built"
+    "the model's first use changes the shape of a buffer, as in per-channel quantisation-aware "
+    "training: call the model once where it is built"
 )
 NUMPYS = (torch.float16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
