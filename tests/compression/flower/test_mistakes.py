@@ -214,7 +214,8 @@ KEEP = {
     "int8": {"quantizer": "int8"}, "selective": {"sparsifier": "selective", "density": 0.1},
 }  # fmt: skip
 DO_NOT = {
-    "topk": {"sparsifier": "topk"}, "dgc": {"sparsifier": "dgc", "momentum": 0.0}, "esgd": {"sparsifier": "esgd"},
+    "topk": {"sparsifier": "topk"}, "esgd": {"sparsifier": "esgd"},
+    "dgc": {"sparsifier": "dgc", "momentum": 0.0},
     "randomk": {"sparsifier": "randomk", "rescale": True}, "qsgd": {"quantizer": "qsgd"},
     "ternary": {"quantizer": "ternary"}, "drive": {"quantizer": "drive"},
     "int8 with feedback": {"quantizer": "int8", "feedback": True},
