@@ -282,6 +282,7 @@ def uplink_of(
     seeded = model.copy() if config.downlink.from_seed and model is not None else None
     return CompressionMod(
         codec_of(config),
+        receiver=None,
         layout=layout,
         initial=initial,
         seed=config.seed,

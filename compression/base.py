@@ -165,6 +165,11 @@ class Sparsifier(Method, ABC):
         """Whether |update - sent| < |update| (L2 norms); otherwise error feedback may diverge."""
         return True
 
+    @property
+    def gain_of_momentum(self) -> float:
+        """How often the values sent contain an update in the end; a decay makes it less than 1."""
+        return 1.0
+
     def restore(self, indices: Indices | None, values: Vector, memory: Memory) -> None:
         """Add (k,) values at ``indices`` back to the unsent values in ``memory``.
 

@@ -37,7 +37,7 @@ from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, q
 from .layout import Layout
 from .quantizers.float32 import Float32
 from .scatter import add_at, subtract_at
-from .validation import expect_between
+from .validation import expect_between, expect_one_of
 from .wire import (
     ALL,
     INDICES,
@@ -53,6 +53,7 @@ from .wire_header import varint
 from .wire_natives import NativeTensor, natives_bytes
 
 _SMALL = 64  # streams of fewer bytes stay uncoded, because coding would not make them smaller
+RECEIVERS = ("models", "gradients", "sums", "differences")  # described in `expect_receiver`
 _ERROR = "error"  # name of the codec's array for error feedback, float32 (n,)
 
 
@@ -111,6 +112,32 @@ class Codec:
                 "adds up what it gets, so the residual must hold all that it lacks"
             )
 
+    def expect_receiver(self, receiver: str, *, contextual: bool = False) -> None:
+        """Raise `ValueError` if a receiver's results with this codec would be wrong.
+
+        ``receiver``: ``models`` (it adds changes of models to its model, as FedAvg does),
+        ``gradients`` (it takes steps with gradients, and has no momentum), ``sums`` (it takes steps
+        with the sum of all updates so far), or ``differences`` (of models; the next one includes
+        what this one lacks). ``contextual``: whether it knows the context of the index sets.
+        """
+        expect_one_of("a codec", "receiver", receiver, RECEIVERS)
+        method, gain = self.sparsifier, self.sparsifier.gain_of_momentum
+        wrong = {
+            "sparsifier=ef21 goes with strategy=sparse_averaging and strategy/optimizer=ef21, and "
+            "the other way round: it sends changes, which the server adds up": method.incremental
+            != (receiver == "sums"),
+            f"sparsifier={method.name} counts each update up to {gain:g} times, as is right for "
+            "gradients and a server without momentum: give momentum=0": receiver == "models"
+            and gain > 1,
+            f"sparsifier={method.name} as it is set sends values further from a difference than 0 "
+            "is, so errors grow: choose topk": receiver == "differences" and not method.contracts,
+            f"coder={self.coder.name} is for strategy=sparse_averaging and asynchronous "
+            "strategies, where both ends know what was sent: choose coder=entropy": not contextual
+            and self.coder.contextual,
+        }
+        for why in (why for why, found in wrong.items() if found):
+            raise ValueError(why)
+
     def finer(self, bits: int) -> Self:
         """Return this codec with up to ``bits`` bits per value more, if the quantizer has bits."""
         quantizer = self.quantizer.finer(bits)
@@ -130,7 +157,8 @@ class Codec:
     def sends_all(self) -> bool:
         """Whether what one payload lacks is sent by a later one; `exact_names` are left aside."""
         lossless = self.feedback or self.quantizer.exact
-        return self.exact or (self.keeps and self.residual_decay == 1 and lossless)
+        kept = self.keeps and self.residual_decay == self.sparsifier.gain_of_momentum == 1
+        return self.exact or (kept and lossless)
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""

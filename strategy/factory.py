@@ -135,8 +135,7 @@ def scheme_of(config: Config) -> CountedStrategy:
                 f"those of {type(objective).__name__} may be"
             )
         uplink, from_seed = codec_of(config), config.downlink.from_seed
-        _expect_context(Codecs(uplink, downlink), config, known=False)
-        _expect_incremental(Codecs(uplink, downlink), made, config)
+        _expect_receivers(Codecs(uplink, downlink), made, config)
         return Federated(
             made,
             downlink,
@@ -168,27 +167,32 @@ def scheme_of(config: Config) -> CountedStrategy:
             "compact_records=true is for messages with models: give compact_records=false with a "
             "model that is cut over nodes"
         )
-    _expect_context(
-        codecs,
-        config,
-        known=getattr(scheme, "knows_context", False),
-        steps=getattr(scheme, "follow", "") == "steps",
-    )
-    _expect_incremental(codecs, scheme, config)
+    _expect_receivers(codecs, scheme, config)
     return scheme
 
 
-def _expect_context(codecs: Codecs, config: Config, *, known: bool, steps: bool = False) -> None:
-    """Raise `ConfigError` for a coder by context in a run that has no context.
+def _expect_receivers(codecs: Codecs, strategy: object, config: Config) -> None:
+    """Raise `ConfigError` for a method that is wrong for what receives its payloads.
 
-    The context is which entries the server's last updates, or differences of models, have changed.
-    `steps`: whether nodes get the server's updates, which may be lossless.
+    With strategy.follow=steps the downlink's payloads are updates, otherwise differences of models.
     """
-    if (codecs.contextual and not known) or gradients_of(config).coder.contextual:
-        raise ConfigError(
-            "coder=context is for strategy=sparse_averaging and asynchronous strategies, where "
-            "both ends know what the server has sent: choose coder=entropy"
-        )
+    known = getattr(strategy, "knows_context", False)
+    steps = getattr(strategy, "follow", "") == "steps"
+    optimizer = getattr(strategy, "optimizer", None)
+    momentum = getattr(optimizer, "momentum", 0) or getattr(optimizer, "sends_momentum", False)
+    sums = getattr(optimizer, "incremental", False)
+    gradients = getattr(strategy, "update", "") == "gradient" and not (momentum or sums)
+    updates = "gradients" if gradients else "models"
+    for group, codec, receiver in (
+        ("compression", codecs.uplink, "sums" if sums else updates),
+        ("downlink", codecs.downlink, updates if steps else "differences"),
+        ("gradients", gradients_of(config), "gradients"),
+    ):
+        try:
+            if codec is not None:
+                codec.expect_receiver(receiver, contextual=known and group != "gradients")
+        except ValueError as error:
+            raise ConfigError(f"{group}: {error}") from error
     downlink = codecs.downlink
     if codecs.contextual and (downlink is None or (downlink.exact and not steps)):
         raise ConfigError(
@@ -196,22 +200,6 @@ def _expect_context(codecs: Codecs, config: Config, *, known: bool, steps: bool 
             "choose one such as downlink=topk, or give compression.coder=entropy "
             "downlink.coder=entropy"
         )
-
-
-def _expect_incremental(codecs: Codecs, strategy: object, config: Config) -> None:
-    """Raise `ConfigError` if nodes send changes and the strategy adds none up, or vice versa."""
-    uplink, downlink = codecs.uplink, codecs.downlink
-    sends = uplink is not None and uplink.sparsifier.incremental
-    adds = getattr(getattr(strategy, "optimizer", None), "incremental", False)
-    if sends != adds:
-        raise ConfigError(
-            "compression.sparsifier=ef21 goes with strategy=sparse_averaging and "
-            "strategy/optimizer=ef21, and the other way round: nodes send changes of their "
-            "updates, and the server adds them up"
-        )
-    for group, codec in (("downlink", downlink), ("gradients", gradients_of(config))):
-        if codec is not None and codec.sparsifier.incremental:
-            raise ConfigError(f"{group}.sparsifier=ef21 is for what nodes send: choose topk")
 
 
 def _expect_local(config: Config) -> None:

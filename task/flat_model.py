@@ -144,11 +144,12 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 def to_array(tensor: Tensor) -> NDArray[Any]:
     """Return a tensor's values as a numpy array, which may share its memory.
 
-    The array has the tensor's shape and type, if numpy has this type. bfloat16 and other floats
+    Only a parameter's memory is shared: numpy pins memory, and a module may resize its buffers. The
+    array has the tensor's shape and type, if numpy has this type. bfloat16 and other floats
     that numpy lacks become float32. A complex64 tensor (...) becomes float32 (..., 2). Raises
     `TypeError` for other types.
     """
-    tensor = tensor.detach().cpu()
+    tensor = (tensor if isinstance(tensor, nn.Parameter) else tensor.clone()).detach().cpu()
     if tensor.dtype == torch.complex64:
         tensor = torch.view_as_real(tensor.resolve_conj())
     elif tensor.is_floating_point() and tensor.dtype not in NUMPYS:
@@ -157,6 +158,10 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
+RESIZED = (
+    "the model's first use changes the shape of a buffer, as in per-channel quantisation-aware "
+    "training: call the model once where it is built"
+)
 NUMPYS = (torch.float16, torch.float32, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
 
@@ -363,7 +368,8 @@ class FlatModel:
             if parameter.grad is None:
                 view.zero_()
             elif parameter.grad is not view:
-                view.copy_(parameter.grad)
+                grad = parameter.grad  # sparse with nn.Embedding(sparse=True)
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)
             parameter.grad = None
         return self._grad
 
@@ -404,7 +410,10 @@ class FlatModel:
             owner._buffers.update(held)
         with torch.no_grad():
             if self._beside:
-                torch._foreach_copy_(self._beside, self._initial)
+                try:
+                    torch._foreach_copy_(self._beside, self._initial)
+                except RuntimeError as error:
+                    raise TaskError(RESIZED) from error
             for name, tensor in self._native if natives else ():
                 if name in natives:
                     put_array(tensor, natives[name])

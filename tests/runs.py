@@ -29,7 +29,8 @@ def anywhere(group):
     """Return overrides for each choice of `compression` or `downlink`, for use with any strategy.
 
     The coder `context` is for `strategy=sparse_averaging`, so `entropy` takes its place. `ef21`
-    needs its own optimiser at the server, so it is left out.
+    needs its own optimiser at the server, so it is left out. The momentum of `dgc`
+    is for gradients.
     """
     found = {}
     for name in choices(group):
@@ -38,6 +39,7 @@ def anywhere(group):
         coder = OmegaConf.load(HERE / group / f"{name}.yaml").get("coder")
         found[name] = [f"{group}={name}"]
         found[name] += [f"{group}.coder=entropy"] if coder == "context" else []
+        found[name] += [f"{group}.momentum=0"] if name == "dgc" else []
     return found
 
 

@@ -6,13 +6,7 @@ from typing import Any
 
 from ..codec import Codec
 from ..make import make_codec
-from ..registry import names
-
-STAGES = ("sparsifier", "quantizer", "coder")
-NO_CONTEXT = (
-    "coder 'context' is for strategy=sparse_averaging, where nodes know the updates of all nodes: "
-    "choose 'entropy'"
-)
+from ..registry import STAGES, names
 
 
 def chosen(method: Codec | str, **options: Any) -> Codec:

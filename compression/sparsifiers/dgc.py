@@ -66,6 +66,11 @@ class DGC(ResidualSparsifier):
         """Return eight bytes per parameter (u and v), plus the bytes of the number of steps."""
         return 8 * layout.size + 8
 
+    @property
+    def gain_of_momentum(self) -> float:
+        """How often the values sent contain an update in the end, if no momentum is masked."""
+        return 1 / (1 - self.momentum) if self.momentum < 1 else float("inf")
+
     def accumulate(self, update: Vector, step: SparsifyContext) -> Vector:
         """Clip the gradient g, then compute u = momentum u + g and v = v + u."""
         momentum = get_or_zeros(step.memory, "momentum", len(update), np.float32)

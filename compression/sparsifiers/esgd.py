@@ -66,6 +66,11 @@ class ESGD(Sparsifier):
         """Name of the residual, float32 (n,)."""
         return "residual"
 
+    @property
+    def gain_of_momentum(self) -> float:
+        """How much of an update is sent if it is sent a step late."""
+        return self.beta if self.residual == "momentum" else 1 - self.beta
+
     def memory_bytes(self, layout: Layout) -> int:
         """Return nine bytes per parameter (residual, H and S), plus the bytes of the last loss."""
         return 9 * layout.size + 8

@@ -58,8 +58,8 @@ HARD = {
         "strategy.fraction_train=0.5", "strategy.fraction_evaluate=1", "dataset.holdout=0.2",
     ],
     "losses over a link": [
-        "algorithm=fedavg", *SMALL, *ROUNDS, "compression=dgc", "network=lte", "network.loss=0.2",
-        "timeout=2",
+        "algorithm=fedavg", *SMALL, *ROUNDS, "compression=dgc", "compression.momentum=0",
+        "network=lte", "network.loss=0.2", "timeout=2",
     ],
     "a plateau's rate": ["algorithm=fedavg_topk", *SMALL, *ROUNDS, "schedule=plateau",
                          "schedule.patience=0", "schedule.threshold=0.9"],

@@ -188,9 +188,9 @@ def test_a_node_that_comes_later_gets_the_activity(seeded):
 
 
 def test_other_flower_apps_refuse_the_coder():
-    with pytest.raises(ValueError, match="coder 'context' is for"):
+    with pytest.raises(ValueError, match="coder=context is for"):
         CompressionMod("topk", density=0.1, coder="context")
-    with pytest.raises(ValueError, match="coder 'context' is for"):
+    with pytest.raises(ValueError, match="coder=context is for"):
         CompressedGrid(grid_of(ClientApp(), 1), downlink="context")
 
 

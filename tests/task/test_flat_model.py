@@ -324,3 +324,20 @@ def test_half_parameters_are_trained_through_their_float32_masters(dtype, optimi
 def test_other_float_types_are_refused():
     with pytest.raises(TaskError, match=r"0\.weight is float64"):
         FlatModel(nn.Sequential(nn.Linear(2, 2).double()))
+
+
+def test_sparse_gradients_are_collected():
+    flat = FlatModel(torch.nn.Embedding(5, 3, sparse=True))
+    flat.drop_grad()
+    flat.module(torch.tensor([1, 1, 4])).sum().backward()
+    assert flat.collect_grad().reshape(5, 3)[:, 0].tolist() == [0, 2, 0, 0, 1]
+
+
+def test_the_arrays_of_buffers_do_not_pin_them():
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("seen", torch.zeros(0))
+    flat = FlatModel(module)
+    flat.natives()
+    module.seen.resize_(2)  # as quantisation-aware training does
+    with pytest.raises(TaskError, match="call the model once"):
+        flat.reset()

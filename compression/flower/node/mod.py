@@ -26,7 +26,7 @@ from ..headers import (
     trains,
     written,
 )
-from ..method import NO_CONTEXT, chosen
+from ..method import chosen
 from ..native_tensors import (
     NATIVE,
     NONE,
@@ -92,6 +92,10 @@ class CompressionMod:
     The first such message that has arrays causes a warning. Methods that depend on the loss read
     the metric `loss` of the reply.
 
+    `receiver`: what the server gets (`Codec.expect_receiver`), the trained models by default. Give
+    "gradients" if each reply's model is one step with a gradient from the message's model. None:
+    the method is not checked, because the caller has done so.
+
     The mod stores the codec's residual in `Context.state`, where the app does not see it. The
     server's next message says whether the node's last reply was applied. If it was not, the mod
     adds the reply back to the residual.
@@ -105,11 +109,12 @@ class CompressionMod:
     model starts with. `native_tensors.py` describes how the app gets and returns them. `seeded`:
     the model before training, float32 (n,), if the node makes it from the run's seed. `optimizer`:
     the server's optimiser; it is needed if nodes repeat the server's steps. `contextual`: True if
-    the index sets of either direction are coded by context. `masked`: apply line 7
-    of CE-SGD's Algorithm 2 (`NodeReplica.masked`).
+    the index sets of either direction are coded by context. `masked`: apply line 7 of CE-SGD's
+    Algorithm 2 (`NodeReplica.masked`).
 
-    Raises the errors of `method.chosen`, and `ValueError` for a bad `seed`. A call raises
-    `PayloadError` in these cases, and Flower sends the error in the reply:
+    Raises the errors of `method.chosen`, and `ValueError` for a bad `seed` and for a method that is
+    wrong for the receiver. A call raises `PayloadError` in these cases, and Flower sends the error
+    in the reply:
 
     - the payload cannot be decoded, or is relative to a version of the model that the node lacks;
     - the update holds NaN or infinity;
@@ -121,6 +126,7 @@ class CompressionMod:
         self,
         method: Codec | str,
         *,
+        receiver: str | None = "models",
         layout: Layout | None = None,
         initial: Initial = NONE,
         seed: int = 0,
@@ -131,14 +137,18 @@ class CompressionMod:
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
+        if receiver is not None:
+            self.codec.expect_receiver(receiver)
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
-        if self.codec.coder.contextual and not contextual:
-            raise ValueError(NO_CONTEXT)
         self._layout, self._seed, self._masked = layout, seed, masked
         self._initial = initial
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
         self._warned = False
+
+    def __repr__(self) -> str:
+        """Return the codec."""
+        return f"CompressionMod({self.codec!r})"
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode the model in the message, call the app with it, and encode the app's update."""

@@ -17,7 +17,7 @@ from ...validation import expect_kinds
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
-from ..method import NO_CONTEXT, chosen
+from ..method import chosen
 from ..records import records, with_content
 from ..tensor_split import Model, TensorSplit
 from ..timed_grid import GridWrapper
@@ -98,7 +98,7 @@ class CompressedGrid(GridWrapper):
         state: CompressedGridState | None = None,
         compact_records: bool = False,
     ) -> None:
-        if not isinstance(grid, Grid):
+        if not isinstance(grid, Grid) or isinstance(grid, CompressedGrid):
             raise TypeError(
                 f"CompressedGrid wraps a Grid of Flower's (flwr.serverapp.Grid), not {grid!r}"
             )
@@ -117,9 +117,9 @@ class CompressedGrid(GridWrapper):
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
-        codec = None if downlink is None else chosen(downlink)
-        if codec is not None and codec.coder.contextual:
-            raise ValueError(NO_CONTEXT)
+        self._downlink = codec = None if downlink is None else chosen(downlink)
+        if codec is not None:
+            codec.expect_receiver("differences")
         self._whole = codec is None  # the server sends whole models
         self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
         self._session = ServerSession(
@@ -149,6 +149,10 @@ class CompressedGrid(GridWrapper):
             self._look_at_names,
         )
         self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by type of message
+
+    def __repr__(self) -> str:
+        """Return the downlink's codec and the kind of the grid."""
+        return f"CompressedGrid({type(self._grid).__name__}, downlink={self._downlink!r})"
 
     # Flower's Grid
 

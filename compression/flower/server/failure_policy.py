@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ...base import DIVERGED, PayloadError
 from ..headers import HEALS
-from ..records import STYPE
 from ..traffic import Traffic, in_one_line
 
 log = getLogger("edgewire")
@@ -18,14 +17,12 @@ MANY = 3  # if no reply of MANY nodes can be used, the cause is probably not a s
 # The run ends if every node has sent this many consecutive unusable replies.
 MAX_CONSECUTIVE_FAILURES = 20
 UNUSABLE = "no update could be used"  # the error that ends a run begins with this
+MOD = "give the ClientApp mods=[CompressionMod(...)], before any other mod"
+# What an app raises that looks for a model's arrays, and finds one with a payload.
+LOOKUPS = ("KeyError", "IndexError", "not enough values")
 HINTS = {
     "as long as usual": DIVERGED,
-    STYPE: (
-        "the ClientApp was handed a payload: give it mods=[CompressionMod(...)], before "
-        "any other mod"
-    ),
-    "CompressionMod": "give the ClientApp mods=[CompressionMod(...)], before any other mod",
-    "_mod expects": "put CompressionMod before any other mod",
+    **dict.fromkeys(("'edgewire.", "CompressionMod", "_mod expects"), MOD),
     "ArrayRecord": "a reply must hold one ArrayRecord, the model, and one MetricRecord",
 }
 
@@ -152,6 +149,8 @@ class FailurePolicy:
         usual = Counter(self._reasons or ["no reply held an update"]).most_common(1)
         reason = usual[0][0]
         hint = next((hint for sign, hint in HINTS.items() if sign in reason), "")
+        if not self._traffic.client_updates and any(sign in reason for sign in LOOKUPS):
+            hint = f"if it found a payload in place of the model's arrays, {MOD}"
         return f"{reason}{hint and '; ' + hint}"
 
     def end(self) -> None:

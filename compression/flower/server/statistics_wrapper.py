@@ -119,7 +119,6 @@ class StatisticsAveraging(Strategy):
         layout: Layout | None = None,
     ) -> None:
         _expect_strategy(strategy)
-        self.strategy = strategy
         self.exact, self.weighted_by_key = tuple(exact), weighted_by_key
         self._layout = layout
         wrapped = _wrapped_by(strategy)
@@ -127,6 +126,22 @@ class StatisticsAveraging(Strategy):
         self._private = any(isinstance(each, PRIVATE) for each in wrapped)
         # The native tensors sent to nodes; stored only for a strategy with differential privacy.
         self._sent: dict[str, NDArray[Any]] = {}
+        self.strategy = strategy  # last, because later attributes may be set on the strategy
+
+    def __repr__(self) -> str:
+        """Return the kinds of the wrapped strategies."""
+        kinds = ", ".join(type(each).__name__ for each in _wrapped_by(self.strategy))
+        return f"StatisticsAveraging({kinds})"
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that only the wrapped strategy has."""
+        return getattr(self.__dict__.get("strategy"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute: on the wrapped strategy if only that has it."""
+        wrapped = self.__dict__.get("strategy")
+        mine = name in self.__dict__ or hasattr(type(self), name) or not hasattr(wrapped, name)
+        object.__setattr__(self, name, value) if mine else setattr(wrapped, name, value)
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""

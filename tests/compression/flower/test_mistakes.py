@@ -1,5 +1,7 @@
 """A user's mistake raises an error at once where possible, else after the first round."""
 
+import copy
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -55,8 +57,16 @@ def two_records(moved):
     return {"first": dict([first]), "second": dict(others)}
 
 
+def looks(message, context, call_next):
+    return call_next(message, context) if message.content["arrays"]["scale"] else None
+
+
 MISTAKES = {
-    "no mod": (app_with([]), "give it mods=[CompressionMod(...)], before any other mod"),
+    "no mod": (app_with([]), "give the ClientApp mods=[CompressionMod(...)], before any other mod"),
+    "the mod after one that looks for a tensor": (
+        app_with([looks, CompressionMod(INT8)]),
+        "KeyError: 'scale'; if it found a payload in place of the model's arrays, give the ",
+    ),
     "two records": (
         app_with(CompressionMod(INT8), two_records),
         "none of them 'arrays', the model",
@@ -153,6 +163,30 @@ def test_wrong_options_are_refused_at_once(error, make, part):
     assert part in str(raised.value)
 
 
+def test_attributes_of_a_wrapped_strategy_are_set_on_it():
+    inner = fedavg()
+    wrapper = StatisticsAveraging(inner, weighted_by_key="rows")
+    wrapper.fraction_train, wrapper.exact = 0.3, ("a",)
+    assert (inner.fraction_train, wrapper.fraction_train) == (0.3, 0.3)
+    assert inner.weighted_by_key == "num-examples"
+    assert not hasattr(inner, "exact")
+    assert copy.deepcopy(wrapper).fraction_train == 0.3
+
+
+@pytest.mark.parametrize(
+    "made", [compressed(), CompressionMod("int8"), StatisticsAveraging(fedavg()), INT8,
+             FailureLimits(), ReplyRules(), Screening()], ids=lambda made: type(made).__name__
+)  # fmt: skip
+def test_public_objects_say_what_they_are(made):
+    assert repr(made).startswith(f"{type(made).__name__}(")
+    assert " at 0x" not in repr(made)
+
+
+def test_a_grid_around_a_compressed_grid_is_refused():
+    with pytest.raises(TypeError, match="not CompressedGrid"):
+        CompressedGrid(compressed())
+
+
 def test_a_strategy_of_the_old_api_is_refused():
     old = pytest.importorskip("flwr.server.strategy")
     with pytest.raises(TypeError, match="Flower's old API"):
@@ -180,7 +214,8 @@ KEEP = {
     "int8": {"quantizer": "int8"}, "selective": {"sparsifier": "selective", "density": 0.1},
 }  # fmt: skip
 DO_NOT = {
-    "topk": {"sparsifier": "topk"}, "dgc": {"sparsifier": "dgc"}, "esgd": {"sparsifier": "esgd"},
+    "topk": {"sparsifier": "topk"}, "esgd": {"sparsifier": "esgd"},
+    "dgc": {"sparsifier": "dgc", "momentum": 0.0},
     "randomk": {"sparsifier": "randomk", "rescale": True}, "qsgd": {"quantizer": "qsgd"},
     "ternary": {"quantizer": "ternary"}, "drive": {"quantizer": "drive"},
     "int8 with feedback": {"quantizer": "int8", "feedback": True},

@@ -39,7 +39,7 @@ METHODS = {
     "dense": {},
     "topk": TOPK,
     "topk-int8": {**TOPK, "quantizer": "int8", "feedback": True},
-    "dgc": {"sparsifier": "dgc", "sparsity": 0.9},
+    "dgc": {"sparsifier": "dgc", "sparsity": 0.9, "momentum": 0.0},
     "esgd": {"sparsifier": "esgd", "drop": 0.8},
     "cesgd": {"sparsifier": "cesgd"},
     "randomk": {"sparsifier": "randomk", "density": 0.2},
