@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import html
-import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from report.errors import ResultsError
+from report.files.reader import folders, read_json, read_yaml
 from report.metric import main_of
 from report.runs import (
     HISTORY,
     HYDRA,
+    REFERENCE,
     WITHOUT_EFFECT,
     Run,
     group_runs,
@@ -60,7 +64,7 @@ class RunResult:
         try:
             self.values = read_result(self.folder)
         except (OSError, ValueError) as error:
-            raise ResultsError(f"{self.folder} holds no result of a run") from error
+            raise ResultsError(f"{self.folder} holds no result of a run: {error}") from error
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -87,8 +91,19 @@ class RunResult:
 
     @property
     def config(self) -> DictConfig:
-        """The run's configuration."""
-        return OmegaConf.load(self.folder / HYDRA / "config.yaml")  # type: ignore[return-value]
+        """The run's configuration.
+
+        `${KEY}` is the value of another key, as in the run. Any other `${...}` stays text: in the
+        folder of somebody else it could read this machine's environment. Raises `ResultsError`.
+        """
+        file = self.folder / HYDRA / "config.yaml"
+        try:
+            made = OmegaConf.create(_without_resolvers(read_yaml(file)))
+        except (OSError, ValueError, OmegaConfBaseException) as error:
+            raise ResultsError(f"{file} cannot be read: {error}") from error
+        if not isinstance(made, DictConfig):
+            raise ResultsError(f"{file} holds no configuration")
+        return made
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -108,7 +123,10 @@ class RunResult:
         import pandas as pd
 
         file = self.folder / "nodes.json"
-        return pd.DataFrame(json.loads(file.read_text())["nodes"] if file.is_file() else [])
+        try:
+            return pd.DataFrame(read_json(file)["nodes"] if file.exists() else [])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ResultsError(f"{file} cannot be read: {error!r}") from error
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained model's tensors, by name; for `module.load_state_dict`."""
@@ -165,9 +183,9 @@ class SweepResult(Sequence[RunResult]):
         except ResultsError:  # no run has finished
             runs = []
         self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
-        notes = sorted(note for top in tops for note in top.rglob(FAILED))
-        self.failed = {note.parent: str(json.loads(note.read_text())["line"]) for note in notes}
-        self.not_begun = sorted(note.parent for top in tops for note in top.rglob(NOT_BEGUN))
+        found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
+        self.failed = {folder: _line(folder) for folder, names in found if FAILED in names}
+        self.not_begun = [folder for folder, names in found if NOT_BEGUN in names]
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -208,6 +226,25 @@ class SweepResult(Sequence[RunResult]):
         """Return a line for each job without a result."""
         lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
         return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
+
+
+def _line(folder: Path) -> str:
+    """Return why a job has failed."""
+    try:
+        return str(read_json(folder / FAILED)["line"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"failed; {FAILED} does not say why: {error!r}"
+
+
+def _without_resolvers(value: Any) -> Any:
+    """Return plain data in which OmegaConf replaces only texts of the form `${KEY}`."""
+    if isinstance(value, dict):
+        return {key: _without_resolvers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_resolvers(each) for each in value]
+    if not isinstance(value, str) or REFERENCE.fullmatch(value):
+        return value
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf removes the backslashes again
 
 
 def plot(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from report.errors import ResultsError
+from report.files.reader import folders, lines_of, open_file, parse_json, read_json
 from report.format import NOTHING
 from report.html.counters import Row, number, sent_bytes, sent_of
 from report.html.text import one_line
@@ -37,7 +38,8 @@ NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in
 class RunRecord:
     """A line of the table of all runs. `outcome`: "finished", or why the run did not finish.
 
-    `command`: repeats a finished run, and resumes or repeats another.
+    `failures`, `updates`: the updates that could not be used, and those that were used. `command`:
+    repeats a finished run, and resumes or repeats another.
     """
 
     folder: Path
@@ -51,6 +53,7 @@ class RunRecord:
     bytes_down: float | None
     failures: float | None
     seconds: float | None
+    updates: float | None
     command: str
 
 
@@ -96,8 +99,7 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
         number(result, "round"),
         sent_of(run, "uplink"),
         sent_of(run, "downlink"),
-        number(result, "failures"),
-        number(result, "seconds"),
+        *_counts(result),
         repeat_command(run.folder),
     )
 
@@ -122,8 +124,7 @@ def unfinished_record(folder: Path) -> RunRecord:
         number(last, "round"),
         sent_bytes(last, "uplink"),
         sent_bytes(last, "downlink"),
-        number(last, "failures"),
-        number(last, "seconds"),
+        *_counts(last),
         f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
         if resumes
         else repeat_command(folder),
@@ -162,7 +163,7 @@ def run_so_far(folder: Path) -> Run | None:
 
 def without_settings(tops: Sequence[Path]) -> list[Path]:
     """Return the folders that hold a result and no overrides, so that nothing can be grouped."""
-    found = {file.parent.resolve() for top in tops for file in top.rglob(RESULT)}
+    found = {f.resolve() for top in tops for f, names in folders(top) if RESULT in names}
     return sorted(folder for folder in found if not (folder / OVERRIDES).exists())
 
 
@@ -170,7 +171,7 @@ def foreign_record(folder: Path) -> RunRecord:
     """Return the line of a folder that holds a result and no overrides."""
     try:
         result = read_result(folder)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         result = {}
     why = f"left out: it has no {OVERRIDES}"
     up, down = (sent_bytes(result, way) for way in ("uplink", "downlink"))
@@ -184,8 +185,7 @@ def foreign_record(folder: Path) -> RunRecord:
         number(result, "round"),
         up,
         down,
-        number(result, "failures"),
-        number(result, "seconds"),
+        *_counts(result),
         NOTHING,
     )
 
@@ -193,7 +193,7 @@ def foreign_record(folder: Path) -> RunRecord:
 def why_unfinished(folder: Path) -> str:
     """Return why a run has no usable result, in one line."""
     try:
-        note = json.loads((folder / FAILED).read_text())
+        note = read_json(folder / FAILED)
         return one_line(f"failed: {note['line']}")
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -206,10 +206,15 @@ def why_unfinished(folder: Path) -> str:
     return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
 
 
+def _counts(row: Row) -> tuple[float | None, float | None, float | None]:
+    """Return a row's failures, its seconds and its used updates."""
+    return number(row, "failures"), number(row, "seconds"), number(row, "client_updates")
+
+
 def _last_row(folder: Path) -> Row:
     try:
-        lines = (folder / HISTORY).read_text(errors="replace").splitlines()
-        found = json.loads(lines[-1])
+        with open_file(folder / HISTORY) as opened:
+            found = parse_json(deque(lines_of(opened), maxlen=1)[0])
     except (OSError, ValueError, IndexError):
         return {}
     return found if isinstance(found, dict) else {}
