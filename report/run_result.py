@@ -5,13 +5,13 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
 from report.errors import ResultsError
 from report.files.reader import folders, read_json, read_yaml
@@ -37,6 +37,15 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
 
 FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn the exceptions of damaged files into `ResultsError`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as error:
+        raise ResultsError(f"{folder}: its files cannot be used: {error!r}") from error
 
 
 class Traffic(NamedTuple):
@@ -69,19 +78,22 @@ class RunResult:
     @property
     def metrics(self) -> dict[str, float | None]:
         """The loss and the metrics of the last evaluation, by name; the main metric is first."""
-        names = dict.fromkeys((main_of(self.values).name, *self.values["metrics"], "loss"))
+        with _reading(self.folder):
+            others = self.values.get("metrics") or {}
+            names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
         return {name: self.values.get(name) for name in names}
 
     @property
     def traffic(self) -> Traffic:
         """The bytes of the run in both directions, and without compression."""
-        up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
-        return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
+        with _reading(self.folder):
+            up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
+            return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
 
     @property
     def diverged(self) -> bool:
         """Whether the model has diverged."""
-        return bool(self.values["diverged"])
+        return bool(self.values.get("diverged"))
 
     @property
     def stopped(self) -> str | None:
@@ -96,26 +108,23 @@ class RunResult:
         `${KEY}` is the value of another key, as in the run. Any other `${...}` stays text: in the
         folder of somebody else it could read this machine's environment. Raises `ResultsError`.
         """
-        file = self.folder / HYDRA / "config.yaml"
-        try:
-            made = OmegaConf.create(_without_resolvers(read_yaml(file)))
-        except (OSError, ValueError, OmegaConfBaseException) as error:
-            raise ResultsError(f"{file} cannot be read: {error}") from error
-        if not isinstance(made, DictConfig):
-            raise ResultsError(f"{file} holds no configuration")
-        return made
+        with _reading(self.folder):
+            found = read_yaml(self.folder / HYDRA / "config.yaml")
+            return DictConfig(_without_resolvers(found))
 
     @property
     def overrides(self) -> dict[str, str]:
         """The run's overrides, by their keys."""
-        return overrides_of(self.folder)
+        with _reading(self.folder):
+            return overrides_of(self.folder)
 
     @cached_property
     def history(self) -> pd.DataFrame:
         """One row a round: the keys of `history.jsonl`. Missing values are NaN."""
         import pandas as pd
 
-        return pd.DataFrame(self._rows())
+        with _reading(self.folder):
+            return pd.DataFrame(self._rows())
 
     @cached_property
     def nodes(self) -> pd.DataFrame:
@@ -123,10 +132,8 @@ class RunResult:
         import pandas as pd
 
         file = self.folder / "nodes.json"
-        try:
+        with _reading(self.folder):
             return pd.DataFrame(read_json(file)["nodes"] if file.exists() else [])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ResultsError(f"{file} cannot be read: {error!r}") from error
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained model's tensors, by name; for `module.load_state_dict`."""
@@ -143,20 +150,24 @@ class RunResult:
         return plot([self], y, x, log_x=log_x)
 
     def __repr__(self) -> str:
-        rows = summary_rows(self.values, self.folder)
+        rows = self._summary()
         width = max(map(len, rows)) + 2
         lines = (f"{name:{width}}{text}" for name, text in rows.items())
         indented = "\n" + " " * width
         return "\n".join(line.replace("\n", indented) for line in lines)
 
     def _repr_html_(self) -> str:
-        rows = summary_rows(self.values, self.folder)
+        rows = self._summary()
         cells = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
             for name, text in rows.items()
         )
         return f"<table>{cells}</table>"
+
+    def _summary(self) -> dict[str, str]:
+        with _reading(self.folder):
+            return summary_rows(self.values, self.folder)
 
     def _rows(self) -> list[dict[str, Any]]:
         return read_history(self.folder / HISTORY, main_of(self.values).name)
