@@ -214,7 +214,11 @@ def read_history(file: Path, main: str = "accuracy") -> list[Row]:
     """
     rows: list[Row] = []
     damaged: int | None = None  # the number of a line
-    with open_file(file) as opened:
+    try:
+        opened = open_file(file)
+    except ValueError as error:
+        raise ResultsError(str(error)) from error
+    with opened:
         for number, line in enumerate(lines_of(opened), 1):
             if damaged is not None:
                 break

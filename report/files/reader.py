@@ -4,7 +4,7 @@ All of `report` opens such files here, so that no folder makes a program wait, o
 
 * A file must be a regular file. Links in a run's folder are not followed, because a link of a
   foreign folder may lead to any file of this machine.
-* JSON and YAML are read up to `LARGEST` bytes, `MOST_NODES` lists and mappings (YAML: values) and
+* JSON and YAML are read up to `LARGEST` bytes, `MOST_NODES` lists and mappings (YAML: all values) and
   `DEEPEST` levels. YAML is plain data: without aliases, without tags, and `${...}` stays text.
 * A history has at most `LARGEST_HISTORY` bytes, and a line of it `LONGEST_LINE`.
 
@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, NoReturn
 
 LARGEST = 16_000_000  # bytes; `nodes.json` of 2,000 nodes with 1,000 classes has about 7 MB
 LARGEST_HISTORY = 2_000_000_000  # bytes; 250,000 rounds have about 200 MB
-MOST_NODES = 100_000  # a list without items takes 30 times the memory of its text
+# Small lists and texts take 30 times the memory that they have as JSON.
+MOST_NODES = 100_000
 DEEPEST = 24  # levels of lists, mappings and folders
 LONGEST_LINE = 1_000_000  # bytes
 LONG_NUMBER = re.compile(r"[-+\d_:.]{100,}")  # of 1:1:1... YAML computes a number to the base 60
@@ -124,8 +125,8 @@ def read_json(file: Path) -> Any:
 def parse_json(text: bytes) -> Any:
     """Return a value; null in place of NaN and infinity. Raises `ValueError`, also if too deep."""
     nodes = text.count(b"[") + text.count(b"{")
-    if nodes > MOST_NODES:
-        raise ValueError("too many lists")
+    if nodes > MOST_NODES or text.count(b'"') > 4 * MOST_NODES:
+        raise ValueError("too many lists or texts")
     try:
         found = json.loads(text, parse_constant=lambda name: None)
     except RecursionError:

@@ -176,7 +176,9 @@ def no_file(file, dice):
 
 
 def odd_history(file, dice):
-    history = (file.parent.parent if file.parent.name == ".hydra" else file.parent) / "history.jsonl"
+    history = (
+        file.parent.parent if file.parent.name == ".hydra" else file.parent
+    ) / "history.jsonl"
     with history.open("a", errors="surrogatepass") as more:
         more.write(dice.choice((
             "\n\n", "null\n", '{"round": 1e999}\n', '{"round": 3, "x": "' + "y" * 3_000_000 + '"}\n',
