@@ -4,8 +4,9 @@ All of `report` opens such files here, so that no folder makes a program wait, o
 
 * A file must be a regular file. Links in a run's folder are not followed, because a link of a
   foreign folder may lead to any file of this machine.
-* JSON and YAML are read up to `LARGEST` bytes, `MOST_NODES` lists and mappings (YAML: all values) and
-  `DEEPEST` levels. YAML is plain data: without aliases, without tags, and `${...}` stays text.
+* JSON and YAML have at most `LARGEST` bytes, `MOST_NODES` lists and mappings (in YAML: values of
+  any kind) and `DEEPEST` levels.
+* YAML is plain data, without aliases and tags. `${...}` stays text.
 * A history has at most `LARGEST_HISTORY` bytes, and a line of it `LONGEST_LINE`.
 
 What does not fit is a `ValueError`. It is also noted, so that a command can name it (`noting`).

@@ -5,8 +5,8 @@ import os
 import random
 import socket
 
-from tests.report.live_runs import row, write_nodes
 from tests.report.html.made_runs import add_run
+from tests.report.live_runs import row, write_nodes
 
 CANARY = "canary-of-this-machine"
 NAMES = ("result.json", "history.jsonl", "nodes.json", "failed.json", *(
@@ -119,8 +119,10 @@ def metric_renamed(file, dice):
 
 def deep(file, dice):
     count = dice.choice((20, 90, 400, 990, 5000, 200_000))
-    start, inner, end = dice.choice((("[", "", "]"), ('{"a":', "1", "}"), ('{"round": 1, "x": ', "1", "}"),
-                                     ("- ", "a", ""), ("? ", "a", "")))  # fmt: skip
+    start, inner, end = dice.choice((
+        ("[", "", "]"), ('{"a":', "1", "}"), ('{"round": 1, "x": ', "1", "}"),
+        ("- ", "a", ""), ("? ", "a", ""),
+    ))  # fmt: skip
     file.write_text(start * count + inner + end * count * dice.choice((0, 1)))
 
 
@@ -143,7 +145,8 @@ def odd_yaml(file, dice):
         "? [a]\n: 1\n", "a: 2024-99-99", "- 1\n- [a]\n", "a: .inf\nb: .nan", "- ${oc.env:CANARY}",
         "hydra: 7", "hydra: {runtime: {choices: [1]}}", "", "null", "a: &x 1\n<<: {a: 2}", "\tx",
         "\n".join(f"k{at}: {{a: ${{k{at + 1}}}}}" for at in range(20_000)),
-        "1: {2: 3, null: 4, true: 5, 1.5: 6}", "a.b: 1\na: {b: 2}", f"{'a' * 10**5}: 1", "---\n---\n",
+        "1: {2: 3, null: 4, true: 5, 1.5: 6}", "a.b: 1\na: {b: 2}", f"{'a' * 10**5}: 1",
+        "---\n---\n",
     )))  # fmt: skip
 
 
@@ -181,8 +184,9 @@ def odd_history(file, dice):
     ) / "history.jsonl"
     with history.open("a", errors="surrogatepass") as more:
         more.write(dice.choice((
-            "\n\n", "null\n", '{"round": 1e999}\n', '{"round": 3, "x": "' + "y" * 3_000_000 + '"}\n',
-            "z" * 10_000_000, '{"round": 2}\n{"round": 1}\n', "\x0c{}\n", '{"round": -1}\n' * 50_000,
+            "\n\n", "null\n", '{"round": 1e999}\n',
+            '{"round": 3, "x": "' + "y" * 3_000_000 + '"}\n', "z" * 10_000_000,
+            '{"round": 2}\n{"round": 1}\n', "\x0c{}\n", '{"round": -1}\n' * 50_000,
             '{"round": 3, "loss": 1e308, "accuracy": -1e150, "seconds": -5}\n' * 3,
             "".join(json.dumps({"round": at, **{f"k{at}_{n}": 1 for n in range(100)}}) + "\n"
                     for at in range(500)),

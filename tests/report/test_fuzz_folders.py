@@ -122,6 +122,8 @@ def test_a_damaged_folder_costs_little_and_no_traceback(tmp_path, pytestconfig, 
             problems.append(f"seed {seed}, {done}: {took:.1f} s, {filled:.0f} MB\n{problem}")
         shutil.rmtree(place)
     slowest, largest = max(costs), max(costs, key=lambda each: each[1])
-    print(f"empty: {seconds:.2f} s, {megabytes:.0f} MB; beyond it: slowest {slowest[0]:.2f} s (seed "
-          f"{slowest[2]}), largest {largest[1]:.0f} MB (seed {largest[2]})")  # fmt: skip
+    print(
+        f"an empty folder: {seconds:.2f} s, {megabytes:.0f} MB; the most beyond that: "
+        f"{slowest[0]:.2f} s (seed {slowest[2]}), {largest[1]:.0f} MB (seed {largest[2]})"
+    )
     assert not problems, f"{len(problems)} folders\n" + "\n".join(problems[:40])
