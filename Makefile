@@ -33,9 +33,11 @@ docs-check: $(VENV)/ready
 
 # The long tests: 100,000 mutated payloads with right checksums, spread over all decoders; and
 # 10,000 mutated replies for each preset and strategy, which takes hours (REPLIES=500 for fewer).
+# Between them, 2,000 damaged folders of runs are read by all reports.
 REPLIES ?= 10000
 fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
+	$(PY) -m pytest tests/report/test_fuzz_folders.py --folders 2000
 	$(PY) -m pytest tests/test_fuzz_replies.py --replies $(REPLIES) -n auto
 
 bench: $(VENV)/ready

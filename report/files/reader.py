@@ -98,12 +98,11 @@ def open_file(file: Path) -> BinaryIO:
         if not isinstance(error, FileNotFoundError):
             _note(file, f"cannot be read: {error.strerror}")
         raise
-    opened = os.fdopen(handle, "rb")
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_HISTORY:
-        opened.close()
-        refuse(file, "is no regular file" if found.st_size <= LARGEST_HISTORY else "is too large")
-    return opened
+        os.close(handle)
+        refuse(file, "is too large" if stat.S_ISREG(found.st_mode) else "is no regular file")
+    return os.fdopen(handle, "rb")
 
 
 def read_bytes(file: Path) -> bytes:
