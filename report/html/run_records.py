@@ -11,7 +11,7 @@ from pathlib import Path
 from report.errors import ResultsError
 from report.files.reader import folders, lines_of, open_file, parse_json, read_json
 from report.format import NOTHING
-from report.html.counters import Row, number, sent_bytes, sent_of
+from report.html.counters import Row, number, sent_bytes
 from report.html.text import one_line
 from report.live.history import metric_in
 from report.metric import main_of
@@ -89,19 +89,21 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
         outcome = "repeated: a later run with this seed counts"
     if damaged:
         outcome += f", but its {HISTORY} cannot be read: it has no curves and no times over links"
-    return RunRecord(
-        run.folder,
-        label or one_line(in_order(run.overrides)),
-        str(run.seed),
-        outcome,
-        outcome == "finished",
-        run.metric.text(number(result, run.metric.name)),
-        number(result, "round"),
-        sent_of(run, "uplink"),
-        sent_of(run, "downlink"),
-        *_counts(result),
-        repeat_command(run.folder),
-    )
+    group = label or one_line(in_order(run.overrides))
+    value = run.metric.text(number(result, run.metric.name))
+    fine, command = outcome == "finished", repeat_command(run.folder)
+    return _record(run.folder, group, str(run.seed), outcome, result, command, value, fine)
+
+
+def _record(folder: Path, group: str, seed: str, outcome: str, row: Row, command: str = NOTHING,
+            value: str = NOTHING, fine: bool = False) -> RunRecord:  # fmt: skip
+    """Return a line of the table; `row`: the run's result, or its last row."""
+    up, down = (sent_bytes(row, way) for way in ("uplink", "downlink"))
+    names = ("round", "failures", "seconds", "client_updates")
+    rounds, failures, seconds, updates = (number(row, name) for name in names)
+    group, seed = group or NOTHING, one_line(seed)
+    return RunRecord(folder, group, seed, outcome, fine, value, rounds, up, down, failures,
+                     seconds, updates, command)  # fmt: skip
 
 
 def unfinished_record(folder: Path) -> RunRecord:
@@ -113,22 +115,10 @@ def unfinished_record(folder: Path) -> RunRecord:
     seed = overrides.pop("seed", NOTHING)
     label = in_order({k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)})
     last = _last_row(folder)
-    resumes = (folder / CHECKPOINT).is_file()
-    return RunRecord(
-        folder,
-        one_line(label) or NOTHING,
-        one_line(seed),
-        why_unfinished(folder),
-        False,
-        NOTHING,
-        number(last, "round"),
-        sent_bytes(last, "uplink"),
-        sent_bytes(last, "downlink"),
-        *_counts(last),
-        f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
-        if resumes
-        else repeat_command(folder),
-    )
+    command = repeat_command(folder)
+    if (folder / CHECKPOINT).is_file():
+        command = f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
+    return _record(folder, one_line(label), seed, why_unfinished(folder), last, command)
 
 
 def run_so_far(folder: Path) -> Run | None:
@@ -174,20 +164,7 @@ def foreign_record(folder: Path) -> RunRecord:
     except (OSError, ValueError):
         result = {}
     why = f"left out: it has no {OVERRIDES}"
-    up, down = (sent_bytes(result, way) for way in ("uplink", "downlink"))
-    return RunRecord(
-        folder,
-        NOTHING,
-        one_line(str(result.get("seed", NOTHING))),
-        why,
-        False,
-        NOTHING,
-        number(result, "round"),
-        up,
-        down,
-        *_counts(result),
-        NOTHING,
-    )
+    return _record(folder, NOTHING, str(result.get("seed", NOTHING)), why, result)
 
 
 def why_unfinished(folder: Path) -> str:
@@ -204,11 +181,6 @@ def why_unfinished(folder: Path) -> str:
     except (OSError, ValueError):
         return f"{RESULT} is damaged"
     return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
-
-
-def _counts(row: Row) -> tuple[float | None, float | None, float | None]:
-    """Return a row's failures, its seconds and its used updates."""
-    return number(row, "failures"), number(row, "seconds"), number(row, "client_updates")
 
 
 def _last_row(folder: Path) -> Row:

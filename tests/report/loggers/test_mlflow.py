@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlflow import MlflowClient
-from mlflow.utils.validation import _validate_metric, _validate_param
+from mlflow.utils.validation import path_not_unique, validate_param_and_metric_name
 
 from report.loggers import Logger, following
 from report.loggers.following import logging_run
@@ -20,8 +20,9 @@ NAMES = st.text(alphabet="aB.@/: -_é\n\0\\%", max_size=12) | st.text(max_size=3
 @given(NAMES)
 def test_every_name_makes_a_key_that_mlflow_takes(name):
     for key in (key_of(name), key_of(f"metrics/{name}")):
-        _validate_metric(key, 1.0, 0, 0)
-        _validate_param(key, "x")
+        assert validate_param_and_metric_name(key)
+        assert not path_not_unique(key)
+        assert 0 < len(key) <= 250
 
 
 @given(st.lists(NAMES, unique=True, min_size=2, max_size=2))
