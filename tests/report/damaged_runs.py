@@ -64,9 +64,12 @@ def damage(top, seed):
     runs = [top] if dice.random() < 0.6 else [top / "0", top / "1"]
     for run in runs:
         write_run(run, dice)
+    chosen = [
+        (dice.choice(HOW), dice.choice(runs) / dice.choice(NAMES))
+        for _ in range(dice.choice((1, 1, 2, 4)))
+    ]
     done = []
-    for _ in range(dice.choice((1, 1, 2, 4))):
-        how, file = dice.choice(HOW), dice.choice(runs) / dice.choice(NAMES)
+    for how, file in sorted(chosen, key=lambda each: each[0] is no_file):  # pipes come last
         try:
             how(file, dice)
         except (OSError, ValueError, KeyError, IndexError, TypeError):  # damaged too much already
