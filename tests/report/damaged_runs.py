@@ -21,7 +21,16 @@ METRICS = (
 )
 ODD = (
     *(None, True, "", "x", [], {}, [[]], -1, 0, 0.5, 1e308, -1e300, 10**4000, 2**63, 1e-320),
-    *("nan", float("inf"), float("nan"), "${oc.env:CANARY}", "x" * 10**6, {"a": {"b": [{}]}}, "é"),
+    *(
+        "nan",
+        float("inf"),
+        float("nan"),
+        "${oc.env:CANARY}",
+        "x" * 10**6,
+        "y" * 300_000,
+        {"a": {"b": [{}]}},
+        "é",
+    ),
 )
 WORDS = (
     "lr=${oc.env:CANARY}", "noequal", "=", "seed=x", "seed=", "a=[[[[", "a=" + "[" * 5000, "a='",
@@ -72,7 +81,7 @@ def damage(top, seed):
     for how, file in sorted(chosen, key=lambda each: each[0] is no_file):  # pipes come last
         try:
             how(file, dice)
-        except (OSError, ValueError, KeyError, IndexError, TypeError):  # damaged too much already
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # too much already
             continue
         done.append((how.__name__, str(file.relative_to(top))))
     return done
