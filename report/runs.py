@@ -240,7 +240,7 @@ def _is_row(row: Any, main: str) -> bool:
     if not isinstance(row, dict) or row.get("round") is None:
         return False
     try:
-        for key in (*HISTORY_NUMBERS, main):
+        for key in (*HISTORY_NUMBERS, *BESIDE, main):
             _expect_number(row.get(key), may_miss=True)
     except ValueError:
         return False
