@@ -94,7 +94,7 @@ class Run:
 
         Tables include such a run like any other. Without it they would show only successful runs.
         """
-        stopped = self.result.get("stopped") or ""
+        stopped = str(self.result.get("stopped") or "")  # of a damaged result: no text
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     @property
