@@ -32,12 +32,13 @@ docs-check: $(VENV)/ready
 	$(PY) -m docs.check
 
 # The long tests: 100,000 mutated payloads with right checksums, spread over all decoders; 100,000
-# hostile trees of texts in configurations; and 10,000 mutated replies for each preset and strategy,
-# which takes hours (REPLIES=500 for fewer).
+# hostile trees of texts in configurations; 2,000 damaged folders of runs, read by all reports; and
+# 10,000 mutated replies for each preset and strategy, which takes hours (REPLIES=500 for fewer).
 REPLIES ?= 10000
 fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/compression/test_fuzz.py --mutations 100000
 	$(PY) -m pytest tests/conf/test_fuzz_trees.py --trees 100000
+	$(PY) -m pytest tests/report/test_fuzz_folders.py --folders 2000
 	$(PY) -m pytest tests/test_fuzz_replies.py --replies $(REPLIES) -n auto
 
 bench: $(VENV)/ready

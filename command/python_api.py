@@ -23,7 +23,7 @@ from command.caller import Caller, called_from
 from command.errors import Failed, Stopped
 from command.hydra_main import run_hydra
 from command.job import RUN
-from command.saved_config import quoted
+from command.saved_config import CONTINUE, RESUME, quoted
 from command.sweep import SweepEnd
 from report.run_result import RunResult, SweepResult
 

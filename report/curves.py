@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from report.errors import ResultsError, mistakes_are_lines
 from report.format import NOTHING, whole
+from report.html.text import one_line
 from report.metric import ACCURACY, MainMetric
 from report.runs import Group, Row, group_runs, read_runs, varying
 
@@ -188,12 +189,12 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
     """Return the legend's heading, and a label for each group: the overrides that differ."""
     keys = varying(groups)
     if len(keys) == 1:
-        return keys[0], [group.overrides.get(keys[0], PRESET) for group in groups]
+        return keys[0], [one_line(group.overrides.get(keys[0], PRESET)) for group in groups]
     labels = [
         ", ".join(f"{key}={group.overrides[key]}" for key in keys if key in group.overrides)
         for group in groups
     ]
-    return "", [label or NOTHING for label in labels]
+    return "", [one_line(label) or NOTHING for label in labels]
 
 
 @mistakes_are_lines

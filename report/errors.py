@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
+from report.files.reader import left_out, noting
+
 Given = ParamSpec("Given")
 
 
@@ -15,10 +17,20 @@ class ResultsError(Exception):
 
 
 def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
-    """Make a command print one line and return 2 after a mistake, a file error or no matplotlib."""
+    """Make a command print one line and return 2 after a mistake, a file error or no matplotlib.
+
+    Another line names the files of runs that the command has left out.
+    """
 
     @wraps(main)
     def clear(*given: Given.args, **named: Given.kwargs) -> int:
+        with noting() as notes:
+            code = guarded(*given, **named)
+        if notes:
+            print(left_out(notes), file=sys.stderr)
+        return code
+
+    def guarded(*given: Given.args, **named: Given.kwargs) -> int:
         try:
             return main(*given, **named)
         except ResultsError as error:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from report.format import NOTHING, percent
 
+LONGEST = 100  # characters of a metric's name
+
 
 class MainMetric(NamedTuple):
     """A metric's name, whether a higher value is better, and whether it is a share from 0 to 1."""
@@ -74,6 +76,11 @@ class MainMetric(NamedTuple):
 ACCURACY, LOSS = MainMetric("accuracy", True, True), MainMetric("loss")
 
 
+def fit_to_show(name: str) -> bool:
+    """Return whether a metric's name is short and printable, as texts of pictures must be."""
+    return len(name) <= LONGEST and name.isprintable()
+
+
 def main_of(result: Mapping[str, Any]) -> MainMetric:
     """Return a run's main metric, from its result; results of earlier versions have accuracies.
 
@@ -86,6 +93,6 @@ def main_of(result: Mapping[str, Any]) -> MainMetric:
         found = next((MainMetric(**each) for each in metrics.values()), LOSS)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"metrics are {str(metrics)[:40]}") from error
-    if [type(each) for each in found] != [str, bool, bool]:
+    if [type(each) for each in found] != [str, bool, bool] or not fit_to_show(found.name):
         raise ValueError(f"the main metric is {str(found)[:80]}")
     return found

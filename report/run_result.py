@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import html
-import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from report.errors import ResultsError
+from report.files.reader import folders, read_json, read_yaml
 from report.metric import main_of
 from report.runs import (
     HISTORY,
     HYDRA,
+    REFERENCE,
     WITHOUT_EFFECT,
     Run,
     group_runs,
@@ -33,6 +37,15 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
 
 FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn the exceptions of damaged files into `ResultsError`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as error:
+        raise ResultsError(f"{folder}: its files cannot be used: {error!r}") from error
 
 
 class Traffic(NamedTuple):
@@ -60,24 +73,27 @@ class RunResult:
         try:
             self.values = read_result(self.folder)
         except (OSError, ValueError) as error:
-            raise ResultsError(f"{self.folder} holds no result of a run") from error
+            raise ResultsError(f"{self.folder} holds no result of a run: {error}") from error
 
     @property
     def metrics(self) -> dict[str, float | None]:
         """The loss and the metrics of the last evaluation, by name; the main metric is first."""
-        names = dict.fromkeys((main_of(self.values).name, *self.values["metrics"], "loss"))
+        with _reading(self.folder):
+            others = self.values.get("metrics") or {}
+            names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
         return {name: self.values.get(name) for name in names}
 
     @property
     def traffic(self) -> Traffic:
         """The bytes of the run in both directions, and without compression."""
-        up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
-        return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
+        with _reading(self.folder):
+            up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
+            return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
 
     @property
     def diverged(self) -> bool:
         """Whether the model has diverged."""
-        return bool(self.values["diverged"])
+        return bool(self.values.get("diverged"))
 
     @property
     def stopped(self) -> str | None:
@@ -87,20 +103,28 @@ class RunResult:
 
     @property
     def config(self) -> DictConfig:
-        """The run's configuration."""
-        return OmegaConf.load(self.folder / HYDRA / "config.yaml")  # type: ignore[return-value]
+        """The run's configuration.
+
+        `${KEY}` is the value of another key, as in the run. Any other `${...}` stays text: in the
+        folder of somebody else it could read this machine's environment. Raises `ResultsError`.
+        """
+        with _reading(self.folder):
+            found = read_yaml(self.folder / HYDRA / "config.yaml")
+            return DictConfig(_without_resolvers(found))
 
     @property
     def overrides(self) -> dict[str, str]:
         """The run's overrides, by their keys."""
-        return overrides_of(self.folder)
+        with _reading(self.folder):
+            return overrides_of(self.folder)
 
     @cached_property
     def history(self) -> pd.DataFrame:
         """One row a round: the keys of `history.jsonl`. Missing values are NaN."""
         import pandas as pd
 
-        return pd.DataFrame(self._rows())
+        with _reading(self.folder):
+            return pd.DataFrame(self._rows())
 
     @cached_property
     def nodes(self) -> pd.DataFrame:
@@ -108,7 +132,8 @@ class RunResult:
         import pandas as pd
 
         file = self.folder / "nodes.json"
-        return pd.DataFrame(json.loads(file.read_text())["nodes"] if file.is_file() else [])
+        with _reading(self.folder):
+            return pd.DataFrame(read_json(file)["nodes"] if file.exists() else [])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the trained model's tensors, by name; for `module.load_state_dict`."""
@@ -125,20 +150,24 @@ class RunResult:
         return plot([self], y, x, log_x=log_x)
 
     def __repr__(self) -> str:
-        rows = summary_rows(self.values, self.folder)
+        rows = self._summary()
         width = max(map(len, rows)) + 2
         lines = (f"{name:{width}}{text}" for name, text in rows.items())
         indented = "\n" + " " * width
         return "\n".join(line.replace("\n", indented) for line in lines)
 
     def _repr_html_(self) -> str:
-        rows = summary_rows(self.values, self.folder)
+        rows = self._summary()
         cells = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
             for name, text in rows.items()
         )
         return f"<table>{cells}</table>"
+
+    def _summary(self) -> dict[str, str]:
+        with _reading(self.folder):
+            return summary_rows(self.values, self.folder)
 
     def _rows(self) -> list[dict[str, Any]]:
         return read_history(self.folder / HISTORY, main_of(self.values).name)
@@ -165,9 +194,9 @@ class SweepResult(Sequence[RunResult]):
         except ResultsError:  # no run has finished
             runs = []
         self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
-        notes = sorted(note for top in tops for note in top.rglob(FAILED))
-        self.failed = {note.parent: str(json.loads(note.read_text())["line"]) for note in notes}
-        self.not_begun = sorted(note.parent for top in tops for note in top.rglob(NOT_BEGUN))
+        found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
+        self.failed = {folder: _line(folder) for folder, names in found if FAILED in names}
+        self.not_begun = [folder for folder, names in found if NOT_BEGUN in names]
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -208,6 +237,25 @@ class SweepResult(Sequence[RunResult]):
         """Return a line for each job without a result."""
         lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
         return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
+
+
+def _line(folder: Path) -> str:
+    """Return why a job has failed."""
+    try:
+        return str(read_json(folder / FAILED)["line"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"failed; {FAILED} does not say why: {error!r}"
+
+
+def _without_resolvers(value: Any) -> Any:
+    """Return plain data in which OmegaConf replaces only texts of the form `${KEY}`."""
+    if isinstance(value, dict):
+        return {key: _without_resolvers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_resolvers(each) for each in value]
+    if not isinstance(value, str) or REFERENCE.fullmatch(value):
+        return value
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf removes the backslashes again
 
 
 def plot(

@@ -15,15 +15,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from report.errors import ResultsError
+from report.files.reader import folders as folders_below
+from report.files.reader import lines_of, open_file, parse_json, read_json, read_yaml, refuse
 from report.format import NOTHING
 from report.metric import ACCURACY, LOSS, MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
 OVERRIDES = HYDRA / "overrides.yaml"
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # the value of another key of a configuration
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
 # overrides that do not change what a run computes, and the seed
 WITHOUT_EFFECT = re.compile(
@@ -44,6 +45,8 @@ NUMBERS = (
 BESIDE = tuple(
     f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in ("other", "header")
 )
+MOST_WORDS, MOST_LETTERS = 1000, 100_000  # of a run's overrides
+PARSED = 5000  # letters of a run's overrides above which Hydra's slow parser would take seconds
 LARGEST = 1e150  # the sum of squares of such numbers is finite
 # the numbers of a row of `history.jsonl` that tables and curves use
 HISTORY_NUMBERS = (
@@ -91,7 +94,7 @@ class Run:
 
         Tables include such a run like any other. Without it they would show only successful runs.
         """
-        stopped = self.result.get("stopped") or ""
+        stopped = str(self.result.get("stopped") or "")  # of a damaged result: no text
         return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
 
     @property
@@ -157,8 +160,10 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
     for top in folders:
         if not top.is_dir():
             raise ResultsError(f"{top}: no such folder")
-        for found in sorted(top.rglob(str(OVERRIDES)), key=_numbers_as_numbers):
-            folder = found.parents[1]
+        jobs = (each for each, names in folders_below(top) if HYDRA.name in names)
+        for folder in sorted(jobs, key=_numbers_as_numbers):
+            if not (folder / OVERRIDES).exists():
+                continue
             if folder.resolve() in seen:  # `folders` may name a folder and also a folder inside it
                 continue
             seen.add(folder.resolve())
@@ -196,7 +201,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
     Raises `FileNotFoundError` if the run has left none, `ValueError` for a damaged file.
     """
-    result = json.loads((folder / RESULT).read_text(), parse_constant=lambda name: None)
+    result = read_json(folder / RESULT)
     if not isinstance(result, dict):
         raise ValueError(f"{folder / RESULT} holds no result")
     return result
@@ -208,18 +213,26 @@ def read_history(file: Path, main: str = "accuracy") -> list[Row]:
     `main`: the name of the run's main metric. Raises `ResultsError` for a line that cannot be read.
     """
     rows: list[Row] = []
-    lines = file.read_text(errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line, parse_constant=lambda name: None)
-        except ValueError as error:
-            if number == len(lines):
+    damaged: int | None = None  # the number of a line
+    try:
+        opened = open_file(file)
+    except ValueError as error:
+        raise ResultsError(str(error)) from error
+    with opened:
+        for number, line in enumerate(lines_of(opened), 1):
+            if damaged is not None:
                 break
-            raise ResultsError(f"{file}: line {number} cannot be read") from error
-        if not _is_row(row, main):
-            raise ResultsError(f"{file}: line {number} cannot be read")
-        rows.append(row)
-    return rows
+            try:
+                row = parse_json(line)
+            except ValueError:
+                damaged = number
+                continue
+            if not _is_row(row, main):
+                raise ResultsError(f"{file}: line {number} cannot be read")
+            rows.append(row)
+        else:  # only the last line may be damaged
+            return rows
+    raise ResultsError(f"{file}: line {damaged} cannot be read")
 
 
 def _is_row(row: Any, main: str) -> bool:
@@ -227,7 +240,7 @@ def _is_row(row: Any, main: str) -> bool:
     if not isinstance(row, dict) or row.get("round") is None:
         return False
     try:
-        for key in (*HISTORY_NUMBERS, main):
+        for key in (*HISTORY_NUMBERS, *BESIDE, main):
             _expect_number(row.get(key), may_miss=True)
     except ValueError:
         return False
@@ -235,18 +248,21 @@ def _is_row(row: Any, main: str) -> bool:
 
 
 def read_overrides(folder: Path) -> dict[str, str]:
-    """Return all command-line overrides of a run by their keys.
+    """Return all command-line overrides of a run by their keys; see `override_words`."""
+    return split_overrides(override_words(folder))
+
+
+def override_words(folder: Path) -> list[str]:
+    """Return all command-line overrides of a run.
 
     Raises `OSError` for a file that cannot be read, `ValueError` for a damaged one.
     """
-    text = (folder / OVERRIDES).read_text()
-    try:
-        overrides = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
-        raise ValueError(f"{folder / OVERRIDES} cannot be read") from error
-    if not isinstance(overrides, list) or not all(isinstance(each, str) for each in overrides):
-        raise ValueError(f"{folder / OVERRIDES} holds no overrides")
-    return split_overrides(overrides)
+    words = read_yaml(folder / OVERRIDES)
+    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+        refuse(folder / OVERRIDES, "holds no overrides")
+    if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_LETTERS:
+        refuse(folder / OVERRIDES, f"has over {MOST_WORDS} words or {MOST_LETTERS} letters")
+    return words
 
 
 def read_archive(file: Path) -> list[Run]:
@@ -343,9 +359,10 @@ def in_order(overrides: Mapping[str, str]) -> str:
     """Return command-line overrides sorted by their keys, quoted as in a shell.
 
     Values are written as a sweep writes them: `true` as True, 1e-3 as 0.001. A value that Hydra
-    cannot parse stays unchanged.
+    cannot parse stays unchanged, and so do all values if they are long.
     """
-    return shlex.join(f"{key}={_as_in_sweeps(value)}" for key, value in sorted(overrides.items()))
+    written = _as_in_sweeps if sum(map(len, overrides.values())) <= PARSED else str
+    return shlex.join(f"{key}={written(value)}" for key, value in sorted(overrides.items()))
 
 
 @cache
@@ -357,7 +374,7 @@ def _as_in_sweeps(value: str) -> str:
     try:
         word = OverridesParser.create().parse_override(f"key={value}")
         return str(word.get_value_element_as_str())
-    except HydraException:
+    except (HydraException, RecursionError):
         return value
 
 

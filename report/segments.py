@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from report.format import human_bytes
-from report.runs import read_result
+from report.runs import RESULT, read_result
 
 PICTURE = "segments.svg"
 BOX, GAP, TOP, LINE, MARGIN = 230, 40, 118, 18, 20  # pixels
@@ -125,8 +125,10 @@ if __name__ == "__main__":
         sys.exit("usage: python -m report.segments RUN_FOLDER")
     try:
         found = read_result(Path(sys.argv[1]))
+        if not found.get("segments"):
+            sys.exit(f"{sys.argv[1]}: the run's model was not cut")
+        show(Path(sys.argv[1]), found, Console(highlight=False))
     except FileNotFoundError:
         sys.exit(f"{sys.argv[1]}: no result.json there")
-    if not found.get("segments"):
-        sys.exit(f"{sys.argv[1]}: the run's model was not cut")
-    show(Path(sys.argv[1]), found, Console(highlight=False))
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        sys.exit(f"{sys.argv[1]}: {RESULT} cannot be used: {error!r}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.table import Table
 
+from report.files.reader import read_yaml
 from report.format import human_bytes, human_seconds
 from report.metric import main_of
-from report.runs import HYDRA, OVERRIDES, read_overrides
+from report.runs import HYDRA, read_overrides
 
 # groups that a preset sets: the run's name states other choices in these groups
 METHOD = (
@@ -57,10 +57,11 @@ def name_of(result: dict[str, Any], folder: Path) -> str:
     If the user chose a strategy and no preset, the name leaves out the default preset.
     """
     preset: str = result["algorithm"]
-    if not (folder / OVERRIDES).exists():
+    try:
+        overrides = read_overrides(folder)
+        choices = read_yaml(folder / HYDRA / "hydra.yaml")["hydra"]["runtime"]["choices"]
+    except (OSError, ValueError, KeyError, TypeError):  # nothing else names the preset
         return preset
-    overrides = read_overrides(folder)
-    choices = OmegaConf.load(folder / HYDRA / "hydra.yaml").hydra.runtime.choices
     if "strategy" not in choices:
         return f"{preset} ({result['strategy']}), as saved"
     chosen = {group: overrides[group] for group in METHOD if group in overrides}

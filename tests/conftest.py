@@ -52,6 +52,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="how many mutated replies of each strategy tests/test_fuzz_replies.py makes (0: few)",
     )
+    parser.addoption(
+        "--folders",
+        type=int,
+        default=0,
+        help="how many damaged folders tests/report/test_fuzz_folders.py reads (0: few)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from report.advise.presets import effective, preset
 from report.errors import ResultsError
+from report.files.reader import read_yaml
 from report.link_time import Progress, local_steps, network_from
 from report.run_archive import FOLDER, ROOT
 from report.runs import HYDRA, Row, Run, in_order, read_archive, read_runs
@@ -21,7 +20,6 @@ CUT = ("split_backprop", "synthetic_gradients")
 # with these options of a strategy the link decides which replies are used
 DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 OF_THE_LINK = ("network", "experiment")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if it is built
 OWN, ARCHIVED = "your runs", "this project's runs"  # where runs are stored
 
 
@@ -194,8 +192,8 @@ def _saved_config(folder: Path | None) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        content = yaml.load((folder / HYDRA / "config.yaml").read_text(), LOADER)
-    except (OSError, ValueError, yaml.YAMLError):
+        content = read_yaml(folder / HYDRA / "config.yaml")
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
 

@@ -26,6 +26,7 @@ from rich.table import Table
 from report.advise.options import share_of
 from report.advise.presets import effective, names
 from report.errors import ResultsError
+from report.files.reader import read_yaml
 from report.format import NOTHING, human_bytes, human_seconds
 from report.learning_curve import first_at
 from report.metric import LOSS, MainMetric
@@ -249,7 +250,7 @@ def _trial(run: Run, metric: MainMetric, level: float) -> Trial:
 
 def write_config(folder: Path, trial: Trial) -> Path:
     """Write the configuration of a run as `advised.yaml`; return the file."""
-    content = yaml.safe_load((trial.folder / HYDRA / "config.yaml").read_text())
+    content = read_yaml(trial.folder / HYDRA / "config.yaml")
     file = folder / FILE
     text = yaml.safe_dump(content, sort_keys=False)
     file.write_text(HEAD.format(name=trial.name, folder=shlex.quote(str(folder))) + text)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
 
+from report.files.reader import file_name
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -122,7 +124,8 @@ def marker_of(rank: int) -> str:
 class Canvas:
     """A picture that is being drawn: `axes`, and below them a legend that only the files show.
 
-    `height`: points without the legend. `legend`: the entries of the legend.
+    `name`: names its files (`file_name`). `height`: points without the legend. `legend`: the
+    entries of the legend.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class Canvas:
     ) -> None:
         from matplotlib.figure import Figure  # not pyplot: it would look for a display
 
-        self.name, self.title, self.note = name, title, note
+        self.name, self.title, self.note = file_name(name), title, note
         self._height, self._tips = height, dict[str, str]()
         self._fills = [entry for entry in legend if not entry.marker]
         whole = height + LEGEND_LINE * len(legend) + (6 if legend else 0)

@@ -297,5 +297,11 @@ def _runs(report: ReportRuns) -> Finding:
         kinds = Counter(record.outcome.partition(":")[0] for record in bad)
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         sentences = [f"{len(bad)} of {len(report.records)} need a look: {text}."]
-    answer = f"{fine} finished" + (", without a problem." if not bad else ".")
+    failed, updates = (
+        sum(count or 0 for count in counts)
+        for counts in zip(*((each.failures, each.updates) for each in report.records), strict=True)
+    )
+    if failed:
+        sentences.append(f"{failed:,.0f} of {failed + updates:,.0f} updates failed.")
+    answer = f"{fine} finished" + (", without a problem." if not bad and not failed else ".")
     return Finding("Did all runs finish?", answer, sentences, "runs")

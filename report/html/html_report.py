@@ -31,6 +31,7 @@ from report.html.text import one_line
 from report.runs import Run
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
+COLUMNS, CELL = 1000, 32_000  # columns of a CSV file, and characters of a cell
 TEMPLATE = "report.html.j2"
 FILES = Path(__file__).parent
 CODE = re.compile("`([^`]*)`")
@@ -77,6 +78,8 @@ class HistoryFile:
     def add(self, run: Run, label: str, rows: Sequence[Row]) -> None:
         """Add the history of a run. Lists, such as bytes by segment, are left out.
 
+        After `COLUMNS` different keys further ones are left out, too.
+
         Raises `OSError` if the file cannot be written.
         """
         head = {"folder": str(run.folder), "group": label, "seed": run.seed}
@@ -85,7 +88,8 @@ class HistoryFile:
             writer = csv.writer(file)
             for row in rows:
                 flat = head | {k: v for k, v in row.items() if not isinstance(v, list | dict)}
-                self._keys |= dict.fromkeys(flat)
+                new = [key for key in flat if key not in self._keys]
+                self._keys |= dict.fromkeys(new[: max(COLUMNS - len(self._keys), 0)])
                 writer.writerow([safe_cell(flat.get(key, "")) for key in self._keys])
 
     def write(self) -> None:
@@ -211,6 +215,8 @@ def _notes(report: ReportRuns) -> list[str]:
 
 def safe_cell(value: Any) -> Any:
     """Return a cell of a CSV file; text that a spreadsheet would compute gets an apostrophe."""
+    if isinstance(value, str):
+        value = value[:CELL]
     if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return value
     try:

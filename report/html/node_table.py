@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from report.files.reader import read_json
 from report.html.counters import number
 from report.html.run_data import ReportGroup
 from report.html.run_records import ended_early
@@ -15,7 +15,6 @@ from report.html.text import one_line
 from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
 
 NODES = "nodes.json"
-LARGEST_FILE = 64_000_000  # bytes; a file of 2,000 nodes with labels has about 2 MB
 RUNS = 3  # runs of a group whose nodes are shown
 NOTABLE = 12  # nodes of each kind in the table
 
@@ -75,16 +74,14 @@ def nodes_of(file: Path, group: ReportGroup, seed: int, gave_up: bool = False) -
     `gave_up`: whether the run ended before its planned rounds because no node answered.
     """
     try:
-        if file.stat().st_size > LARGEST_FILE:
-            return []
-        content = json.loads(file.read_text(), parse_constant=lambda name: None)
+        content = read_json(file)
         listed = content["nodes"]
         lost = not_answering(listed, number(content, "seconds"), gave_up)
         records = [
             replace(_record(each, at, group, seed), unanswered=dead)
             for at, (each, dead) in enumerate(zip(listed, lost, strict=True))
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     return sorted(records, key=lambda record: record.place)
 

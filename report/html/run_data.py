@@ -15,6 +15,7 @@ from report.columns import Measure, by_seed
 from report.curves import legend
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate
+from report.files.reader import read_yaml
 from report.format import NOTHING
 from report.html.counters import Row, number, plain_of, sent_of
 from report.html.run_records import (
@@ -31,6 +32,7 @@ from report.html.text import one_line
 from report.metric import ACCURACY, MainMetric
 from report.runs import (
     HYDRA,
+    REFERENCE,
     WITHOUT_EFFECT,
     Run,
     find_runs,
@@ -42,7 +44,6 @@ from report.runs import Group as SeedGroup
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
 MOST_SETTINGS = 5000  # keys of one configuration
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 NEARLY = 1.1  # below this compression ratio a run counts as uncompressed
 # settings of a run that its result holds, and that a comparison needs in common
 CONDITIONS = ("nodes", "rounds", "network", "partition")
@@ -280,12 +281,9 @@ def read_settings(folder: Path) -> dict[str, str]:
     References to other keys are replaced. OmegaConf's other resolvers are not used: a folder that
     someone else has made could read environment variables with them.
     """
-    import yaml  # type: ignore[import-untyped]  # imported here: only the whole report needs it
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        content = yaml.load((folder / HYDRA / "config.yaml").read_text(), loader)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        content = read_yaml(folder / HYDRA / "config.yaml")
+    except (OSError, ValueError):
         return {}
     flat: dict[str, str] = {}
     _flatten("", content, flat)

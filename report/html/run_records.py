@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import shlex
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from report.errors import ResultsError
+from report.files.reader import folders, lines_of, open_file, parse_json, read_json
 from report.format import NOTHING
-from report.html.counters import Row, number, sent_bytes, sent_of
+from report.html.counters import Row, number, sent_bytes
 from report.html.text import one_line
 from report.live.history import metric_in
 from report.metric import main_of
@@ -37,7 +38,8 @@ NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in
 class RunRecord:
     """A line of the table of all runs. `outcome`: "finished", or why the run did not finish.
 
-    `command`: repeats a finished run, and resumes or repeats another.
+    `failures`, `updates`: the updates that could not be used, and those that were used. `command`:
+    repeats a finished run, and resumes or repeats another.
     """
 
     folder: Path
@@ -51,6 +53,7 @@ class RunRecord:
     bytes_down: float | None
     failures: float | None
     seconds: float | None
+    updates: float | None
     command: str
 
 
@@ -86,20 +89,21 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
         outcome = "repeated: a later run with this seed counts"
     if damaged:
         outcome += f", but its {HISTORY} cannot be read: it has no curves and no times over links"
-    return RunRecord(
-        run.folder,
-        label or one_line(in_order(run.overrides)),
-        str(run.seed),
-        outcome,
-        outcome == "finished",
-        run.metric.text(number(result, run.metric.name)),
-        number(result, "round"),
-        sent_of(run, "uplink"),
-        sent_of(run, "downlink"),
-        number(result, "failures"),
-        number(result, "seconds"),
-        repeat_command(run.folder),
-    )
+    group = label or one_line(in_order(run.overrides))
+    value = run.metric.text(number(result, run.metric.name))
+    fine, command = outcome == "finished", repeat_command(run.folder)
+    return _record(run.folder, group, str(run.seed), outcome, result, command, value, fine)
+
+
+def _record(folder: Path, group: str, seed: str, outcome: str, row: Row, command: str = NOTHING,
+            value: str = NOTHING, fine: bool = False) -> RunRecord:  # fmt: skip
+    """Return a line of the table; `row`: the run's result, or its last row."""
+    up, down = (sent_bytes(row, way) for way in ("uplink", "downlink"))
+    names = ("round", "failures", "seconds", "client_updates")
+    rounds, failures, seconds, updates = (number(row, name) for name in names)
+    group, seed = group or NOTHING, one_line(seed)
+    return RunRecord(folder, group, seed, outcome, fine, value, rounds, up, down, failures,
+                     seconds, updates, command)  # fmt: skip
 
 
 def unfinished_record(folder: Path) -> RunRecord:
@@ -111,23 +115,10 @@ def unfinished_record(folder: Path) -> RunRecord:
     seed = overrides.pop("seed", NOTHING)
     label = in_order({k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)})
     last = _last_row(folder)
-    resumes = (folder / CHECKPOINT).is_file()
-    return RunRecord(
-        folder,
-        one_line(label) or NOTHING,
-        one_line(seed),
-        why_unfinished(folder),
-        False,
-        NOTHING,
-        number(last, "round"),
-        sent_bytes(last, "uplink"),
-        sent_bytes(last, "downlink"),
-        number(last, "failures"),
-        number(last, "seconds"),
-        f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
-        if resumes
-        else repeat_command(folder),
-    )
+    command = repeat_command(folder)
+    if (folder / CHECKPOINT).is_file():
+        command = f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
+    return _record(folder, one_line(label), seed, why_unfinished(folder), last, command)
 
 
 def run_so_far(folder: Path) -> Run | None:
@@ -162,7 +153,7 @@ def run_so_far(folder: Path) -> Run | None:
 
 def without_settings(tops: Sequence[Path]) -> list[Path]:
     """Return the folders that hold a result and no overrides, so that nothing can be grouped."""
-    found = {file.parent.resolve() for top in tops for file in top.rglob(RESULT)}
+    found = {f.resolve() for top in tops for f, names in folders(top) if RESULT in names}
     return sorted(folder for folder in found if not (folder / OVERRIDES).exists())
 
 
@@ -170,30 +161,16 @@ def foreign_record(folder: Path) -> RunRecord:
     """Return the line of a folder that holds a result and no overrides."""
     try:
         result = read_result(folder)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         result = {}
     why = f"left out: it has no {OVERRIDES}"
-    up, down = (sent_bytes(result, way) for way in ("uplink", "downlink"))
-    return RunRecord(
-        folder,
-        NOTHING,
-        one_line(str(result.get("seed", NOTHING))),
-        why,
-        False,
-        NOTHING,
-        number(result, "round"),
-        up,
-        down,
-        number(result, "failures"),
-        number(result, "seconds"),
-        NOTHING,
-    )
+    return _record(folder, NOTHING, str(result.get("seed", NOTHING)), why, result)
 
 
 def why_unfinished(folder: Path) -> str:
     """Return why a run has no usable result, in one line."""
     try:
-        note = json.loads((folder / FAILED).read_text())
+        note = read_json(folder / FAILED)
         return one_line(f"failed: {note['line']}")
     except (OSError, ValueError, KeyError, TypeError):
         pass
@@ -208,8 +185,8 @@ def why_unfinished(folder: Path) -> str:
 
 def _last_row(folder: Path) -> Row:
     try:
-        lines = (folder / HISTORY).read_text(errors="replace").splitlines()
-        found = json.loads(lines[-1])
+        with open_file(folder / HISTORY) as opened:
+            found = parse_json(deque(lines_of(opened), maxlen=1)[0])
     except (OSError, ValueError, IndexError):
         return {}
     return found if isinstance(found, dict) else {}

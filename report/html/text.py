@@ -11,5 +11,6 @@ def one_line(text: str, longest: int = LONGEST) -> str:
     Characters that change the direction of text, and control characters, become spaces: neither
     a terminal nor an SVG file may hold them.
     """
+    text = text[: 100 * longest]  # a text may have megabytes
     shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"

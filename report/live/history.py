@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from report.metric import ACCURACY, LOSS, MainMetric
+from report.files.reader import GrowingFile, parse_json
+from report.metric import ACCURACY, LOSS, MainMetric, fit_to_show
 from report.runs import HISTORY_NUMBERS, LARGEST, Row
 from report.summary import whole_bytes
 
 POINTS = 500  # of a curve, at most
-BLOCK = 1 << 22  # bytes that are read at once
-MARK = 200  # bytes before the offset: they show whether the file is still the same
 # before the run has a result, these names tell that a value is a share of which more is better
 SHARES = ("accuracy", "top5", "auroc", "iou")
 # what a point of a curve has before its value
@@ -72,12 +71,11 @@ class History:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._resets = path, 0
+        self._file = GrowingFile(path)
         self._reset()
 
     def _reset(self) -> None:
-        self._resets += 1
-        self._offset, self._mark = 0, b""
+        self._begun = self._file.begun
         self.rows = 0
         self.metric: MainMetric | None = None
         self.last: Row = {}
@@ -89,43 +87,21 @@ class History:
     @property
     def version(self) -> str:
         """A text that differs whenever rows were added or the file began anew."""
-        return f"{self._resets}.{self.rows}"
+        return f"{self._begun}.{self.rows}"
 
     def read(self) -> None:
         """Read what was written since the last call; begin anew if the file is another one."""
-        try:
-            with self._path.open("rb") as file:
-                if not self._continues(file):
-                    self._reset()
-                for line in self._new_lines(file):
-                    self._take(line)
-        except FileNotFoundError:
-            if self.rows:
+        with suppress(OSError, ValueError):  # it cannot be read now: the next call tries again
+            lines = self._file.lines()
+            if self._file.begun != self._begun:
                 self._reset()
-        except OSError:  # it cannot be read now: the next call tries again
-            pass
-
-    def _continues(self, file: BinaryIO) -> bool:
-        """Return whether the file still has the bytes before the offset."""
-        file.seek(self._offset - len(self._mark))
-        return file.read(len(self._mark)) == self._mark
-
-    def _new_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yield the complete lines after the offset, and move the offset behind them."""
-        rest = b""
-        file.seek(self._offset)
-        while block := file.read(BLOCK):
-            whole, found, rest = (rest + block).rpartition(b"\n")
-            if not found:
-                continue
-            self._offset += len(whole) + 1
-            self._mark = (self._mark + whole + b"\n")[-MARK:]
-            yield from whole.splitlines()
+            for line in lines:
+                self._take(line)
 
     def _take(self, line: bytes) -> None:
         try:
-            row = json.loads(line, parse_constant=lambda name: None)
-        except (ValueError, RecursionError):  # a damaged line: the others count
+            row = parse_json(line)
+        except ValueError:  # a damaged line: the others count
             return
         if not isinstance(row, dict) or number(row.get("round")) is None:
             return
@@ -204,6 +180,10 @@ def metric_in(row: Row) -> MainMetric:
     if name == "accuracy":
         return ACCURACY
     value = row.get(name)
-    if name in HISTORY_NUMBERS or (value is not None and number(value) is None):
+    if (
+        name in HISTORY_NUMBERS
+        or not fit_to_show(name)
+        or (value is not None and number(value) is None)
+    ):
         return LOSS
     return MainMetric(name, name in SHARES, name in SHARES)

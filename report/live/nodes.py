@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from report.files.reader import Notes, noting, read_json
 from report.live.history import number
 from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
 
@@ -23,7 +23,8 @@ KNOWN = {"node", "online", "waiting", "reason", "labels", *NUMBERS}
 class Nodes:
     """The content of a run's `nodes.json`, read again when the file has changed.
 
-    `version`: a text that differs for each content; "" without a file.
+    `version`: a text that differs for each content; "" without a file. `left_out`: why the file
+    cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,6 +32,7 @@ class Nodes:
         self.version = ""
         self.updated: float | None = None  # unix time
         self.content: dict[str, Any] | None = None
+        self.left_out: Notes = {}
 
     def read(self) -> None:
         """Read the file if it has changed; a damaged file leaves the content as it was."""
@@ -38,14 +40,14 @@ class Nodes:
             found = self._path.stat()
             if (version := f"{found.st_mtime_ns}.{found.st_size}.{found.st_ino}") == self.version:
                 return
-            text = self._path.read_bytes()
         except OSError:
-            self.version, self.content, self.updated = "", None, None
+            self.version, self.content, self.updated, self.left_out = "", None, None, {}
             return
         self.version = version
         try:
-            self.content = table(json.loads(text, parse_constant=lambda name: None))
-        except (ValueError, RecursionError):
+            with noting() as self.left_out:
+                self.content = table(read_json(self._path))
+        except (OSError, ValueError):
             return
         self.updated = found.st_mtime
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import threading
 import time
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError
+from report.files.reader import folders, left_out, noting, read_json
 from report.live.history import AXES, History, number, ratio, sent
 from report.live.nodes import NODES, Nodes
 from report.metric import LOSS, MainMetric, main_of
-from report.runs import HISTORY, OVERRIDES, RESULT, read_overrides, read_result
+from report.runs import HISTORY, RESULT, read_overrides, read_result
 
 FAILED, CHECKPOINT, PLACE = "failed.json", "checkpoint", "superlink.json"
 FILES = (".hydra", RESULT, HISTORY, NODES, CHECKPOINT, FAILED, PLACE, "model.safetensors")
@@ -37,10 +37,12 @@ class RunWatcher:
         `history`, `nodes`: the versions that the page has. The state has `curves` and `nodes` only
         in another version.
         """
-        with self._lock:
+        with self._lock, noting() as notes:
             self._history.read()
             self._nodes.read()
-            return self._state(history, nodes)
+            found = self._state(history, nodes)
+            said = (found["reason"], left_out(notes | self._nodes.left_out))
+            return found | {"reason": "; ".join(filter(None, said)) or None}
 
     def stage(self) -> str:
         """Return the stage of the run, such as "running" or "finished"."""
@@ -107,7 +109,7 @@ class RunWatcher:
         """Return the run's result; {} if there is none that can be read."""
         try:
             return read_result(self.folder)
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError):
             return {}
 
     def _metric(self, result: dict[str, Any]) -> MainMetric:
@@ -119,7 +121,7 @@ class RunWatcher:
     def _overrides(self) -> str | None:
         """Return the command-line overrides of the run; None if they are not stored."""
         try:
-            overrides = read_overrides(self.folder) if (self.folder / OVERRIDES).exists() else {}
+            overrides = read_overrides(self.folder)
         except (OSError, ValueError):
             return None
         return " ".join(f"{key}={value}" for key, value in overrides.items()) or None
@@ -168,9 +170,9 @@ class RunWatcher:
     def _failure(self) -> tuple[str, str | None] | None:
         """Return the state of a sweep's job that has failed, from its `failed.json`; or None."""
         try:
-            found = json.loads((self.folder / FAILED).read_text())
+            found = read_json(self.folder / FAILED)
             return "failed", " ".join(str(found["line"]).split())[:LINES]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _resume(self) -> str:
@@ -226,7 +228,11 @@ def sweep_jobs(folder: Path) -> list[Path]:
     """Return the jobs of a sweep in the order of their numbers; none for the folder of a run."""
     if any((folder / name).exists() for name in FILES):
         return []
-    found = {file.parent for name in FILES[:3] for file in folder.glob(f"*/{name}")}
+    below = [folder / name for name in next(folders(folder), (folder, set()))[1]]
+    found = [
+        job for job in below
+        if any((job / name).exists() for name in FILES[:3]) and not job.is_symlink()
+    ]  # fmt: skip
     return sorted(found, key=lambda job: (len(job.name), job.name))
 
 

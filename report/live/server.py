@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -19,6 +20,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from report.errors import ResultsError
 from report.live.run_watcher import FolderWatcher, RunWatcher
@@ -27,6 +29,33 @@ ADDRESS = "127.0.0.1"
 # A page of another site may have a name that leads to this address. Its requests have that name.
 HOSTS = (ADDRESS, "localhost")
 HERE = Path(__file__).parent
+HEAD = 5.0  # seconds within which a connection must have sent the head of a request
+MOST = 50  # connections; one more ends the oldest
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn's server that a slow client cannot hold: it has a single request.
+
+    It ends without the whole head of a request after `HEAD` seconds, and if `MOST` newer
+    connections are open. So others get their answers, however many connections a client opens.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the head."""
+        super().connection_made(transport)
+        self.opened = self.loop.time()
+        self._timer = self.loop.call_later(HEAD, self._end_without_head)
+        if len(self.connections) > MOST:
+            min(self.connections, key=lambda each: getattr(each, "opened", 0.0)).transport.abort()
+
+    def _end_without_head(self) -> None:
+        if self.cycle is None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._timer.cancel()
+        super().connection_lost(exc)
 
 
 class AsciiJson(JSONResponse):
@@ -77,6 +106,7 @@ def app(watcher: RunWatcher | FolderWatcher) -> Starlette:
                 "Content-Security-Policy": policy,
                 "X-Content-Type-Options": "nosniff",
                 "Cache-Control": "no-store",
+                "Connection": "close",
                 "Referrer-Policy": "no-referrer",
                 "Cross-Origin-Resource-Policy": "same-origin",
             }
@@ -120,7 +150,6 @@ def server(watcher: RunWatcher | FolderWatcher) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app(watcher), log_level="error", access_log=False, server_header=False, ws="none",
-            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384,
-            limit_concurrency=100,
+            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=16384, http=Connection,
         )
     )  # fmt: skip

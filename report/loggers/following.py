@@ -13,8 +13,8 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
+from report.files.reader import GrowingFile, file_name, read_json
 from report.loggers.base import Ended, LoggedRun, Logger, LoggerError
-from report.progress.history_tail import HistoryTail
 from report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
@@ -104,8 +104,8 @@ class _LoggerThread(threading.Thread):
     def __init__(self, name: str, logger: Logger, run: LoggedRun) -> None:
         super().__init__(name=name, daemon=True)
         self._logger, self._run = logger, run
-        self._file = run.folder / STATE / f"{name}.json"
-        self._tail = HistoryTail(run.folder / HISTORY)
+        self._file = run.folder / STATE / f"{file_name(name)}.json"
+        self._tail = GrowingFile(run.folder / HISTORY)
         self._state: dict[str, Any] = {}
         self._rows: list[Row] = []  # not logged yet
         self._newest = -1  # the round of the last row that was read
@@ -183,7 +183,7 @@ class _LoggerThread(threading.Thread):
 
     def _saved(self) -> dict[str, Any]:
         with suppress(OSError, ValueError):
-            saved = json.loads(self._file.read_text())
+            saved = read_json(self._file)
             return saved if isinstance(saved, dict) else {}
         return {}
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from report.files.reader import file_name
 from report.loggers.base import Ended, LoggedRun, Logger, LoggerError, final, grouped
 from report.runs import Row
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 METRICS, PARAMS = 1000, 100  # the most of them in one request
 LONGEST = 6000  # characters of a parameter's value that every store takes
+# a part of a key that every store takes; Windows takes no colon
+PART = re.compile(rf"(?!\.\.|\.$)[\w. {'' if os.name == 'nt' else ':'}-]+")
+KEY = 250  # characters of a key
 # MLflow's own defaults would let an unreachable server delay a run by several minutes.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -44,7 +53,6 @@ class MLflow(Logger):
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         import mlflow
-        from mlflow.exceptions import MlflowException
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table it creates
 
@@ -53,9 +61,10 @@ class MLflow(Logger):
         for attempt in range(5):
             try:
                 # The jobs of a parallel sweep create the same tables and the same experiment.
-                self._id = self._open(mlflow.MlflowClient(tracking_uri=uri))
+                with _alone(uri):
+                    self._id = self._open(mlflow.MlflowClient(tracking_uri=uri))
                 break
-            except MlflowException as error:
+            except Exception as error:  # also those of SQLAlchemy and Alembic
                 if attempt == 4 or uri.startswith("http"):
                     reason = " ".join(str(error).split())[:200]
                     raise LoggerError(f"{uri} cannot be used: {reason}") from error
@@ -82,7 +91,7 @@ class MLflow(Logger):
     def _log_parameters(self, run_id: str) -> None:
         from mlflow.entities import Param
 
-        params = (Param(k, str(v)[:LONGEST]) for k, v in self._run.parameters().items())
+        params = (Param(key_of(k), str(v)[:LONGEST]) for k, v in self._run.parameters().items())
         for some in _batches(params, PARAMS):
             self._client.log_batch(run_id, params=some)
 
@@ -91,7 +100,7 @@ class MLflow(Logger):
         from mlflow.entities import Metric
 
         metrics = (
-            Metric(key, value, round(1000 * self._run.time_of(row)), row["round"])
+            Metric(key_of(key), value, round(1000 * self._run.time_of(row)), row["round"])
             for row in rows
             for key, value in grouped(row).items()
         )
@@ -104,12 +113,46 @@ class MLflow(Logger):
 
         now = round(1000 * time.time())
         step = int(result.get("round") or 0)
-        metrics = [Metric(key, value, now, step) for key, value in final(result).items()]
-        self._client.log_batch(self._id, metrics=metrics[:METRICS])
-        self._client.set_tag(self._id, "ended", ended)
-        if result.get("stopped"):
-            self._client.set_tag(self._id, "stopped", str(result["stopped"])[:LONGEST])
-        self._client.set_terminated(self._id, STATUS[ended], end_time=now)
+        metrics = [Metric(key_of(key), value, now, step) for key, value in final(result).items()]
+        try:
+            self._client.log_batch(self._id, metrics=metrics[:METRICS])
+            self._client.set_tag(self._id, "ended", ended)
+            if result.get("stopped"):
+                self._client.set_tag(self._id, "stopped", str(result["stopped"])[:LONGEST])
+        finally:  # else MLflow would show it as running for ever
+            self._client.set_terminated(self._id, STATUS[ended], end_time=now)
+
+
+def key_of(name: str) -> str:
+    """Return the key of a metric or parameter: its name; MLflow refuses names such as `recall@1`.
+
+    What MLflow refuses of a name is replaced, with a digest of it (`file_name`).
+    """
+    parts = name.split("/")
+    key = "/".join(part if PART.fullmatch(part) else file_name(part) for part in parts)
+    return key if len(key) <= KEY else file_name(key)
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """In this context, no other process of this machine opens the same SQLite store.
+
+    MLflow makes the tables of a new store in many steps, and two processes would disturb each
+    other.
+    """
+    if not uri.startswith("sqlite") or sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    place = Path(tempfile.gettempdir()) / f"edgewire-mlflow-{os.getuid()}-{file_name(uri)}.lock"
+    # the folder is everybody's: a link there could lead to a file of this user
+    handle = os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from report.files.reader import GrowingFile, parse_json
 from report.format import human_bytes, human_seconds
 from report.metric import ACCURACY, MainMetric
-from report.progress.history_tail import HistoryTail
 from report.runs import HISTORY, Row
 
 FIRST_LINE = 10.0  # seconds
@@ -203,20 +203,20 @@ class NewestRow:
     """
 
     def __init__(self, path: Path, name: str) -> None:
-        self._tail = HistoryTail(path)
+        self._tail = GrowingFile(path)
         self._name, self._key = name, json.dumps(name).encode()
         self.measured: float | None = None
 
     def last(self) -> Row | None:
         """Return the last complete line written since the previous call, parsed; or None."""
-        lines = self._tail.lines()
         try:
-            row: Row = json.loads(lines[-1])
+            lines = list(self._tail.lines())
+            row: Row = parse_json(lines[-1])
             for line in reversed(lines):
                 # The folder may hold a history of an earlier run, with another metric.
-                if self._key in line and (value := json.loads(line).get(self._name)) is not None:
+                if self._key in line and (value := parse_json(line).get(self._name)) is not None:
                     self.measured = value
                     break
-        except (IndexError, ValueError):  # no line, or a part of a line after a truncation
+        except (IndexError, OSError, ValueError):  # no line, or a part of a line after a truncation
             return None
         return row

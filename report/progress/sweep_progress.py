@@ -21,7 +21,7 @@ from rich.text import Text
 from report.format import NOTHING, human_bytes, human_seconds
 from report.metric import ACCURACY, LOSS
 from report.progress.run_progress import NewestRow, Pace
-from report.runs import HISTORY, OVERRIDES, RESULT, Row, read_result
+from report.runs import HISTORY, OVERRIDES, RESULT, Row, override_words, read_result
 
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
 FAILED = "failed.json"  # in a job's folder, if it has failed
@@ -117,7 +117,7 @@ class SweepView:
         for file in self._top.glob(f"*/{OVERRIDES}"):
             folder = file.parents[1]
             if folder not in self._jobs and file.stat().st_mtime >= self._began:
-                self._jobs[folder] = SweepJob(folder, overrides_of(file))
+                self._jobs[folder] = SweepJob(folder, words_of(folder))
         for job in self._jobs.values():
             if job.state not in DONE[:1] or not (job.folder / RESULT).exists():
                 job.update(now)
@@ -164,10 +164,9 @@ class SweepView:
         return ", ".join(parts)
 
 
-def overrides_of(file: Path) -> list[str]:
-    """Return the overrides in Hydra's file; none if it cannot be read."""
+def words_of(folder: Path) -> list[str]:
+    """Return the overrides of a job; none if they cannot be read."""
     try:
-        lines = file.read_text(errors="replace").splitlines()
-    except OSError:
+        return override_words(folder)
+    except (OSError, ValueError):
         return []
-    return [line.removeprefix("- ").strip() for line in lines if line.startswith("- ")]

@@ -40,6 +40,7 @@ TAKEN = frozenset(
         *("heard", "lag", "mean_lag", "samples", "labels"),
     )
 )
+LONGEST = 100  # characters of a metric's name; reports show no longer ones
 TAKEN_PARTS = ("best_", "node_", "_bytes", "_by_segment")  # other names hold one of these
 
 
@@ -66,6 +67,11 @@ class Objective(ABC):
         for number, metric in enumerate(self.metrics):
             if not isinstance(metric, Metric) or not isinstance(metric.name, str):
                 raise TaskError(f"{name}.metrics holds {metric!r}, and a Metric is taken")
+            if len(metric.name) > LONGEST or not metric.name.isprintable():
+                raise TaskError(
+                    f"{name} names a metric {metric.name[:LONGEST]!r}: give it a name of at most "
+                    f"{LONGEST} printable characters"
+                )
             taken = metric.name in TAKEN or any(part in metric.name for part in TAKEN_PARTS)
             if taken or not metric.name or metric.name in self.names[: number + 1]:
                 raise TaskError(

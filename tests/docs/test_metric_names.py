@@ -36,6 +36,12 @@ def test_metrics_are_metrics_with_different_names(metrics):
         with_metrics(*metrics).check()
 
 
+@pytest.mark.parametrize("name", ["a\nb", "x" * 101, "\x1b[31m"])
+def test_a_name_that_no_report_can_show_is_refused(name):
+    with pytest.raises(TaskError, match="printable characters"):
+        with_metrics(Metric(name)).check()
+
+
 def test_one_metric_in_place_of_a_tuple_is_refused():
     with pytest.raises(TaskError, match="must be a tuple"):
         type("Mine", (Regression,), {"metrics": Metric("mae")})().check()

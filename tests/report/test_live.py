@@ -8,12 +8,13 @@ import shutil
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import httpx
 import pytest
 
 from report.errors import ResultsError
+from report.live import server as live_server
 from report.live.__main__ import main
 from report.live.history import POINTS
 from report.live.nodes import LONGEST, SHOWN
@@ -162,6 +163,23 @@ def test_only_the_loopback_address_listens(folder):
             other.settimeout(2)
             with pytest.raises(OSError, match=r"refused|unreach"):
                 other.connect(("127.0.0.2", port))
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_idle_and_slow_heads_keep_nobody_out(folder, head, monkeypatch):
+    monkeypatch.setattr(live_server, "HEAD", 1.0)
+    write_history(folder, 3)
+    with serving(folder) as port, ExitStack() as stack:
+        idle = []
+        for _ in range(3 * live_server.MOST):
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            made.sendall(head)
+            idle.append(made)
+        for _ in range(3):
+            assert httpx.get(f"http://127.0.0.1:{port}/state", timeout=5).json()["round"] == 2
+        for each in idle:  # the server ends them all
+            with suppress(ConnectionError):
+                assert each.recv(1) == b""
 
 
 def test_unchanged_parts_are_not_sent_again(client, folder):
