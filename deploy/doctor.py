@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from deploy.findings import WRONG, CheckTable, Finding, bits, disk, findings, python
 from deploy.node import MISSING, parser
 from protocol.flower_releases import lacking
+from simulation.surroundings import print_any_text
 
 PROG = "python -m deploy.doctor"
 SERVER = "--server"
@@ -23,6 +24,7 @@ SERVER = "--server"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the findings; return the exit code: 1 if anything is wrong, else 0."""
+    print_any_text()
     given = list(sys.argv[1:] if arguments is None else arguments)
     server = SERVER in given
     options = _server_options(given) if server else _node_options(given)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
+from simulation.surroundings import print_any_text
+
 Given = ParamSpec("Given")
 
 
@@ -19,6 +21,7 @@ def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
 
     @wraps(main)
     def clear(*given: Given.args, **named: Given.kwargs) -> int:
+        print_any_text()
         try:
             return main(*given, **named)
         except ResultsError as error:

@@ -175,10 +175,8 @@ def tree(name, *below):
 
 def chained(length, times):
     """Return trees of which each names the one before, `times` times."""
-    trees = [tree("0")]
-    for each in range(1, length):
-        trees.append(tree(str(each), *[tree(str(each - 1))] * times))
-    return trees
+    above = [tree(str(each), *[tree(str(each - 1))] * times) for each in range(1, length)]
+    return [tree("0"), *above]
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,8 @@ def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, lie):
         objects = {whole.object_id: content}
     other.reply_to(others, reply(7), instead=(whole, objects))
     honest.reply_to(message, reply(8))
-    found = {each.metadata.reply_to_message_id: each for each in grid.pull_before(ids, grid.now + 5)}
+    replies = grid.pull_before(ids, grid.now + 5)
+    found = {each.metadata.reply_to_message_id: each for each in replies}
     assert number(found[ids[0]]) == 8
     assert found[ids[0]].metadata.src_node_id == honest.node.node_id
     assert found[ids[1]].has_error()

@@ -47,5 +47,5 @@ def test_a_message_has_a_limited_number_of_objects():
 
 @pytest.mark.parametrize("tree", [wide(2), ObjectTree(object_id="no name")])
 def test_a_tree_is_that_of_its_message(tree):
-    with pytest.raises(ValueError, match="tree of objects|SHA-256"):
+    with pytest.raises(ValueError, match=r"tree of objects|SHA-256"):
         expect_sound(tree, NAMES[1], InMemoryObjectStore())
