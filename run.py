@@ -4,8 +4,10 @@
 """
 
 from simulation.early_stop import early_stop
+from simulation.surroundings import print_any_text
 
 if __name__ == "__main__":
+    print_any_text()
     with early_stop():
         from command.main import cli
 

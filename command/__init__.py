@@ -6,9 +6,11 @@ variables are set here, before such a process imports torch or Hydra.
 
 import os
 
+from simulation.surroundings import find_home
 from task.stdlib_collision import avoid_stdlib_collision
 
 avoid_stdlib_collision()
+find_home()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread per process: see README
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # Stores the user's own setting, also for child processes. This package prints Hydra's errors.

@@ -31,6 +31,7 @@ from deploy.node import MISSING, client_of, key_of, node_config_of, parser
 from protocol.flower_releases import installed, is_known, lacking
 from simulation.errors import UsageError
 from simulation.proxies import by_proxy
+from simulation.surroundings import free_memory, print_any_text
 
 if MISSING is None:
     from flwr.proto.control_pb2 import ListNodesRequest
@@ -43,7 +44,6 @@ if MISSING is None:
 PROG = "python -m deploy.doctor"
 SERVER = "--server"
 OK, WARNING, WRONG = "ok", "warning", "wrong"
-MEMINFO, LIMITS = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 NODE_MEMORY = 600 << 20, 250 << 20  # bytes for a node with a small model: enough, and the least
 SERVER_MEMORY = 1 << 30, 400 << 20  # bytes for the SuperLink and a ServerApp
 SOON = 30  # days before a certificate expires
@@ -68,6 +68,7 @@ Check = Callable[[argparse.Namespace], Iterable[Finding]]  # a function of the o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the findings; return the exit code: 1 if anything is wrong, else 0."""
+    print_any_text()
     given = list(sys.argv[1:] if arguments is None else arguments)
     wrong = False
     for finding in _findings(given):
@@ -129,23 +130,6 @@ def memory(options: argparse.Namespace) -> Iterable[Finding]:
     else:
         text = f"{free >> 20} MB are free: {enough >> 20} MB are wanted; add swap, for example"
         yield Finding(WARNING if free >= least else WRONG, "memory", text)
-
-
-def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:
-    """Return the bytes of memory that a new process can use; None if Linux does not tell.
-
-    The smaller of two numbers counts: the machine's free memory, and the unused part of the
-    cgroup's limit.
-    """
-    found = []
-    with suppress(OSError, StopIteration, ValueError, IndexError):
-        lines = meminfo.read_text().splitlines()
-        line = next(each for each in lines if each.startswith("MemAvailable:"))
-        found.append(int(line.split()[1]) << 10)
-    with suppress(OSError, ValueError):  # ValueError for "max": the cgroup has no limit
-        limit = int((limits / "memory.max").read_text())
-        found.append(limit - int((limits / "memory.current").read_text()))
-    return min(found, default=None)
 
 
 def lasting(name: str, certificate: x509.Certificate, renew: str) -> Finding:

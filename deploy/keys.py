@@ -33,6 +33,7 @@ from deploy.certificates import CA, make_ca, make_node, make_server, node_files,
 from launch.control import bundle, deflated
 from launch.superlink_client import Superlink, one_line_errors
 from simulation.errors import EngineError, UsageError
+from simulation.surroundings import print_any_text
 
 GONE = ("unregistered", "deleted")
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     An error is printed in one line.
     """
+    print_any_text()
     given, others = parser().parse_known_args(arguments)
     try:
         if others:

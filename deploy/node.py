@@ -23,7 +23,12 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from protocol.flower_releases import lacking
 from simulation.errors import UsageError
-from simulation.proxies import expect_usable_proxies, keep_loopback_direct, unproxied
+from simulation.proxies import (
+    expect_address,
+    expect_usable_proxies,
+    keep_loopback_direct,
+    unproxied,
+)
 
 MISSING: ImportError | None = None
 try:
@@ -125,11 +130,7 @@ def client_of(
         raise UsageError("--insecure and --root-certificates exclude each other")
     if given.insecure and given.auth_supernode_private_key is not None:
         raise UsageError("a key is of no use without TLS: drop --insecure, and name the CA")
-    host, _, port = given.superlink.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        raise UsageError(f"--superlink must be host:port, not {given.superlink}")
-    if not 0 < int(port) < 1 << 16:
-        raise UsageError(f"--superlink {given.superlink}: a port is a number from 1 to 65535")
+    expect_address(given.superlink, "--superlink ")
     keep_loopback_direct(given.superlink)
     expect_usable_proxies(given.superlink)
     try:

@@ -24,6 +24,7 @@ from flwr.proto.federation_config_pb2 import SimulationConfig
 from simulation.errors import EngineError, UsageError, one_line
 from simulation.job import Job
 from simulation.processes import orderly_exit
+from simulation.proxies import expect_address
 from simulation.workers.node_host import log
 
 from .control import bundle, cause_of, follow, refuse_local_only
@@ -144,8 +145,9 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         return  # "auto" and other values that Ray resolves
+    expect_address(address, "engine.address=")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise UsageError(f"no Ray cluster answers at {address}: {error}") from error
 

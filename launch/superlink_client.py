@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,14 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from simulation.errors import EngineError, UsageError, one_line
-from simulation.proxies import by_proxy, expect_usable_proxies, keep_loopback_direct, unproxied
+from simulation.proxies import (
+    by_proxy,
+    expect_address,
+    expect_usable_proxies,
+    keep_loopback_direct,
+    unproxied,
+)
 
-MOST_PORT = 65535
 _SECONDS = 10.0
 
 
@@ -38,10 +42,7 @@ class Superlink:
         names: tuple[str, str] = ("engine.address=", "engine.certificate="),
     ) -> None:
         self._certificate_name = names[1]
-        if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:/\s\[\]]+):\d{1,5}", address):
-            raise UsageError(f"{names[0]}{address}: give HOST:PORT, as in 127.0.0.1:8000")
-        if not 0 < int(address.rpartition(":")[2]) <= MOST_PORT:
-            raise UsageError(f"{names[0]}{address}: a port is a number from 1 to {MOST_PORT}")
+        expect_address(address, names[0])
         self.address = address
         keep_loopback_direct(address)
         expect_usable_proxies(address)

@@ -42,6 +42,8 @@ from protocol.errors import STOPPED, RunEnded
 LONGEST_WAIT = 20.0  # the most seconds that the server holds one pull request while no reply exists
 MARGIN = 30.0  # seconds by which a request's time-out exceeds the time that the server may hold it
 LIMIT = 4 << 30  # the most bytes of a pull's response
+# Fields of a reply's metadata that the server has checked; the reply's content holds them again.
+CHECKED = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id", "message_type")
 
 
 class Connection:
@@ -161,22 +163,28 @@ class BundledGrid(PolledGrid):
         ]
 
     def _message(self, said: Any, tree: Any, contents: dict[str, bytes]) -> Message:
-        """Make a message from its objects; return an error message if an object is missing.
+        """Make a message from its objects; return an error message if they make none.
 
-        `said`: the message's metadata; `tree`: the ids of its objects; `contents`: their bytes.
+        `said`: the message's metadata, which the server has checked; `tree`: the ids of its
+        objects; `contents`: their bytes, as the node has sent them.
         """
+        asked = said.reply_to_message_id
         if not all(each.object_id in contents for each in iterate_object_tree(tree)):
-            return self._unavailable(said.reply_to_message_id)
-        found = inflate_object_from_contents(
-            said.message_id,
-            contents,
-            keep_object_contents=True,  # several replies may share an object
-        )
-        message = cast(Message, found)
-        message.metadata.__dict__["_message_id"] = said.message_id
-        return message
+            return self._unavailable(asked, "the reply has not come whole")
+        try:
+            found = inflate_object_from_contents(
+                said.message_id,
+                contents,
+                keep_object_contents=True,  # several replies may share an object
+            )
+            message = cast(Message, found)
+            message.metadata.__dict__["_message_id"] = said.message_id
+            same = all(getattr(message.metadata, each) == getattr(said, each) for each in CHECKED)
+        except Exception as error:  # hostile bytes may raise anything
+            return self._unavailable(asked, f"the reply cannot be read: {error!r}")
+        return message if same else self._unavailable(asked, "the reply names another sender")
 
-    def _unavailable(self, asked: str) -> Message:
+    def _unavailable(self, asked: str, reason: str) -> Message:
         """Return the error message that Flower's own grid returns for an incomplete reply.
 
         `asked`: the id of the message that the reply answers.
@@ -192,5 +200,4 @@ class BundledGrid(PolledGrid):
             reply_to_message_id=asked,
             created_at=time.time(),
         )
-        error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "the reply has not come whole")
-        return make_message(metadata, error=error)
+        return make_message(metadata, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))

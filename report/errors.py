@@ -8,6 +8,7 @@ from functools import wraps
 from typing import ParamSpec
 
 from report.files.reader import left_out, noting
+from simulation.surroundings import print_any_text
 
 Given = ParamSpec("Given")
 
@@ -24,6 +25,7 @@ def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
 
     @wraps(main)
     def clear(*given: Given.args, **named: Given.kwargs) -> int:
+        print_any_text()
         with noting() as notes:
             code = guarded(*given, **named)
         if notes:

@@ -20,6 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from .errors import UsageError
 
+MOST_PORT = 65535
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = ("http", "https", "all")
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
@@ -153,6 +154,23 @@ def host_of(address: str) -> str:
     """Return the host of HOST:PORT, [HOST]:PORT or HOST."""
     host, _, port = address.rpartition(":")
     return (host if host and port.isdecimal() and host[-1] != ":" else address).strip("[]")
+
+
+def expect_address(address: str, option: str) -> None:
+    """Raise `UsageError` with a one-line message unless an address is HOST:PORT or [HOST]:PORT.
+
+    `option`: the option with this address, as it is written before the value.
+    """
+    host, _, port = address.rpartition(":")
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).version == 6:
+            given = f"{option}[{host}]:{port}"
+            given = f"\"{option}'[{host}]:{port}'\"" if option.endswith("=") else given
+            raise UsageError(f"{option}{address}: write an IPv6 address in brackets, as {given}")
+    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+(%\w+)?\]|[^:/\s\[\]]+):\d{1,5}", address):
+        raise UsageError(f"{option}{address}: give HOST:PORT, as in 127.0.0.1:8000 or [::1]:8000")
+    if not 0 < int(port) <= MOST_PORT:
+        raise UsageError(f"{option}{address}: a port is a number from 1 to {MOST_PORT}")
 
 
 def is_loopback(host: str) -> bool:

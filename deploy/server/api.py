@@ -37,7 +37,7 @@ import time
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +69,7 @@ from deploy.server.keyed_condition import KeyedCondition
 from deploy.server.node_registry import status_of
 from deploy.server.redelivery import Redelivery
 from deploy.server.run_files import results_of
+from deploy.server.signed_uploads import SMALL, BodyBudget, length_of
 from deploy.signed_header import LONGEST, SignedHeader, read_header
 from protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
@@ -81,8 +82,8 @@ USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
 OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds: wait for missing objects; between checks
 AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
-WAKING = ("/v1/fleet/push-messages", "/v1/runtime/push-messages", "/v1/control/stop-run")
-PLAIN = "application/octet-stream"
+WAKING = ("/v1/runtime/push-messages", "/v1/control/stop-run")
+PLAIN, PROTOBUF = "application/octet-stream", "application/protobuf"
 Kind = TypeVar("Kind", bound=Protobuf)
 Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
 
@@ -91,10 +92,14 @@ class BundleApi:
     """Wraps a SuperLink's ASGI app, and answers this project's own calls.
 
     `output`: the folder that holds each run's folder of results; None: no files are served.
+    `budget`: the memory for the bodies of compact pushes.
     """
 
-    def __init__(self, app: App, output: Path | None = None) -> None:
+    def __init__(
+        self, app: App, output: Path | None = None, budget: BodyBudget | None = None
+    ) -> None:
         self._app = app
+        self._budget = budget or BodyBudget()
         self._zipped = GZipMiddleware(app, compresslevel=9)
         self._output = output
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
@@ -106,6 +111,7 @@ class BundleApi:
             ("GET", f"/v1/fleet/{OURS}/status"): self._status,
             ("POST", f"/v1/fleet/{OURS}/compact/pull"): self._node_pulls,
             ("POST", f"/v1/fleet/{OURS}/compact/push"): self._node_pushes,
+            ("POST", "/v1/fleet/push-messages"): self._other_node_pushes,
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
         }
@@ -174,9 +180,21 @@ class BundleApi:
         signed, pieces = await _read_signed(request)
         if self._pushing[signed.node_id] >= AT_A_TIME:
             raise HTTPException(429, "this node sends so many replies already")
+        size = length_of(request.scope) or 0
         with _counted(self._pushing, signed.node_id):
-            parts = await _parts(await _rest(pieces), read=compact_bundle.parts_of)
-            return await self._stored(request, parts, signed.node_id)
+            async with self._budget.held(signed.node_id, size) if size > SMALL else nullcontext():
+                parts = await _parts(await _rest(pieces), read=compact_bundle.parts_of)
+                return await self._stored(request, parts, signed.node_id)
+
+    async def _other_node_pushes(self, request: Request) -> Response:
+        """Store a reply that a node has pushed by Flower's own call, by the rules of this module.
+
+        The node pushes the reply's objects later, each by a call of its own.
+        """
+        body = await _body(request)
+        asks = _read(PushMessagesRequest, body)
+        await _as_node(request, asks)
+        return await self._stored(request, [("request", body)], asks.node.node_id)
 
     async def _stored(
         self, request: Request, found: list[tuple[str, bytes]], asks: int
@@ -186,15 +204,18 @@ class BundleApi:
         pushed = _read(PushMessagesRequest, parts.pop("request", b""))
         confirm = parts.pop("confirm", None)
         said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
-        if said != [asks, asks]:
+        if said != [asks, asks] or len(pushed.message_object_trees) != 1:
             raise HTTPException(400, "a push holds one message, of the node that pushes it")
         confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
         state = get_linkstate(request)
-        response = await run_in_threadpool(
-            message_store.from_node, pushed, parts, confirmed, self._handed, state
-        )
+        try:
+            response = await run_in_threadpool(
+                message_store.from_node, pushed, parts, confirmed, self._handed, state
+            )
+        except ValueError as error:
+            raise HTTPException(400, f"this reply is not taken: {error}") from error
         self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
-        return Response(response.SerializeToString())
+        return Response(response.SerializeToString(), media_type=PROTOBUF)
 
     async def _server_pulls(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)

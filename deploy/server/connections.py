@@ -1,4 +1,4 @@
-"""Limits on connections: size and time of a request's head, speed of bodies, idle connections.
+"""Limits on connections: TLS handshakes, heads of requests, speed of bodies, idle connections.
 
 A request's head is its first line and its headers. uvicorn reads a head of any length. It waits for
 ever for a client that sends nothing, stops in the middle, or does not read its response.
@@ -10,16 +10,23 @@ The protocol here limits
 - the bytes of a body that arrive after the response;
 - the number of connections without any request: it closes the oldest ones.
 
-asyncio itself limits the TLS handshake to 60 s.
+This protocol begins after the TLS handshake. So the event loop here limits the time of a handshake,
+for which asyncio would wait 60 s, and the number of connections that are in one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from uvicorn.loops.auto import auto_loop_factory
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; also of its trailers
@@ -28,6 +35,8 @@ HEAD_SECONDS = 20.0  # for a head, from the connection's start or the head's fir
 STALLED_SECONDS = 60.0  # seconds without a new byte of a body or of a response
 SLOWEST = 64  # bytes per second of a body, after a minute: half of a link of 1 kbit/s
 MOST_UNASKED = 256  # the most connections that have sent no request yet
+HANDSHAKE_SECONDS = 10.0  # for a TLS handshake: as long as a node waits for the server
+MOST_OPENING = 2048  # the most connections in a TLS handshake: more than nodes that come at once
 LOOKS = 5.0  # seconds between two checks of a connection
 _Unasked = WeakKeyDictionary[asyncio.AbstractEventLoop, "dict[BoundedProtocol, None]"]
 
@@ -166,6 +175,55 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(1.0, self.transport.abort)  # TLS would wait for the peer to close
 
 
+class _Accepted(asyncio.Protocol):
+    """The protocol of a new connection: calls `take` with a socket of this connection."""
+
+    def __init__(self, take: Callable[[socket.socket], object]) -> None:
+        self._take = take
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Pass the connection on, before any byte is read from it."""
+        connection = transport.get_extra_info("socket").dup()
+        transport.abort()  # this closes the other socket only
+        self._take(connection)
+
+
+def bounded_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop as uvicorn makes it, with limits on the TLS handshakes of its servers.
+
+    A handshake ends after `HANDSHAKE_SECONDS`. If more than `MOST_OPENING` connections are in a
+    handshake, the oldest one is closed. uvicorn does not know a connection before its handshake.
+    """
+    loop = auto_loop_factory()()
+    listen: Any = loop.create_server
+    opening = dict[socket.socket, asyncio.Task[None]]()
+
+    async def handshake(connection: socket.socket, make: Any, tls: ssl.SSLContext) -> None:
+        limit = {"ssl_handshake_timeout": HANDSHAKE_SECONDS}
+        try:
+            await loop.connect_accepted_socket(make, connection, ssl=tls, **limit)
+        except OSError:  # it failed or took too long
+            connection.close()
+        finally:
+            opening.pop(connection, None)
+
+    def take(connection: socket.socket, make: Any, tls: ssl.SSLContext) -> None:
+        opening[connection] = loop.create_task(handshake(connection, make, tls))
+        if len(opening) > MOST_OPENING:
+            oldest = next(iter(opening))
+            del opening[oldest]
+            with suppress(OSError):  # the client has closed it
+                oldest.shutdown(socket.SHUT_RDWR)
+
+    async def create_server(make: Any, *given: Any, ssl: Any = None, **options: Any) -> Any:
+        first = make if ssl is None else partial(_Accepted, partial(take, make=make, tls=ssl))
+        return await listen(first, *given, **options)
+
+    loop.create_server = create_server  # type: ignore[method-assign, assignment]
+    return loop
+
+
 def uvicorn_options() -> dict[str, Any]:
-    """Return uvicorn's options for this protocol; they switch unused websockets off."""
-    return {"http": BoundedProtocol, "ws": "none"}
+    """Return uvicorn's options for these limits; they switch unused websockets off."""
+    loop = f"{__name__}:{bounded_loop.__name__}"
+    return {"http": BoundedProtocol, "ws": "none", "loop": loop}

@@ -19,6 +19,9 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 EXPIRES = 10.0  # seconds in which no object arrives and none is on its way
+# In one look, the most missing objects of a reply that are asked for, and that may be absent.
+MOST_LOOKED, MOST_ABSENT = 256, 16
+ENOUGH = 1 << 28  # bytes of replies after which a response holds no further reply
 FORGOTTEN = 3600.0  # seconds after which a reply is dropped, because its run must be over
 
 
@@ -58,13 +61,16 @@ class IncompleteReplies:
         fetch: Callable[[str], bytes | None],
         sends: Callable[[int], bool],
     ) -> list[Reply]:
-        """Remove and return the complete replies, and replies that will never be complete.
+        """Remove and return complete replies, and replies that will never be complete.
+
+        They are a few if they are large: the next call returns the others.
 
         `asked`: return only replies to messages with these ids. `fetch`: returns an object, or None
         before the object has arrived; raises `LookupError` if it will never arrive. `sends`:
         returns whether the node with this id is sending an object now.
         """
-        found, asked = list[Reply](), {*asked, ""}  # "": for a message that is no reply
+        found, size = list[Reply](), 0
+        asked = {*asked, ""}  # "": for a message that is no reply
         with self._lock:
             for name, reply in list(self._replies.get(run, {}).items()):
                 if reply.message.metadata.reply_to_message_id not in asked:
@@ -72,6 +78,9 @@ class IncompleteReplies:
                 if self._complete(reply, fetch) or self._is_expired(reply, sends):
                     found.append(reply)
                     self._drop(run, name)
+                    size += sum(map(len, reply.objects.values()))
+                    if size > ENOUGH:
+                        break
         return found
 
     def not_yet(self, run: int, asked: Iterable[str]) -> list[str]:
@@ -92,15 +101,23 @@ class IncompleteReplies:
         return bool(self._replies.get(run))
 
     def _complete(self, reply: Reply, fetch: Callable[[str], bytes | None]) -> bool:
+        """Fetch some missing objects of a reply; return whether to wait for no more objects.
+
+        A look takes a limited time, because other replies wait for it. The next look continues
+        after the names that this one has looked for.
+        """
+        absent, names = list[str](), iter(reply.missing[:MOST_LOOKED])
         try:
-            looked = {name: fetch(name) for name in reply.missing}
+            for name in names:
+                if (content := fetch(name)) is not None:
+                    reply.objects[name], reply.since = content, self._clock()
+                    continue
+                absent.append(name)
+                if len(absent) == MOST_ABSENT:
+                    break
         except LookupError:
             return True
-        came = {name: content for name, content in looked.items() if content is not None}
-        if came:
-            reply.objects |= came
-            reply.missing = [name for name in reply.missing if name not in came]
-            reply.since = self._clock()
+        reply.missing = [*names, *reply.missing[MOST_LOOKED:], *absent]
         return not reply.missing
 
     def _is_expired(self, reply: Reply, sends: Callable[[int], bool]) -> bool:

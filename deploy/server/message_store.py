@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from flwr.proto.fleet_pb2 import (
@@ -19,6 +20,7 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
+    ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
     PushObjectRequest,
@@ -31,16 +33,18 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesResponse,
 )
 from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
 from deploy.server.incomplete_replies import IncompleteReplies, Reply
 from deploy.server.redelivery import Redelivery
+from protocol.bundle import MOST_PARTS
 
 Reader = Callable[[PullObjectRequest], PullObjectResponse]
 Writer = Callable[[PushObjectRequest], PushObjectResponse]
 SERVER = Node(node_id=1)  # the ServerApp
+_registering = Lock()
 
 
 @dataclass
@@ -127,18 +131,47 @@ def from_node(
 
     `confirm`: the node's confirmation of the answered message, or None. The response lists missing
     objects as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the
-    run is over or unknown.
+    run is over or unknown, and `ValueError` for a tree of objects that is not sound.
     """
     run = request.messages_list[0].metadata.run_id
     with whole(state):
         expect_known(run, state)
-        response = fleet.push_messages(request, state)
+        with _registering:  # else the store could change between the check and the call
+            message, tree = request.messages_list[0], request.message_object_trees[0]
+            expect_sound(tree, message.metadata.message_id, state.object_store)
+            response = fleet.push_messages(request, state)
         _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
         if confirm is not None:
             fleet.confirm_message_received(confirm, state, state.object_store)
         asked = request.messages_list[0].metadata.reply_to_message_id
         handed.replied(request.node.node_id, asked)
         return response
+
+
+def expect_sound(tree: ObjectTree, message_id: str, store: Any) -> None:
+    """Raise `ValueError` if a tree is not that of a message, or the store would make it larger.
+
+    The store keeps the children of each name, as the first tree with this name has them. It makes a
+    message's tree from these, so that 40 names in a tree could become 2 ** 40 objects.
+    """
+    children = dict[str, list[str]]()
+    for count, each in enumerate(iterate_object_tree(tree)):
+        name, below = each.object_id, [child.object_id for child in each.children]
+        if count == MOST_PARTS or not is_valid_sha256_hash(name):
+            raise ValueError(f"a message has at most {MOST_PARTS} objects, each named by a SHA-256")
+        if children.setdefault(name, below) != below:
+            raise ValueError("an object has different parts in different places")
+    if tree.object_id != message_id:
+        raise ValueError("the tree of objects is not that of the message")
+    looked, trees = set[str](), [tree]
+    while trees:
+        if (each := trees.pop()).object_id in looked:
+            continue
+        looked.add(each.object_id)
+        if each.object_id not in store:
+            trees.extend(each.children)
+        elif store.get_object_tree(each.object_id) != each:
+            raise ValueError("an object has other parts at the server")
 
 
 def expect_known(run: int, state: Any) -> None:

@@ -139,18 +139,18 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     found: list[tuple[Any, dict[str, Any]]] = [
         (LocalOnly, {"closed": not (options.insecure or options.any_node)})
     ]
+    from deploy.server.signed_uploads import BodyBudget, SignedUploads
+
+    budget = BodyBudget()
+    found.append((SignedUploads, {"budget": budget}))
     try:
         from deploy.server.api import BundleApi
         from deploy.server.flower_api import expect_handlers
 
         expect_handlers()
-        found.append((BundleApi, {"output": output_of(options)}))
+        found.append((BundleApi, {"output": output_of(options), "budget": budget}))
     except ImportError as error:
         warn(f"this Flower is another: nodes poll and send single objects ({error})")
-    if not options.insecure and not options.any_node:
-        from deploy.server.signed_uploads import SignedUploads
-
-        found.insert(1, (SignedUploads, {}))
     if not options.database and not options.insecure:
         from deploy.server.node_registry import Registry, load
 

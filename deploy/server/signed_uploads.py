@@ -1,14 +1,22 @@
-"""Refuses a large request to the Fleet API before reading it, unless a registered node signed it.
+"""Limits the body of a request to the Fleet API, before the server reads the body.
 
-Flower and this project's own calls read a whole request before they authenticate the sender. So
-anyone who reaches the port could fill the server's memory. The compact calls of
-`deploy.server.api`, which take fewer bytes, are an exception. Their signature is at the start of
-the body, and the server checks the signature before it reads the rest.
+Flower and this project's own calls read a whole request into memory. So
+
+- each call has a largest body: only calls that push a reply may have a large one;
+- a large body must be signed by a registered node. The compact calls of `deploy.server.api` check
+  the signature themselves: it is at the start of their body;
+- all large bodies together may take a quarter of the memory that is free when the server starts. A
+  single body may take half of that, and several of one node an eighth. A further request waits: the
+  server does not read it, so its sender stops sending.
 """
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import HTTPException
@@ -21,62 +29,115 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from deploy.server.access import FLEET, LIMIT, App, Scope, Send, refuse
+from deploy.server.duplicates import SIZE
+from deploy.signed_header import LONGEST
+from simulation.surroundings import free_memory
 
-SMALL = 1 << 16  # bytes that anyone may send: enough for Flower's calls without contents
+SMALL = 1 << 16  # bytes of the largest body of a call that is not listed in `LARGEST`
 COMPACT_CALLS = f"{FLEET}edgewire/compact/"
+LARGEST = {
+    f"{COMPACT_CALLS}pull": LONGEST + SIZE,
+    f"{COMPACT_CALLS}push": LIMIT,
+    f"{FLEET}push-messages": 1 << 23,  # the names of 65,536 objects
+    f"{FLEET}push-object": LIMIT,
+}
+BUDGET_WAIT = 50.0  # seconds that a request waits for memory: less than a node waits to send
+
+
+class BodyBudget:
+    """The memory for large bodies that the server receives at the same time.
+
+    `total`: bytes; None: a quarter of the memory that is free now.
+    """
+
+    def __init__(self, total: int | None = None) -> None:
+        self._total = total or (free_memory() or LIMIT) // 4
+        self._held = Counter[int]()  # node id -> bytes
+        self._freed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def held(self, node: int, size: int) -> AsyncIterator[None]:
+        """Hold memory for a body of a node, `size` bytes, within this context.
+
+        Raises `HTTPException` 413 for a body that never fits, and 503 if none fits for some time.
+        """
+        most = self._total // 2
+        if size > most:
+            raise HTTPException(413, f"this server takes at most {most} bytes in a request")
+        async with self._freed:
+            try:
+                async with asyncio.timeout(BUDGET_WAIT):
+                    await self._freed.wait_for(
+                        lambda: (
+                            self._held.total() + size <= self._total
+                            and (not self._held[node] or self._held[node] + size <= most // 4)
+                        )
+                    )
+            except TimeoutError as error:
+                raise HTTPException(503, "the server is receiving too much: try again") from error
+            self._held[node] += size
+        try:
+            yield
+        finally:
+            async with self._freed:
+                self._held[node] -= size
+                self._held += Counter()  # drops the nodes that hold nothing
+                self._freed.notify_all()
 
 
 class SignedUploads:
-    """Wraps an ASGI app: large requests to the Fleet API get status 401 unless they are signed.
+    """Wraps an ASGI app: requests to the Fleet API with a body that is too large are refused.
 
-    A large signed request gets status 411 if it does not state its length. It gets status 413 if
-    its length exceeds 2 GB (`LIMIT`).
+    The status is 411 for a body of unknown length, 413 for a body above the call's limit, 401 for a
+    large body that no registered node has signed, and 503 if there is no memory for it.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, budget: BodyBudget) -> None:
         self._app = app
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Forward a request that is allowed; refuse any other before its body is read."""
-        if is_large(scope):
+        path = scope["path"] if scope["type"] == "http" else ""
+        if not path.startswith(FLEET):
+            await self._app(scope, receive, send)
+            return
+        most, length = LARGEST.get(path, SMALL), length_of(scope)
+        if length is None or length > most:
+            text = f"this request says how long it is, and has at most {most} bytes"
+            await refuse(send, 411 if length is None else 413, text)
+        elif length <= SMALL or path.startswith(COMPACT_CALLS):
+            await self._app(scope, receive, send)
+        else:
             try:
-                await expect_known(Request(scope, receive))
+                node = await expect_known(Request(scope, receive))
+                async with self._budget.held(node, length):
+                    await self._app(scope, receive, send)
             except HTTPException as error:
-                await refuse(send, error.status_code, "a large request, and not of a known node")
-                return
-            if (length := length_of(scope)) is None or length > LIMIT:
-                text = f"a request says how long it is, and has at most {LIMIT} bytes"
-                await refuse(send, 411 if length is None else 413, text)
-                return
-        await self._app(scope, receive, send)
-
-
-def is_large(scope: Scope) -> bool:
-    """Return whether a request's sender must be authenticated before its body is read."""
-    if scope["type"] != "http" or not scope["path"].startswith(FLEET):
-        return False
-    if scope["method"] == "GET" or scope["path"].startswith(COMPACT_CALLS):
-        return False
-    length = length_of(scope)
-    return length is None or length > SMALL
+                await refuse(send, error.status_code, error.detail)
 
 
 def length_of(scope: Scope) -> int | None:
     """Return the length of a request's body in bytes; None if it is not stated."""
     headers = dict(scope["headers"])
-    length = headers.get(b"content-length", b"")
+    length = headers.get(b"content-length", b"0")
     return int(length) if length.isdigit() and b"transfer-encoding" not in headers else None
 
 
-async def expect_known(request: Request) -> None:
-    """Raise `HTTPException` unless a request's headers hold a registered node's signature."""
+async def expect_known(request: Request) -> int:
+    """Return the id of the registered node that has signed a request's headers.
+
+    Raises `HTTPException` if there is none.
+    """
+    unknown = HTTPException(401, "a large request, and not of a known node")
     try:
         key = b64decode(request.headers.get(FLEET_HTTP_PUBLIC_KEY_HEADER, ""))
     except ValueError as error:
-        raise HTTPException(401) from error
-    node = get_linkstate(request).get_node_id_by_public_key(key) if key else None
+        raise unknown from error
+    node: int | None = get_linkstate(request).get_node_id_by_public_key(key) if key else None
     if node is None:
-        raise HTTPException(401)
+        raise unknown
     signed = Request(dict(request.scope, state={}))  # a copy: the app must not see this node
     signed.state.protobuf_request = PullMessagesRequest(node=Node(node_id=node))
     await run_in_threadpool(authenticate_node, signed)
+    return node

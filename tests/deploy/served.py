@@ -35,6 +35,7 @@ from deploy.server.access import LocalOnly
 from deploy.server.api import BundleApi
 from deploy.server.node_registry import Registry
 from deploy.server.server import bounds
+from deploy.server.signed_uploads import BodyBudget, SignedUploads
 from deploy.signed_header import headers, sign_header
 from simulation.workers.node_host import load_object
 
@@ -44,12 +45,15 @@ class Server:
 
     `bundling`: whether it has the project's own calls, which send a whole message in one request.
     `keys`: the folder that `deploy.keys` writes, for TLS. `nodes`: the file of registered nodes.
+    `budget`: the memory for large bodies.
     """
 
-    def __init__(self, bundling=True, output=None, keys=None, nodes=None):
+    def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None):
         app = create_app()
         if bundling:
-            app.add_middleware(BundleApi, output=output)
+            budget = budget or BodyBudget()
+            app.add_middleware(BundleApi, output=output, budget=budget)
+            app.add_middleware(SignedUploads, budget=budget)
         if nodes is not None:
             app.add_middleware(Registry, file=nodes)
         app.add_middleware(LocalOnly, closed=False)
@@ -139,8 +143,15 @@ class FakeNode:
         message.metadata.__dict__["_message_id"] = name
         return message
 
-    def reply_to(self, message, content, *, confirm=True, source=None, bare=False):
-        """Push a reply, with `bare=True` without its objects; return the server's response."""
+    def reply_to(
+        self, message, content, *, confirm=True, source=None, bare=False, below=(), instead=None,
+        flowers=False,
+    ):  # fmt: skip
+        """Push a reply, with `bare=True` without its objects; return the server's response.
+
+        `below`: trees of objects that the reply announces as well. `instead`: a tree and objects
+        that are sent as those of the reply. `flowers`: by Flower's own call, without objects.
+        """
         reply = Message(content, reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = source or self.node.node_id
         request = fleet_pb2.PushMessagesRequest(node=self.node)
@@ -148,7 +159,14 @@ class FakeNode:
             reply.metadata.__dict__["_message_id"] = reply.object_id
             self.objects = {n: o.deflate() for n, o in get_all_nested_objects(reply).items()}
             request.messages_list.append(message_to_proto(remove_content_from_message(reply)))
-            request.message_object_trees.append(get_object_tree(reply))
+            tree = get_object_tree(reply)
+        tree.children.extend(below)
+        if instead is not None:
+            tree, self.objects = instead
+            request.messages_list[0].metadata.message_id = tree.object_id
+        request.message_object_trees.append(tree)
+        if flowers:
+            return self.call(request, "push-messages")
         parts = [] if bare else [*self.objects.items()]
         if confirm:
             received = message_pb2.ConfirmMessageReceivedRequest(

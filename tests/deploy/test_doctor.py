@@ -172,17 +172,6 @@ def test_memory(free, level, superlink, look, tmp_path, monkeypatch):
     assert (found, f"{free} MB" in text) == (level, True)
 
 
-def test_free_memory_is_the_smallest_reported_value(tmp_path):
-    info = tmp_path / "meminfo"
-    assert doctor.free_memory(info, tmp_path) is None
-    info.write_text("MemTotal:  9 kB\nMemAvailable:   2048 kB\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.free_memory(info, tmp_path) == 2 * MB
-    (tmp_path / "memory.max").write_text(f"{3 * MB}\n")
-    (tmp_path / "memory.current").write_text(f"{2 * MB}\n")
-    assert doctor.free_memory(info, tmp_path) == MB
-
-
 @pytest.mark.parametrize(
     ("start", "end", "level", "says"),
     [(-2, 400, OK, "until"), (-2, 20, WARNING, "ends in"), (-2, -1, WRONG, "has ended"),

@@ -103,6 +103,13 @@ def test_an_address_is_a_host_and_a_port(address):
         Superlink(address)
 
 
+@pytest.mark.parametrize("address", ["::1:8000", "fe80::1:8000", "2001:db8::2:80"])
+def test_an_ipv6_address_needs_brackets(address):
+    host, _, port = address.rpartition(":")
+    with pytest.raises(UsageError, match=rf"as \"engine.address='\[{host}\]:{port}'\"$"):
+        Superlink(address)
+
+
 @pytest.mark.parametrize("address", ["a:0", "a:65536", "127.0.0.1:99999", "[::1]:70000"])
 def test_an_impossible_port_is_refused(address):
     with pytest.raises(UsageError, match="a port is a number from 1 to 65535"):

@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from hashlib import sha256
 
 import httpx
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.proto.control_pb2 import StopRunRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from deploy.compact_bundle import compact
 from deploy.server import incomplete_replies
@@ -165,6 +167,60 @@ def test_a_reply_without_its_objects_fails_its_node_alone(any_server, monkeypatc
         assert lost.metadata.reply_to_message_id == ids[1]
         assert time.monotonic() - begun < 3
     assert len(any_server.state.object_store) == 0
+
+
+def tree(name, *below):
+    return ObjectTree(object_id=sha256(name.encode()).hexdigest(), children=below)
+
+
+def chained(length, times):
+    """Return trees of which each names the one before, `times` times."""
+    above = [tree(str(each), *[tree(str(each - 1))] * times) for each in range(1, length)]
+    return [tree("0"), *above]
+
+
+@pytest.mark.parametrize(
+    "below", [[tree(str(n)) for n in range(70_000)], chained(40, 2), chained(3000, 1)]
+)
+@pytest.mark.parametrize("flowers", [False, True])
+def test_an_announced_tree_delays_no_other_reply(server, below, flowers):
+    """A tree of 40 names could become 2**40 objects in the store, and 3,000 a deep recursion."""
+    honest, other = FakeNode(server.address), FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        other.reply_to(other.message(), reply(7), bare=True, below=below, flowers=flowers)
+    honest.reply_to(honest.message(), reply(8))
+    begun = time.monotonic()
+    (found,) = grid.pull_before(ids, grid.now + 5)
+    assert time.monotonic() - begun < 0.2
+    assert number(found) == 8
+
+
+@pytest.mark.parametrize("lie", ["part missing", "no message", "damaged", "another sender"])
+def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, lie):
+    honest, other = FakeNode(server.address), FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
+    message, others = honest.message(), other.message()
+    false = Message(reply(7), reply_to=message if lie == "another sender" else others)
+    false.metadata.__dict__["_src_node_id"] = honest.node.node_id
+    root = reply(7) if lie == "no message" else false
+    objects = {name: each.deflate() for name, each in get_all_nested_objects(root).items()}
+    whole = get_object_tree(root)
+    if lie == "part missing":
+        whole.ClearField("children")
+    elif lie == "damaged":
+        content = b"Message  3\0\xff\xff\xff"
+        whole = ObjectTree(object_id=sha256(content).hexdigest())
+        objects = {whole.object_id: content}
+    other.reply_to(others, reply(7), instead=(whole, objects))
+    honest.reply_to(message, reply(8))
+    replies = grid.pull_before(ids, grid.now + 5)
+    found = {each.metadata.reply_to_message_id: each for each in replies}
+    assert number(found[ids[0]]) == 8
+    assert found[ids[0]].metadata.src_node_id == honest.node.node_id
+    assert found[ids[1]].has_error()
 
 
 def test_a_node_sends_two_replies_at_a_time(server):

@@ -1,12 +1,14 @@
 """A client that sends too much, too little or nothing is disconnected and takes little memory."""
 
 import socket
+import ssl
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
 
+from deploy.certificates import make_ca, make_server
 from deploy.server import connections
 from deploy.server.connections import LONGEST_HEAD, MOST_UNASKED
 from tests.deploy.served import FakeNode, Server
@@ -99,7 +101,8 @@ def test_an_endless_head_is_refused_at_its_limit(head, connect):
     assert came.startswith(b"HTTP/1.1 431 ") or (came == b"" and len(head) > 1 << 20)
 
 
-CHUNKED = BEGUN + b"transfer-encoding: chunked\r\n\r\n"
+CALL = b"/v1/control/list-nodes"  # the Fleet API takes no chunked bodies
+CHUNKED = BEGUN.replace(b"/v1/fleet/push-object", CALL) + b"transfer-encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("head", [CHUNKED, CHUNKED + b"1\r\nx\r\n"])
@@ -120,7 +123,7 @@ def test_endless_trailers_are_refused(head, begun, more, connect, monkeypatch):
 
 
 def test_trailers_after_an_answer_end_the_connection_without_another(connect):
-    connection = connect(CHUNKED.replace(b"/v1/fleet/push-object", b"/") + b"0\r\nx: ")
+    connection = connect(CHUNKED.replace(CALL, b"/") + b"0\r\nx: ")
     came = connection.recv(1 << 16)
     assert came.startswith(b"HTTP/1.1 404 ")
     with suppress(ConnectionError):
@@ -208,3 +211,28 @@ def test_many_idle_connections_block_no_other_client(server, connect, monkeypatc
     silent[-1].settimeout(0.1)
     with pytest.raises(TimeoutError):
         silent[-1].recv(1)
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01"])
+def test_silent_tls_handshakes_are_limited_in_time_and_number(begun, tmp_path, monkeypatch):
+    monkeypatch.setattr(connections, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "MOST_OPENING", 10)
+    make_ca(tmp_path)
+    make_server(tmp_path, ["127.0.0.1"], renew=False)
+    trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    with Server(keys=tmp_path) as server, ExitStack() as stack:
+        host, port = server.address.split(":")
+        silent = []
+        for _ in range(15):
+            line = socket.create_connection((host, int(port)), timeout=SOON)
+            silent.append(stack.enter_context(line))
+            line.sendall(begun)
+        opened = time.monotonic()
+        url = f"https://{server.address}/v1/fleet/edgewire"
+        assert httpx.get(url, trust_env=False, verify=trusted).text == "1"
+        for each in silent[:5]:
+            assert rest_of(each) == b""
+        assert time.monotonic() - opened < 0.9
+        for each in silent[5:]:
+            assert rest_of(each) == b""
+        assert 0.5 < time.monotonic() - opened < SOON

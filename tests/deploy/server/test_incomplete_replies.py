@@ -4,7 +4,8 @@ import pytest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from deploy.server.incomplete_replies import EXPIRES, FORGOTTEN, IncompleteReplies
+from deploy.server import incomplete_replies
+from deploy.server.incomplete_replies import EXPIRES, FORGOTTEN, MOST_LOOKED, IncompleteReplies
 
 RUN = 7
 
@@ -89,3 +90,48 @@ def test_nothing_remains_of_a_finished_run(clock):
     arriving.add(RUN + 1, announced("c"))
     assert not arriving.waits(RUN)
     assert arriving.waits(RUN + 1)
+
+
+@pytest.mark.parametrize(("arrived", "most"), [(False, 16), (True, MOST_LOOKED)])
+def test_a_look_asks_for_few_objects_and_misses_none(clock, arrived, most):
+    """A look at a reply of many objects takes a limited time; later looks find all of them."""
+    arriving, there, asked = IncompleteReplies(clock), {"a": b"1", "in a": b"2"}, []
+    names = [f"{number:05}" for number in range(2000)]
+    response = announced("b", "a")
+    response.message_object_trees[0].children.extend(ObjectTree(object_id=n) for n in names)
+    arriving.add(RUN, response)
+    if arrived:
+        there |= dict.fromkeys(["b", "in b", *names], b"3")
+
+    def fetch(name):
+        asked.append(name)
+        return there.get(name)
+
+    def ready():
+        asked.clear()
+        found = arriving.ready(RUN, ["to a", "to b"], fetch, lambda node: False)
+        return {each.message.metadata.message_id: each.objects for each in found}
+
+    assert ready() == {"a": {"a": b"1", "in a": b"2"}}
+    looked = {*asked}
+    assert len(asked) <= most + 2
+    for _ in range(2002 // most):
+        found = ready()
+        assert len(asked) <= most
+        looked.update(asked)
+    assert looked == {"a", "in a", "b", "in b", *names}
+    there |= dict.fromkeys(["b", "in b", *names], b"3")
+    while not found:
+        found = ready()
+    assert found == {"b": dict.fromkeys(["in b", *names, "b"], b"3")}
+
+
+def test_a_response_holds_a_few_large_replies(clock, monkeypatch):
+    """The ServerApp takes at most 4 GB in a response, so many large replies need several."""
+    monkeypatch.setattr(incomplete_replies, "ENOUGH", 25)
+    arriving, names = IncompleteReplies(clock), [f"{number}" for number in range(7)]
+    arriving.add(RUN, announced(*names))
+    asked, counts = [f"to {each}" for each in names], []
+    while arriving.waits(RUN):
+        counts.append(len(arriving.ready(RUN, asked, lambda name: bytes(5), lambda node: False)))
+    assert counts == [3, 3, 1]

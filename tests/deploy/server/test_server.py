@@ -7,10 +7,11 @@ from types import ModuleType
 
 import pytest
 import uvicorn
+from uvicorn.importer import import_from_string
 
 from deploy.server import server
 from deploy.server.access import LocalOnly
-from deploy.server.connections import BoundedProtocol
+from deploy.server.connections import BoundedProtocol, bounded_loop
 from simulation.errors import UsageError
 
 
@@ -66,7 +67,7 @@ def test_the_gate_is_the_first_middleware():
     assert [each.__name__ for each, _ in others] == ["SignedUploads", "BundleApi", "Registry"]
     (first, *_, last) = server.gated(options("--any-node"))
     assert first == (LocalOnly, {"closed": False})
-    assert "SignedUploads" not in {each.__name__ for each, _ in (first, last)}
+    assert last[0].__name__ == "Registry"
 
 
 def test_if_the_gate_cannot_be_added_the_server_is_local_only(monkeypatch, capsys):
@@ -101,6 +102,8 @@ def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_en
     monkeypatch.setattr(theirs, "flower_superlink", lambda: uvicorn.run(app=None))
     server.serve([])
     times = {"timeout_keep_alive": server.KEPT, "timeout_graceful_shutdown": server.ENDING}
+    loop = kept[0].pop("loop")
+    assert import_from_string(loop) is bounded_loop
     assert kept == [{"app": None, **times, "http": BoundedProtocol, "ws": "none"}]
 
 
