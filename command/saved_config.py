@@ -126,7 +126,9 @@ def resuming(argv: list[str]) -> list[str]:
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
-    own = [
+    text = (folder / ".hydra" / "config.yaml").read_text(errors="replace")
+    own = [  # earlier versions, which did not save frozen_eval, trained frozen layers' statistics
+        *([] if "\nfrozen_eval:" in text else ["++frozen_eval=false"]),
         f"hydra.run.dir='{_quoted(str(folder))}'",
         "hydra.output_subdir=null",
         f"hydra.job.name={RESUME}",

@@ -104,7 +104,8 @@ def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: i
     first = data.train.taken(torch.zeros(1, dtype=torch.int64))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            trained = copy.deepcopy(model).train()
+            trained = copy.deepcopy(model)
+            trained = trained if trained.training else trained.train()
             objective.loss(trained, data.prepared(first.inputs), first.targets)
     except Exception as error:  # a user's model may raise anything
         raise TaskError(
