@@ -126,9 +126,8 @@ def resuming(argv: list[str]) -> list[str]:
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
-    text = (folder / ".hydra" / "config.yaml").read_text(errors="replace")
-    own = [  # earlier versions, which did not save frozen_eval, trained frozen layers' statistics
-        *([] if "\nfrozen_eval:" in text else ["++frozen_eval=false"]),
+    own = [
+        *_as_before((folder / ".hydra" / "config.yaml").read_text(errors="replace")),
         f"hydra.run.dir='{_quoted(str(folder))}'",
         "hydra.output_subdir=null",
         f"hydra.job.name={RESUME}",
@@ -136,6 +135,16 @@ def resuming(argv: list[str]) -> list[str]:
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
     others = with_loggers(others)
     return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
+
+
+def _as_before(saved: str) -> list[str]:
+    """Return overrides for options that an earlier version, which saved this text, did not have.
+
+    Statistics of frozen layers changed then, and pandas' index was an input of a table.
+    """
+    found = [] if "\nfrozen_eval:" in saved else ["++frozen_eval=false"]
+    table = "_target_: task.datasets.table." in saved and "\n  index:" not in saved
+    return [*found, "++dataset.index=true"] if table else found
 
 
 def with_loggers(words: list[str]) -> list[str]:

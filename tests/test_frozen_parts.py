@@ -11,7 +11,6 @@ from torch import nn
 
 import client.app
 from client.training import Trainer
-from command.saved_config import PLACE, resuming
 from task.errors import TaskError
 from task.finetuning import freeze_others, hold_frozen
 from task.flat_model import FlatModel, tensors_of
@@ -190,11 +189,3 @@ def test_a_module_is_in_training_mode_if_something_in_it_is_trained(frozen, name
     FlatModel(module)
     layers = {name.partition(".")[0] for name, _ in tensors_of(module).statistics}
     assert layers == {str(place) for place in {1, 4} - held}
-
-
-def test_a_run_of_an_earlier_version_goes_on_as_it_began(tmp_path):
-    (tmp_path / PLACE).touch()
-    (tmp_path / ".hydra").mkdir()
-    for saved, added in (("lr: 1\n", True), ("lr: 1\nfrozen_eval: true\n", False)):
-        (tmp_path / ".hydra" / "config.yaml").write_text(saved)
-        assert ("++frozen_eval=false" in resuming([f"resume={tmp_path}"])) is added

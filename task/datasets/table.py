@@ -50,7 +50,7 @@ def csv(
     test_share: float = 0.2,
     on_device: bool = False,
     delimiter: str = ",",
-    index: bool = True,  # for configurations that earlier versions saved
+    index: bool = False,
 ) -> Data:
     """Return a table in CSV files whose first line has the names of the columns.
 
@@ -92,7 +92,7 @@ def parquet(
     std: Sequence[float] | None = None,
     test_share: float = 0.2,
     on_device: bool = False,
-    index: bool = True,
+    index: bool = False,
 ) -> Data:
     """Return a table in Parquet files. See `table` for the arguments and errors."""
 

@@ -17,7 +17,6 @@ from pyarrow import parquet as pq
 from task.datasets.arrays import npz
 from task.datasets.table import csv, parquet
 from task.errors import MissingOption, NoData, TaskError
-from tests.runs import composed
 
 COLUMNS = {
     "temp": [20.5, 21.0, 19.0, 25.5, 30.0] * 8,
@@ -274,17 +273,10 @@ def test_the_index_of_pandas_is_an_input_only_if_it_is_asked_for(names, kind, in
                 read(str(file), test_share=0, index=index)
             return
         assert read(str(file), test_share=0, index=index).train.inputs.shape == (3, len(kept))
-        # A configuration that an earlier version has saved has no key `index`.
-        assert read(str(file), test_share=0).train.inputs.shape == (3, len(names))
         named = read(str(file), test_share=0, inputs=names, index=index)
     assert named.train.inputs.shape == (3, len(names))
     assert f"the inputs are {', '.join(kept)}" in lines[0]
     assert ("pandas' index" in lines[0]) == bool({*INDICES} & {*names})
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_run_leaves_the_index_out(kind):
-    assert composed(f"dataset={kind}").dataset["index"] is False
 
 
 LARGE = 2**63
