@@ -98,7 +98,7 @@ def serve(workers: int, settings: list[str]) -> None:
 
     def server_app(grid: Grid, context: Context) -> None:
         output, objective = str(context.run_config["output"]), objective_of(config)
-        nodes = NodeLog(grid, output, objective.main.name)
+        nodes = NodeLog(grid, output, objective.main.name, objective.defined)
         ordered, records = OrderedGrid(nodes), RunLog(output, objective)
         run = Paced(load_config(context.run_config, config.nodes), ordered, records, nodes)
         pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))

@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.timing import ROOT
 from report.runs import RESULT
+from simulation.workers.limits import allowed_cores
 
 PRESETS = (
     *("fedavg", "fedavg_f2i", "fedavg_f2i_both", "fedavg_f2i_steps", "fedavg_topk", "fedavg_dgc"),
@@ -48,7 +49,7 @@ def words(folder: Path) -> list[str]:
     """Return the command line of the sweep into a folder."""
     return [
         *("run.py", "-m", f"algorithm={','.join(PRESETS)}", "seed=" + ",".join("012"[:SEEDS])),
-        *("hydra/launcher=joblib", f"hydra.launcher.n_jobs={os.cpu_count()}", "engine.workers=1"),
+        *("hydra/launcher=joblib", f"hydra.launcher.n_jobs={allowed_cores()}", "engine.workers=1"),
         f"hydra.sweep.dir={folder}",
     ]
 

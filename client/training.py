@@ -42,7 +42,7 @@ from task.flat_model import NUMPYS, FlatModel, to_array
 from task.local import LocalAlgorithm, LocalRun
 from task.process import configure_process
 from task.rng import IsolatedRng, stream_seed
-from task.steps import Batch, batches, evaluate
+from task.steps import Batch, batches, summed
 from task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
@@ -205,16 +205,17 @@ class Trainer:
         return gradient, metrics
 
     def evaluate(self, node: Node, state: Vector, natives: Arrays = NO_ARRAYS) -> Metrics:
-        """Evaluate a model, float32 (n,), on the node's held-back samples.
+        """Evaluate a model, float32 (n,), on the node's held-back samples; return sums over them.
 
-        If `dataset.holdout` is 0, evaluate it on all samples of the node. The number of samples is
-        one of the returned metrics. `natives`: as in `update`.
+        If `dataset.holdout` is 0, evaluate it on all samples of the node. The server adds the sums
+        of all nodes, so a metric may be defined there that no node's samples define. The number of
+        samples is returned too. `natives`: as in `update`.
         """
         inputs, targets = self.samples.of(node, held_back=self.config.dataset.holdout > 0)
         self.flat.load(state, natives)
         with IsolatedRng(self.device, stream_seed(self.config.seed, node.index)):
-            measured = evaluate(self.flat.module, self.objective, inputs, targets)
-        return {**measured, EXAMPLES: count(inputs)}
+            sums = summed(self.flat.module, self.objective, inputs, targets)
+        return {**sums, EXAMPLES: count(inputs)}
 
     def _layers_draws(self, node: Node, number: int) -> IsolatedRng:
         """Return a context in which layers such as dropout draw from a random stream of their own.

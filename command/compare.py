@@ -6,7 +6,6 @@ bytes, with several seeds each.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +22,7 @@ from report.link_time import link_seconds
 from report.run_result import RunResult, SweepResult
 from report.runs import group_runs
 from simulation.network import network_named
+from simulation.workers.limits import allowed_cores
 
 # Of each method: what the table calls it. The first one is the uncompressed one.
 METHODS = {
@@ -93,7 +93,7 @@ def _parallel() -> list[str]:
         return []
     if find_spec("hydra_plugins.hydra_joblib_launcher") is None:
         return []
-    jobs = f"hydra.launcher.n_jobs={os.cpu_count() or 1}"
+    jobs = f"hydra.launcher.n_jobs={allowed_cores()}"
     return ["hydra/launcher=joblib", jobs, "engine.workers=1"]
 
 

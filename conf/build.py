@@ -27,7 +27,7 @@ from task.datasets import Data, Split, load_data, load_folder
 from task.datasets.data import expect_finite_targets, expect_usable, holdout
 from task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
 from task.errors import MissingOption, NoData, TaskError, described
-from task.finetuning import freeze_others, in_dtype, load_file
+from task.finetuning import freeze_others, hold_frozen, in_dtype, load_file
 from task.local import LocalAlgorithm
 from task.models import build_model
 from task.objectives import Objective
@@ -215,6 +215,8 @@ def model_of(config: Config, data: Data) -> nn.Module:
         module = build("adapter", config.adapter).add(module)
     if config.trainable is not None:
         freeze_others(module, config.trainable)
+    if config.frozen_eval:
+        hold_frozen(module, config.trainable)
     return in_dtype(module, config.model.dtype)
 
 

@@ -175,12 +175,13 @@ class Config:
     replied; an asynchronous server sends these nodes a new message. `engine=local` counts the
     seconds of its virtual clock; `trainable`: patterns of names, such as `["head.*"]`. Only the
     parameters with such a name are trained and sent; null: those that the model itself does not
-    freeze. `checkpoint_every`: rounds between two checkpoints, from which
-    `resume=FOLDER` continues a run; null or 0: no checkpoints. Checkpoints become rarer if they
-    would take more than a fiftieth of the run's time; `compact_records`: if true, the values beside
-    a payload (its header, the learning rate, the metrics) are sent in about a third of the bytes;
-    `stop_on_failure`: if true, a sweep begins no further job after one has failed. A run that has
-    diverged does not count as failed here.
+    freeze; `frozen_eval`: if true, a module of which nothing is trained stays in eval mode: its
+    BatchNorm statistics do not change, and its dropout is off. `checkpoint_every`: rounds between
+    two checkpoints, from which `resume=FOLDER` continues a run; null or 0: no checkpoints.
+    Checkpoints become rarer if they would take more than a fiftieth of the run's time;
+    `compact_records`: if true, the values beside a payload (its header, the learning rate, the
+    metrics) are sent in about a third of the bytes; `stop_on_failure`: if true, a sweep begins no
+    further job after one has failed. A run that has diverged does not count as failed here.
 
     With an asynchronous strategy, `eval_every` and `checkpoint_every` count replies instead of
     rounds. If the model is divided among nodes, they count mini-batches.
@@ -210,6 +211,7 @@ class Config:
     local_epochs: int = at_least(1, 1)
     local_steps: int | None = at_least(1, None)
     trainable: list[str] | None = None
+    frozen_eval: bool = True
     batch_size: int = at_least(1, II("model.batch_size"))
     lr: float = above(0, II("model.lr"))
     seed: int = from_to_below(0, 1 << 32, 0)

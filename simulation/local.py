@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
@@ -14,7 +13,7 @@ from .errors import UsageError
 from .grid import SERVER, LocalGrid
 from .job import Job
 from .processes import orderly_exit
-from .workers.limits import Limits
+from .workers.limits import Limits, allowed_cores
 from .workers.node_host import NodeHostSpec, load_object
 from .workers.pool import make_pool
 
@@ -30,8 +29,7 @@ def run_local(
     """
     refuse(job, workers=workers, memory_mb=memory_mb, pin=pin)
     limits = Limits(memory_mb, pin)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    count = min(workers or cores or 1, job.nodes)
+    count = min(workers or allowed_cores(), job.nodes)
     spec = NodeHostSpec(job.client_app, job.nodes, run_id=1, run_config=job.run_config)
     with uncollected(), orderly_exit(), closing(make_pool(spec, count, limits)) as pool:
         grid = LocalGrid(pool, job.nodes, VirtualClock(job.network, job.seed))

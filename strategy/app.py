@@ -45,7 +45,7 @@ def main(grid: Grid, context: Context) -> None:
     nodes = None if lasting else MembershipGrid(bundled(grid), grid.run.run_id, most)
     folder, resume = output_of(context.run_config), bool(context.run_config.get("resume"))
     objective = objective_of(config)
-    node_log = NodeLog(nodes or grid, folder, objective.main.name)
+    node_log = NodeLog(nodes or grid, folder, objective.main.name, objective.defined)
     grid = OrderedGrid(node_log)
     if grid.virtual_seconds is None:
         expect_real_time(config)

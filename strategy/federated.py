@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,10 +115,11 @@ class Federated(StatisticsAveraging):
         compact_records: bool = False,
     ) -> None:
         super().__init__(strategy)
-        names = (LOSS,) if objective is None else objective.names
-        metrics = {"train": TRAINED, "evaluate": (*names, EXAMPLES)}
-        bounds = {} if objective is None else objective.bounds
-        self._replies = ReplyRules(uplink, metrics=metrics, bounds=bounds)
+        metrics = {"train": TRAINED, "evaluate": (LOSS, EXAMPLES)}
+        self._bounds = {} if objective is None else objective.bounds
+        self._defined = None if objective is None else partial(objective.defined, samples=1)
+        sums = {} if self._defined is None else {"evaluate": self._defined}
+        self._replies = ReplyRules(uplink, metrics=metrics, bounds=self._bounds, sums=sums)
         self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
         self._screening, self._compact_records = screening, compact_records
         self._state = FederatedState()
@@ -289,10 +291,20 @@ class Federated(StatisticsAveraging):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Aggregate, and store the nodes' evaluation metrics."""
+        """Aggregate the nodes' sums, and store the metrics that these define."""
         with global_random(self._random):
-            self.evaluate_metrics = super().aggregate_evaluate(server_round, replies)
-        return self.evaluate_metrics
+            found = super().aggregate_evaluate(server_round, replies)
+        if found is not None and self._defined is not None:
+            every = (-math.inf, math.inf)
+            found = MetricRecord(
+                {
+                    name: value
+                    for name, value in self._defined(found).items()
+                    if (bounds := self._bounds.get(name, every))[0] <= value <= bounds[1]
+                }
+            )
+        self.evaluate_metrics = found
+        return found
 
 
 def attributes_of(strategy: Strategy) -> dict[str, Tagged]:

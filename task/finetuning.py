@@ -100,9 +100,30 @@ def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
             raise TaskError(f"trainable={pattern} matches no parameter; there are {listed}")
-    chosen = {id(p) for name, p in every if any(fnmatchcase(name, each) for each in patterns)}
+    chosen = {id(p) for name, p in every if _matches(name, patterns)}
     for _, parameter in every:
         parameter.requires_grad_(id(parameter) in chosen)
+
+
+def hold_frozen(module: nn.Module, patterns: Sequence[str] | None = None) -> None:
+    """Put each module of which nothing is trained into eval mode, and the model into training mode.
+
+    Then BatchNorm's statistics and the counters of frozen layers do not change, and their dropout
+    is off. A module with buffers alone is frozen if there are `patterns` and none matches a buffer.
+    A module without tensors has the mode of the module that holds it.
+    """
+    if not module.training:
+        module.train()
+    for prefix, each in module.named_modules():
+        parameters = [parameter.requires_grad for parameter in each.parameters()]
+        buffers = [name for name, _ in each.named_buffers(prefix)]
+        alone = bool(patterns and buffers and not any(_matches(name, patterns) for name in buffers))
+        if not any(parameters) and (parameters or alone):
+            each.eval()
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def load_file(module: nn.Module, file: str, sha256: str | None) -> None:

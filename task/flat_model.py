@@ -26,7 +26,7 @@ class Tensors(NamedTuple):
     """A module's tensors by name; a tensor that layers share is listed once."""
 
     trained: list[tuple[str, nn.Parameter]]
-    statistics: list[tuple[str, Tensor]]  # BatchNorm's running statistics, float32
+    statistics: list[tuple[str, Tensor]]  # running statistics of BatchNorm in training, float32
     native: list[tuple[str, Tensor]]  # all other tensors of the state dict
     local: list[tuple[str, Tensor]]  # buffers outside of the state dict, and unused counters
 
@@ -42,11 +42,15 @@ def tensors_of(module: nn.Module) -> Tensors:
     found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
     found.native.extend((n, p) for n, p in every if not p.requires_grad)
     kept = module.state_dict(keep_vars=True).keys()
-    idle = _idle_counters(module)
+    idle, held = _idle_counters(module), _held(module)
     for name, buffer in module.named_buffers():
         if name not in kept or id(buffer) in idle:
             found.local.append((name, buffer))
-        elif name.rpartition(".")[2] in STATISTICS and buffer.dtype == torch.float32:
+        elif (
+            name.rpartition(".")[2] in STATISTICS
+            and buffer.dtype == torch.float32
+            and id(buffer) not in held
+        ):
             found.statistics.append((name, buffer))
         else:
             found.native.append((name, buffer))
@@ -60,6 +64,12 @@ def _idle_counters(module: nn.Module) -> set[int]:
         for each in module.modules()
         if isinstance(each, _NormBase) and each.momentum is not None
     }
+
+
+def _held(module: nn.Module) -> set[int]:
+    """Return the ids of the buffers of modules that are in eval mode while the model is not."""
+    modules = [each for each in module.modules() if module.training and not each.training]
+    return {id(buffer) for each in modules for buffer in each._buffers.values()}
 
 
 def expect_tensors(module: nn.Module) -> None:
@@ -226,9 +236,10 @@ class FlatModel:
     An update is therefore one subtraction. An optimiser over the single parameter `parameters`
     steps the whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as
     `torch.optim.SGD(module.parameters(), lr)`. A parameter that layers share occurs once. The other
-    tensors of the state dict are native: frozen parameters, counters, masks, each in its own type
-    (`natives`). `load` sets the vector and the native tensors. It also resets buffers outside of
-    the state dict to their first values, so nothing of an earlier model remains.
+    tensors of the state dict are native: frozen parameters, statistics of layers that are in eval
+    mode while the model is in training mode, counters, masks, each in its own type (`natives`).
+    `load` sets the vector and the native tensors. It also resets buffers outside of the state dict
+    to their first values, so nothing of an earlier model remains.
 
     A trained parameter may be float16 or bfloat16. Its entries in `state` are its float32 master
     (Micikevicius et al. 2018, section 3.1): `load` and every forward pass round the master to the
@@ -273,7 +284,10 @@ class FlatModel:
         self._rounded = -1  # the version of `state` that the halves have
         self._hook_halves()
         self._native = found.native
-        self.frozen = tuple(n for n, tensor in found.native if isinstance(tensor, nn.Parameter))
+        held = _held(module)
+        self.frozen = tuple(
+            n for n, each in found.native if isinstance(each, nn.Parameter) or id(each) in held
+        )
         self._beside = list(found.beside.values())
         for tensor in self._beside:
             if any(

@@ -227,7 +227,7 @@ def parts_of(make: Callable[[], nn.Module], cuts: Sequence[int], example: Tensor
             ) from error
         if last < len(layers):
             expect_sendable(h, count(x), last - 1, layers[last - 1].name)
-        flat = FlatModel(segment, "meta")
+        flat = FlatModel(segment.eval(), "meta")  # the nodes train it in training mode
         tensors = tuple(own[name] for name in flat.names)
         natives = {name: own[name] for name, _ in tensors_of(segment).native}
         size, ends = flat.state.numel(), (_wire_shape(segment, x), _wire_shape(segment, h))

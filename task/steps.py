@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,8 @@ def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: i
     first = data.train.taken(torch.zeros(1, dtype=torch.int64))
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            trained = copy.deepcopy(model).train()
+            trained = copy.deepcopy(model)
+            trained = trained if trained.training else trained.train()
             objective.loss(trained, data.prepared(first.inputs), first.targets)
     except Exception as error:  # a user's model may raise anything
         raise TaskError(
@@ -140,18 +142,19 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise TaskError("all parameters are frozen: there is nothing to train")
         raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
-    measured = evaluate(model, objective, inputs, few.targets)
+    measured = objective.measured(summed(model, objective, inputs, few.targets), len(few))
     for each in objective.names:
         if each not in measured:
             raise TaskError(
                 f"{name} does not measure {each}: put it into what measured() returns, or into "
                 "sums() for the mean over all samples"
             )
-        if not isinstance(measured[each], int | float) or isinstance(measured[each], bool):
-            raise TaskError(f"{name} measures {each} as a {type(measured[each]).__name__}")
+        value = measured[each]
+        if not isinstance(value, int | float | None) or isinstance(value, bool):
+            raise TaskError(f"{name} measures {each} as a {type(value).__name__}")
     for metric in objective.metrics:
         value = measured[metric.name]
-        if metric.share and (value < -ROUNDING or value > 1 + ROUNDING):
+        if metric.share and value is not None and (value < -ROUNDING or value > 1 + ROUNDING):
             raise TaskError(
                 f"{name} measures {metric.name}={value:g}, and a share is from 0 to 1: declare it "
                 f"without share=True"
@@ -166,7 +169,22 @@ def evaluate(
     batch_size: int = 100,
     between: Callable[[], object] | None = None,
 ) -> dict[str, float]:
-    """Evaluate a model in eval mode, then restore its mode; return the loss and the metrics.
+    """Evaluate a model; return the loss and the metrics that are defined (see `summed`)."""
+    sums = summed(model, objective, inputs, targets, batch_size, between)
+    return objective.defined(sums, count(inputs))
+
+
+def summed(
+    model: nn.Module,
+    objective: Objective,
+    inputs: Tensors,
+    targets: Tensors,
+    batch_size: int = 100,
+    between: Callable[[], object] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a model in eval mode, then restore its mode; return the objective's sums.
+
+    They are numbers, and lists of numbers.
 
     `inputs`, as the model takes them, and `targets` are on the model's device. Small batches keep
     layers' outputs in the CPU's caches: in batches of 500, AdaComp's CNN takes twice the time.
@@ -179,13 +197,16 @@ def evaluate(
     with evaluating(model):
         for start in range(0, samples, batch_size):
             x, y = (rows(each, start, start + batch_size) for each in (inputs, targets))
-            with torch.inference_mode():
+            with torch.no_grad():  # training may use tensors that a model caches here
                 for name, value in objective.sums(model, x, y).items():
-                    if not isinstance(value, Tensor):
+                    if not isinstance(value, Tensor) or value.dim() > 1:
                         kind = type(objective).__name__
-                        raise TaskError(f"{kind}.sums gives {name} as no tensor")
+                        raise TaskError(
+                            f"{kind}.sums gives {name} as no tensor of one number, or "
+                            "of several in a row"
+                        )
                     exact = value.double() if value.is_floating_point() else value.long()
                     sums[name] = sums[name] + exact if name in sums else exact
-            if between is not None:  # outside of inference mode: it may start a training process
+            if between is not None:  # gradients are on: it may start a training process
                 between()
-    return objective.measured({name: total.item() for name, total in sums.items()}, samples)
+    return {name: total.tolist() for name, total in sums.items()}

@@ -4,15 +4,19 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 import client.app
 from client.training import Trainer
 from task.errors import TaskError
+from task.finetuning import freeze_others, hold_frozen
+from task.flat_model import FlatModel, tensors_of
 from task.models.parts import MODELS
 from tests.local_runs import local_run
-from tests.runs import history_of, result_of
+from tests.runs import configured, history_of, result_of
 
 WORDS = ["dataset=digits", "nodes=3", "rounds=3", "lr=0.05", "trainable=[head.*]", "eval_every=3"]
 HEAD = 4 * (64 * 10 + 10)  # bytes of the trained parameters
@@ -116,3 +120,72 @@ def test_half_precision_trains_as_float32_does(dtype, algorithm, tmp_path):
     assert half["loss"] != plain["loss"]
     kinds = {t.dtype for t in load_file(tmp_path / "half" / "model.safetensors").values()}
     assert kinds == {getattr(torch, dtype)}
+
+
+class Normed(nn.Module):
+    """A backbone with BatchNorm, with and without parameters, counters and dropout; and a head."""
+
+    def __init__(self, channels, size, classes):
+        super().__init__()
+        self.base = nn.Sequential(
+            nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8, momentum=None), nn.Dropout(0.5), nn.ReLU()
+        )
+        self.norm = nn.BatchNorm2d(8, affine=False)
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Dropout(0.1), nn.Linear(8 * (size - 2) ** 2, 16), nn.BatchNorm1d(16),
+            nn.Linear(16, classes),
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.head(self.norm(self.base(x)))
+
+
+def normed_run(folder, monkeypatch, *words):
+    """Return which tensors a run has changed, and the history's last row."""
+    monkeypatch.setitem(MODELS.members, "named", Normed)
+    _, history = ran(folder, "algorithm=fedavg", *words)
+    after = load_file(folder / "model.safetensors")
+    before = Trainer(configured("model=mlp", "model.name=named", *WORDS, *words)).flat.module
+    names = [name for name, t in before.state_dict().items() if not torch.equal(t, after[name])]
+    return names, history[-1]
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["algorithm=esgd"], ["strategy=asynchronous", "strategy.pushes=9"]]
+)
+def test_the_statistics_of_frozen_layers_neither_change_nor_travel(words, tmp_path, monkeypatch):
+    changed, row = normed_run(tmp_path / "held", monkeypatch, *words)
+    assert changed
+    assert all(name.startswith("head.") for name in changed)
+    assert "head.3.running_mean" in changed
+    assert row["failures"] == 0
+    adapting, other = normed_run(tmp_path / "adapting", monkeypatch, *words, "frozen_eval=false")
+    assert {"base.1.running_var", "norm.running_mean"} < {*adapting}
+    assert sum(bytes_of(row, side) for side in ("uplink", "downlink")) < sum(
+        bytes_of(other, side) for side in ("uplink", "downlink")
+    )
+
+
+@given(st.sets(st.sampled_from([0, 1, 3, 6]), max_size=3), st.booleans(), st.booleans())
+def test_a_module_is_in_training_mode_if_something_in_it_is_trained(frozen, named, training):
+    module = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Sequential(nn.Linear(4, 4),
+        nn.Dropout()), nn.BatchNorm1d(4, affine=False), nn.ReLU(), nn.Linear(4, 2),
+    )  # fmt: skip
+    module.train(training)
+    patterns = [f"{place}.*" for place in (0, 1, 3, 6) if place not in frozen]
+    if named:
+        freeze_others(module, patterns)
+        hold_frozen(module, patterns)
+    else:
+        for place in frozen:
+            module[place].requires_grad_(False)
+        hold_frozen(module)
+    held = {place for place in (0, 1, 3, 6) if place in frozen} | (
+        {4} if named and patterns else set()
+    )
+    assert {place for place, each in enumerate(module) if not each.training} == held
+    assert module[3][1].training == (3 not in held)
+    FlatModel(module)
+    layers = {name.partition(".")[0] for name, _ in tensors_of(module).statistics}
+    assert layers == {str(place) for place in {1, 4} - held}

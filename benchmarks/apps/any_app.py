@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.timing import ROOT
+from simulation.workers.limits import allowed_cores
 
 QUICKSTART = ROOT / "tests" / "apps" / "quickstart_pytorch"
 ON_RAY = """
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--run-config", default="")
     parser.add_argument("--cycles", type=int, default=3)
     given = parser.parse_args()
-    app, nodes, processes = str(given.app.resolve()), str(given.nodes), str(os.cpu_count())
+    app, nodes, processes = str(given.app.resolve()), str(given.nodes), str(allowed_cores())
     here = ["-m", "simulation", app, "--nodes", nodes, "--workers", processes]
     commands = {
         "local": [*here, "--run-config", given.run_config],

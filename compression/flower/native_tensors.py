@@ -81,9 +81,9 @@ NO_VECTORS = LocalVectors((), NOTHING, EXACT)
 class Initial:
     """The values of native tensors at the start of a run, by name; the object never changes.
 
-    `frozen`: the names of those that are frozen parameters. They do not change, so they are not
-    counted as bytes that Flower would send. `vectors`: the vectors of the local algorithm, which
-    are native tensors, too.
+    `frozen`: the names of those that are frozen parameters, or statistics of frozen layers. They do
+    not change, so they are not counted as bytes that Flower would send. `vectors`: the vectors of
+    the local algorithm, which are native tensors, too.
     """
 
     def __init__(

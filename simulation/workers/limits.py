@@ -49,6 +49,13 @@ class Limits(NamedTuple):
             resource.setrlimit(resource.RLIMIT_DATA, (used["VmData"] + room,) * 2)
 
 
+def allowed_cores() -> int:
+    """Return the number of cores that this process may use; containers may have fewer."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _status() -> dict[str, int]:
     """Return this process's memory sizes in kB, by their names."""
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from logging import getLogger
 from pathlib import Path
@@ -82,13 +83,20 @@ class NodeLog(GridWrapper):
     """A grid that observes the messages and replies of each node, and writes `nodes.json`.
 
     It changes no message. `folder`: the run's folder; "": no file is written, and nothing is
-    observed. `metric`: the name of the run's main metric.
+    observed. `metric`: the name of the run's main metric. `measured`: computes the metrics from
+    the sums and the number of samples in a reply to an evaluation; None: the reply holds them.
     """
 
-    def __init__(self, grid: Grid | TimedGrid, folder: str, metric: str) -> None:
+    def __init__(
+        self,
+        grid: Grid | TimedGrid,
+        folder: str,
+        metric: str,
+        measured: Callable[[Mapping[str, Any], Any], Mapping[str, float]] | None = None,
+    ) -> None:
         super().__init__(grid)
         self._folder = Path(folder) if folder else None
-        self._metric = metric
+        self._metric, self._measured = metric, measured
         self.state = NodeLogState()
         self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
@@ -231,7 +239,10 @@ class NodeLog(GridWrapper):
                 activity.samples = _number(metrics.get(EXAMPLES), activity.samples)
                 activity.train_loss = _number(metrics.get(LOSS), activity.train_loss)
             else:
-                activity.measured = _number(metrics.get(self._metric), activity.measured)
+                found: Mapping[str, Any] = {} if self._measured else metrics
+                with suppress(Exception):  # a hostile reply may hold anything
+                    found = self._measured(metrics, metrics[EXAMPLES]) if self._measured else found
+                activity.measured = _number(found.get(self._metric), activity.measured)
 
     def _of(self, node: int) -> NodeActivity:
         found = self.state.nodes.get(node)

@@ -175,16 +175,16 @@ class Run:
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return {}
-        return {
-            f"node_{key}": cast(float, measured[key]) for key in (self.objective.main.name, "loss")
-        }
+        names = (self.objective.main.name, "loss")
+        return {f"node_{key}": cast(float, measured[key]) for key in names if key in measured}
 
     def _only_at_nodes(self) -> MetricRecord:
         """Return the metrics of the nodes' evaluation under the names of the server's metrics."""
         measured = self.strategy.evaluate_metrics
         if measured is None:
             return MetricRecord()
-        return MetricRecord({name: cast(float, measured[name]) for name in self.objective.names})
+        names = [name for name in self.objective.names if name in measured]
+        return MetricRecord({name: cast(float, measured[name]) for name in names})
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the smallest running variance of BatchNorm; {} for a model without BatchNorm."""

@@ -171,17 +171,19 @@ class RunLog:
     def measured(self, row: Row) -> None:
         """Record a row with an evaluation: its loss and metrics are those of the newest model."""
         self._measured = row
-        value = row[self._main.name]
-        if not self._undefined and not math.isfinite(value) and math.isfinite(row["loss"]):
+        value = row.get(self._main.name)
+        defined = value is not None and math.isfinite(value)
+        if not self._undefined and not defined and math.isfinite(row["loss"]):
             self._undefined = True  # one warning is enough
             log.warning(
-                "round %s: %s is %s: the objective's sums do not define it",
+                "round %s: %s is %s: the samples, or the objective's sums, do not define it",
                 row.get("round"),
                 self._main.name,
                 value,
             )
         self._first = self._first or row
-        self._best = self._better(value)
+        if value is not None:
+            self._best = self._better(value)
         self._worst = max(self._worst, row["loss"] if row["loss"] == row["loss"] else math.inf)
 
     def _better(self, value: float) -> float:
@@ -210,7 +212,8 @@ class RunLog:
         if now["loss"] - now["loss"] != 0:  # the loss is not finite
             return True
         blown_up = self._worst > BLOWN_UP * max(before["loss"], 1.0)
-        if not (self._main.share and self._main.higher):
+        shares = [row.get(self._main.name) for row in (now, before)]
+        if not (self._main.share and self._main.higher) or None in shares:
             return bool(blown_up and now["loss"] > before["loss"])
         return bool(blown_up and now[self._main.name] < 2 * before[self._main.name])
 

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from task import DEFAULT_ROOT
 from task.datasets.data import Data, Split, shown
-from task.datasets.files import class_ids, class_names, files_of, group_ids, with_test
+from task.datasets.files import (
+    LARGEST_INTEGER,
+    class_ids,
+    class_names,
+    files_of,
+    group_ids,
+    with_test,
+)
 from task.errors import NoData, TaskError
 from task.tensors import Tensors
 from task.transforms import ImageTransform, Standardize
@@ -200,6 +207,8 @@ def _tensor(array: NDArray[Any], name: str) -> Tensor:
     kind = array.dtype
     if kind.kind not in "biuf" or kind.itemsize > 8:
         raise TaskError(f"the array {name} is {kind}, and integers or floats are taken")
+    if kind.kind == "u" and kind.itemsize == 8 and (array > LARGEST_INTEGER).any():
+        raise TaskError(f"the array {name} has whole numbers above 2^63 - 1, the largest of torch")
     wider = WIDER.get(f"{kind.kind}{kind.itemsize}", kind.newbyteorder("="))
     return torch.from_numpy(np.ascontiguousarray(array.astype(wider, copy=False)))
 

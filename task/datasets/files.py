@@ -14,6 +14,7 @@ from task.errors import MissingOption, NoData, TaskError
 from task.tensors import Tensors, mapped
 from task.transforms import unchanged
 
+LARGEST_INTEGER = (1 << 63) - 1  # of torch's integers
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 

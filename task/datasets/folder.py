@@ -1,8 +1,9 @@
 """Photos in class folders: the user's own data, on one machine or on each device."""
 
-import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from logging import getLogger
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,15 @@ from numpy.typing import NDArray
 from task import DEFAULT_ROOT
 from task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
 from task.errors import NoData, TaskError
+from task.process import allowed_cores
 from task.tensors import only
 from task.transforms import ImageTransform
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# Endings of other images: they are left out, in one line.
+UNREAD = (".avif", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jxl", ".svg")
 DEFAULT_SIZE = 32
+log = getLogger("edgewire")
 PHOTOS = ImageTransform((0.5,) * 3, (0.25,) * 3)  # for any photos, on every device
 
 
@@ -107,8 +112,12 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
     path = Path(path)
     names = sorted(set(classes))
     samples = []
+    unread = Counter[str]()
     for name in class_folders(path):
-        files = sorted(f for f in (path / name).rglob("*") if _is_image(f))
+        found = [*(path / name).rglob("*")]
+        files = sorted(f for f in found if _is_image(f))
+        endings = [f.suffix.lower() for f in found if not f.name.startswith(".")]
+        unread.update(ending for ending in endings if ending in UNREAD)
         if name not in names and not files:  # a folder of another data set, or of a download
             continue
         if name not in names:
@@ -117,6 +126,9 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
                 f"or remove it"
             )
         samples += [(file, names.index(name)) for file in files]
+    if unread:
+        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(unread.items()))
+        log.warning("%s: %s left out: convert them to .jpg or .png", shown(path), counts)
     if not samples:
         raise TaskError(
             f"{shown(path)} has class folders but no image in them: "
@@ -127,7 +139,7 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
     def read(index: int) -> None:
         images[index] = torch.from_numpy(_read(samples[index][0], size))
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # Pillow releases the GIL while it decodes
+    with ThreadPoolExecutor(allowed_cores()) as pool:  # Pillow releases the GIL while it decodes
         for _ in pool.map(read, range(len(samples))):
             pass  # iterating raises the errors of `read`
     return Split(images, torch.tensor([label for _, label in samples]))

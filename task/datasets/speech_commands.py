@@ -1,6 +1,5 @@
 """Speech Commands (Warden 2018): spoken words of one second, in a folder for each word."""
 
-import os
 import re
 import wave
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from task import DEFAULT_ROOT
 from task.datasets.data import Data, Split, shown
 from task.datasets.files import class_names, group_ids, with_test
 from task.errors import NoData, TaskError
+from task.process import allowed_cores
 from task.transforms import LogMel
 
 RATE = 16000  # samples per second
@@ -114,7 +114,7 @@ def _waves(files: Sequence[Path]) -> torch.Tensor:
         values = _read(files[index])
         waves[index, : len(values)] = values
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # reading a file releases the GIL
+    with ThreadPoolExecutor(allowed_cores()) as pool:  # reading a file releases the GIL
         for _ in pool.map(read, range(len(files))):
             pass  # iterating raises the errors of `read`
     return waves

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from task.datasets.data import Data, Split, shown
-from task.datasets.files import class_ids, class_names, files_of, group_ids, with_test
+from task.datasets.files import (
+    LARGEST_INTEGER,
+    class_ids,
+    class_names,
+    files_of,
+    group_ids,
+    with_test,
+)
 from task.errors import MissingOption, TaskError
 from task.transforms import Standardize
 
@@ -20,8 +29,12 @@ if TYPE_CHECKING:  # a device without tables does not need pyarrow, whose import
     import pyarrow
 
 LARGEST_BLOCK = (1 << 31) - 1  # bytes; pyarrow's limit
+MOST_NAMED = 20  # columns that a message names
 Reader = Callable[[Path], "pyarrow.Table"]
 
+# Names that pandas gives to the column of an index without a name, in CSV and Parquet files.
+INDEX = re.compile(r"|__index_level_\d+__|Unnamed: \d+(\.\d+)*")
+log = getLogger("edgewire")
 LOOKED_AT = 10_000  # rows of a column in which an error message looks for a text
 
 
@@ -37,6 +50,7 @@ def csv(
     test_share: float = 0.2,
     on_device: bool = False,
     delimiter: str = ",",
+    index: bool = False,
 ) -> Data:
     """Return a table in CSV files whose first line has the names of the columns.
 
@@ -61,7 +75,7 @@ def csv(
             reader.ConvertOptions(null_values=[""], strings_can_be_null=True),
         )
 
-    columns = Columns(target, inputs, group)
+    columns = Columns(target, inputs, group, index)
     scale = Scaling(standardize, mean, std)
     suffixes = (".csv", ".csv.gz", ".tsv", ".txt") if delimiter == "\t" else (".csv", ".csv.gz")
     return table(read, suffixes, root, columns, scale, classes, test_share, on_device)
@@ -78,6 +92,7 @@ def parquet(
     std: Sequence[float] | None = None,
     test_share: float = 0.2,
     on_device: bool = False,
+    index: bool = False,
 ) -> Data:
     """Return a table in Parquet files. See `table` for the arguments and errors."""
 
@@ -86,7 +101,7 @@ def parquet(
 
         return reader.ParquetFile(file).read()
 
-    columns, scale = Columns(target, inputs, group), Scaling(standardize, mean, std)
+    columns, scale = Columns(target, inputs, group, index), Scaling(standardize, mean, std)
     return table(read, (".parquet",), root, columns, scale, classes, test_share, on_device)
 
 
@@ -96,12 +111,14 @@ class Columns:
 
     `target`: the column to predict; several for several values a sample; None for none. `inputs`:
     the features; None: all columns that are no target and no group. `group`: the column with the
-    user, writer or sensor of a row.
+    user, writer or sensor of a row. `index`: whether columns of pandas' index (`INDEX`) are
+    features if `inputs` is None.
     """
 
     target: str | Sequence[str] | None
     inputs: str | Sequence[str] | None
     group: str | None
+    index: bool
 
 
 @dataclass(frozen=True)
@@ -237,8 +254,10 @@ def _as_names(column: NDArray[Any]) -> NDArray[np.str_]:
     if column.ndim > 1:
         raise TaskError("dataset.classes is for one target: give one column as dataset.target=")
     if column.dtype.kind == "f":
-        if not (column == np.round(column)).all():
-            raise TaskError("dataset.classes is for classes, and the target has broken numbers")
+        if not ((column == np.round(column)) & (np.abs(column) < LARGEST_INTEGER)).all():
+            raise TaskError(
+                "dataset.classes is for classes, and the target has broken or larger numbers"
+            )
         column = column.astype(np.int64)
     return column.astype(np.str_)
 
@@ -275,7 +294,9 @@ def _rows_of(file: Path, content: pyarrow.Table, columns: Columns) -> Rows:
     targets, names = _as_list(columns.target), _as_list(columns.inputs)
     used = {*targets, *_as_list(columns.group)}
     if columns.inputs is None:
-        names = [name for name in dict.fromkeys(content.column_names) if name not in used]
+        free = [name for name in dict.fromkeys(content.column_names) if name not in used]
+        names = [name for name in free if columns.index or not INDEX.fullmatch(name)]
+        log.warning("%s", _taken(file, names, [name for name in free if INDEX.fullmatch(name)]))
     if not names or len(set(names)) < len(names) or used & set(names):
         raise TaskError(
             f"{shown(file)}: dataset.inputs= must name at least one column, each once, and not the "
@@ -292,6 +313,17 @@ def _rows_of(file: Path, content: pyarrow.Table, columns: Columns) -> Rows:
     group = columns.group
     groups = None if group is None else _values(file, content, group, "group")
     return Rows(names, features, goals, groups)
+
+
+def _taken(file: Path, names: Sequence[str], indices: Sequence[str]) -> str:
+    """Return a line that says which columns are inputs; `indices`: columns of pandas' index."""
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    said = f"{shown(file)}: the inputs are {', '.join(names[:MOST_NAMED])}{more}"
+    if not indices:
+        return f"{said} (dataset.inputs=[...] names others)"
+    taken = "too: dataset.index=false leaves it out"
+    left = "and is left out: dataset.index=true takes it"
+    return f"{said}; {indices[0]!r} is pandas' index {taken if indices[0] in names else left}"
 
 
 def _as_list(names: str | Sequence[str] | None) -> list[str]:
@@ -364,7 +396,16 @@ def _values(file: Path, content: Any, name: str, key: str) -> NDArray[Any]:
         column = column.cast(column.type.value_type)
     kind = column.type
     if kinds.is_integer(kind):
-        return np.asarray(column.to_numpy().astype(np.int64))
+        values = np.asarray(column.to_numpy())
+        if not (large := values > LARGEST_INTEGER).any():
+            return values.astype(np.int64)
+        if key == "group":
+            return values.astype(np.str_)
+        row = int(large.argmax())
+        raise TaskError(
+            f"{shown(file)}: the column {name} has {values[row]} in row {row + 1}: whole numbers "
+            f"up to 2^63 - 1 are taken"
+        )
     if kinds.is_boolean(kind):
         return np.where(column.to_numpy(), "True", "False")
     if kinds.is_string(kind) or kinds.is_large_string(kind):

@@ -1,12 +1,13 @@
 """Anomaly detection: a model that reconstructs normal samples, and anomalies badly."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from task.errors import TaskError
-from task.objectives.base import Metric
+from task.objectives.base import COUNTED, Metric
 from task.objectives.classification import one
 from task.objectives.reconstruction import Reconstruction
 from task.objectives.regression import alike
@@ -21,7 +22,8 @@ class Anomaly(Reconstruction):
     Training uses the inputs alone, so its samples should be normal. `auroc`: the probability that
     an anomaly has a larger error than a normal sample (the area under the ROC curve). It comes from
     histograms of the errors with eight bins for each factor of 2; two errors in a bin count as
-    equal. The loss of an evaluation is the mean over the normal samples.
+    equal. It is not defined without one of the kinds. The loss of an evaluation is the mean over
+    the normal samples.
     """
 
     metrics = (Metric("auroc", True, True),)
@@ -36,21 +38,18 @@ class Anomaly(Reconstruction):
         places = (
             (errors.log2().sub(LEAST).mul(PER_OCTAVE).nan_to_num(BINS)).clamp(0, BINS - 1).long()
         )
-        normal = torch.bincount(places[~odd], minlength=BINS)
-        anomalies = torch.bincount(places[odd], minlength=BINS)
         return {
             "loss": errors[~odd].sum(),
-            **{f"normal {bin}": normal[bin] for bin in range(BINS)},
-            **{f"anomaly {bin}": anomalies[bin] for bin in range(BINS)},
+            COUNTED: torch.count_nonzero(~odd),
+            "normal": torch.bincount(places[~odd], minlength=BINS),
+            "anomalies": torch.bincount(places[odd], minlength=BINS),
         }
 
-    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-        """Return the mean error of normal samples, and the area; 0.5 without one of the kinds."""
-        normal = [sums[f"normal {bin}"] for bin in range(BINS)]
-        anomalies = [sums[f"anomaly {bin}"] for bin in range(BINS)]
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
+        """Return the mean error of normal samples, and the area."""
         below, area = 0.0, 0.0
-        for here, odd in zip(normal, anomalies, strict=True):
+        for here, odd in zip(sums["normal"], sums["anomalies"], strict=True):
             area += odd * (below + here / 2)
             below += here
-        pairs = sum(normal) * sum(anomalies)
-        return {"loss": sums["loss"] / max(below, 1), "auroc": area / pairs if pairs else 0.5}
+        pairs = below * sum(sums["anomalies"])
+        return {**super().measured(sums, samples), "auroc": area / pairs if pairs else None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,6 +26,8 @@ class Metric(NamedTuple):
 
 
 LOSS = Metric("loss")
+# The sum that says how many targets count, if an objective leaves some out.
+COUNTED = "num-counted"
 # Names in a run's records (docs/run-files.md) that no metric can have.
 TAKEN = frozenset(
     (
@@ -35,7 +37,7 @@ TAKEN = frozenset(
         *("link_down_mbps", "link_up_mbps", "link_seconds", "link_seconds_float32"),
         *("uplink_ratio", "downlink_ratio", "parameters", "nodes", "seed", "algorithm"),
         *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
-        *("num-examples", "num-steps"),
+        *("num-examples", "num-steps", COUNTED),
         *("node", "partition", "online", "waiting", "messages", "replies", "reason", "sent"),
         *("heard", "lag", "mean_lag", "samples", "labels"),
     )
@@ -108,11 +110,33 @@ class Objective(ABC):
 
     @abstractmethod
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
-        """Return sums over a batch, scalars by name; gradients are off. One of them is `loss`."""
+        """Return sums over a batch by name: numbers, or vectors of a fixed length.
 
-    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+        One of them is `loss`. Gradients are off.
+        """
+
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return the loss and the metrics from the sums over all batches, of `samples` samples.
 
-        Here each is its sum divided by the number of samples.
+        A vector is a list here. A metric that the sums do not define is None. For sums over the
+        samples of several nodes, the arguments are their means over all samples, and 1.
+
+        Here each number is divided by the sum `COUNTED`, or without it by the number of samples. If
+        nothing counts, the loss is 0, and no metric is defined.
         """
-        return {name: total / samples for name, total in sums.items()}
+        counted = sums.get(COUNTED, samples)
+        if not counted:
+            return {**dict.fromkeys(self.names), LOSS.name: 0.0}
+        numbers = {name: total for name, total in sums.items() if not isinstance(total, list)}
+        return {name: total / counted for name, total in numbers.items() if name != COUNTED}
+
+    def defined(self, sums: Mapping[str, Any], samples: float) -> dict[str, float]:
+        """Return what `measured` returns, without metrics that are not defined.
+
+        None are if `measured` cannot be computed, as by a division by a count of 0.
+        """
+        try:
+            found = self.measured(sums, samples)
+        except (ArithmeticError, ValueError):
+            return {}
+        return {name: value for name, value in found.items() if value is not None}

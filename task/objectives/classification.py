@@ -8,6 +8,8 @@ from task.errors import TaskError
 from task.objectives.base import Metric, Objective
 from task.tensors import Tensors
 
+IGNORED = -100  # a target that does not count: torch's default
+
 
 class Classification(Objective):
     """Cross-entropy of the model's logits (B, classes); targets: int64 (B,).
@@ -26,12 +28,23 @@ class Classification(Objective):
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy, and the numbers of samples that `metrics` count."""
         logits, truth = model(inputs), one(targets)
+        if (truth == IGNORED).any():
+            raise TaskError(
+                f"targets of {IGNORED}, which do not count, are for objective=next_token and "
+                "segmentation: leave such samples out"
+            )
         likely = logits.topk(min(5, logits.shape[1])).indices == truth[:, None]
         return {
             "loss": cross_entropy(logits, truth, reduction="sum"),
             "accuracy": (logits.argmax(1) == truth).sum(),
             "top5": likely.sum(),
         }
+
+
+def mean_entropy(logits: Tensor, truth: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the targets that count; 0 if none does."""
+    total = cross_entropy(logits, truth, reduction="sum", ignore_index=IGNORED)
+    return total / torch.count_nonzero(truth != IGNORED).clamp(min=1)
 
 
 def one(targets: Tensors, kind: torch.dtype | None = torch.int64) -> Tensor:

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from task.errors import TaskError
-from task.objectives.base import Metric, Objective
-from task.objectives.classification import one
+from task.objectives.base import COUNTED, Metric, Objective
+from task.objectives.classification import IGNORED, mean_entropy, one
 from task.tensors import Tensors
 
 
@@ -25,23 +26,24 @@ class NextToken(Objective):
 
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean cross-entropy of a token."""
-        return cross_entropy(model(inputs).flatten(0, 1), _tokens(targets))
+        return mean_entropy(model(inputs).flatten(0, 1), _tokens(targets))
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy, the number of tokens, and how many were the most likely."""
         logits, truth = model(inputs).flatten(0, 1), _tokens(targets)
         return {
             "loss": cross_entropy(logits, truth, reduction="sum"),
-            "tokens": torch.count_nonzero(truth != -100),
+            COUNTED: torch.count_nonzero(truth != IGNORED),
             "accuracy": (logits.argmax(1) == truth).sum(),
         }
 
-    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return means over all tokens, and the perplexity."""
-        loss = sums["loss"] / sums["tokens"]
-        perplexity = math.exp(loss) if loss < 700 else math.inf
-        accuracy = sums["accuracy"] / sums["tokens"]
-        return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
+        means = super().measured(sums, samples)
+        if not sums[COUNTED]:
+            return means
+        loss = sums["loss"] / sums[COUNTED]
+        return {**means, "perplexity": math.exp(loss) if loss < 700 else math.inf}
 
 
 def _tokens(targets: Tensors) -> Tensor:

@@ -1,6 +1,7 @@
 """Regression: each sample has one value or several."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -32,10 +33,9 @@ class Regression(Objective):
         errors = (values - truth).double().view(len(truth), -1)
         return {"loss": errors.square().mean(1).sum(), "mae": errors.abs().mean(1).sum()}
 
-    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return the means over all samples, and the root of the mean squared error."""
-        means = super().measured(sums, samples)
-        return {**means, "rmse": means["loss"] ** 0.5}
+        return {**super().measured(sums, samples), "rmse": (sums["loss"] / samples) ** 0.5}
 
 
 def alike(values: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,14 @@
 """Segmentation: each pixel of an image has one class."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from task.objectives.base import Metric, Objective
-from task.objectives.classification import one
+from task.objectives.base import COUNTED, Metric, Objective
+from task.objectives.classification import IGNORED, mean_entropy, one
 from task.tensors import Tensors
 
 
@@ -24,30 +25,27 @@ class Segmentation(Objective):
 
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean cross-entropy of a pixel."""
-        return cross_entropy(model(inputs), one(targets))
+        return mean_entropy(model(inputs), one(targets))
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the cross-entropy, the number of pixels, and each class's pixels."""
         logits, truth = model(inputs), one(targets)
-        counts = truth != -100
+        counts = truth != IGNORED
         classes, found = logits.shape[1], logits.argmax(1)
         hit = torch.bincount(truth[counts & (found == truth)], minlength=classes)
         union = torch.bincount(truth[counts], minlength=classes) - hit
         union += torch.bincount(found[counts], minlength=classes)
         return {
             "loss": cross_entropy(logits, truth, reduction="sum"),
-            "pixels": counts.sum(),
-            **{f"hit {c}": hit[c] for c in range(classes)},
-            **{f"union {c}": union[c] for c in range(classes)},
+            "accuracy": hit.sum(),
+            COUNTED: counts.sum(),
+            "hit": hit,
+            "union": union,
         }
 
-    def measured(self, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return means over all pixels, and the mean intersection over union of the classes."""
-        classes = [name[6:] for name in sums if name.startswith("union ") and sums[name]]
-        shares = [sums[f"hit {c}"] / sums[f"union {c}"] for c in classes]
-        hits = sum(total for name, total in sums.items() if name.startswith("hit "))
-        return {
-            "loss": sums["loss"] / sums["pixels"],
-            "iou": sum(shares) / len(shares),
-            "accuracy": hits / sums["pixels"],
-        }
+        pairs = zip(sums["hit"], sums["union"], strict=True)
+        shares = [hit / union for hit, union in pairs if union]
+        iou = sum(shares) / len(shares) if shares else None
+        return {**super().measured(sums, samples), "iou": iou}

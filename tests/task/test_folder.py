@@ -215,3 +215,13 @@ def test_unusable_folders_are_refused(tmp_path, root, says):
     with pytest.raises(TaskError, match=says) as error:
         load_data("imagefolder", root=str(tmp_path / root))
     assert str(tmp_path / root) in one_line(error)
+
+
+def test_images_that_are_left_out_are_counted_by_ending_in_one_line(tmp_path, caplog):
+    photos(tmp_path, count=3)
+    for name in ("a.heic", "b.HEIC", "c.gif", "d.avif", "e.jfif", ".f.gif", "notes.txt"):
+        (tmp_path / "cat" / name).touch()
+    with caplog.at_level("WARNING", "edgewire"):
+        assert len(load_folder(tmp_path, ["cat", "dog"], 8)) == 6
+    said = "1 .avif, 1 .gif, 2 .heic, 1 .jfif left out: convert them to .jpg or .png"
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}: {said}"]

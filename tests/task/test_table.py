@@ -3,6 +3,8 @@
 import builtins
 import gzip
 import statistics
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
+from task.datasets.arrays import npz
 from task.datasets.table import csv, parquet
 from task.errors import MissingOption, NoData, TaskError
 
@@ -243,3 +246,60 @@ def test_a_device_without_pyarrow_gets_one_line(file, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(TaskError, match="pip install pyarrow"):
         csv(str(file))
+
+
+INDICES = ["", "Unnamed: 0", "__index_level_0__"]
+
+
+@given(
+    st.lists(st.sampled_from([*INDICES, "a", "b", "id"]), min_size=1, unique=True),
+    st.sampled_from(["csv", "parquet"]),
+    st.booleans(),
+)
+def test_the_index_of_pandas_is_an_input_only_if_it_is_asked_for(names, kind, index):
+    columns = {**{name: [1.0, 2.0, 5.0] for name in names}, "target": [1.0, 2.0, 3.0]}
+    kept = [name for name in names if index or name not in INDICES]
+    lines = []
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr("task.datasets.table.log.warning", lambda *words: lines.append(words[1]))
+        file = Path(folder) / f"t.{kind}"
+        if kind == "csv":
+            file.write_text(text_of(columns))
+        else:
+            pq.write_table(pyarrow.table(columns), file)
+        read = csv if kind == "csv" else parquet
+        if not kept:
+            with pytest.raises(TaskError, match="must name at least one column"):
+                read(str(file), test_share=0, index=index)
+            return
+        assert read(str(file), test_share=0, index=index).train.inputs.shape == (3, len(kept))
+        named = read(str(file), test_share=0, inputs=names, index=index)
+    assert named.train.inputs.shape == (3, len(names))
+    assert f"the inputs are {', '.join(kept)}" in lines[0]
+    assert ("pandas' index" in lines[0]) == bool({*INDICES} & {*names})
+
+
+LARGE = 2**63
+
+
+@pytest.mark.parametrize("values", [[1, LARGE], [LARGE + 5, 2**64 - 1], [0, LARGE - 1]])
+def test_integers_that_torch_lacks_are_refused_and_none_changes_its_sign(values, tmp_path):
+    column = pyarrow.array(values, pyarrow.uint64())
+    pq.write_table(pyarrow.table({"x": [1.0, 2.0], "target": column}), tmp_path / "t.parquet")
+    np.savez(tmp_path / "t.npz", x=np.zeros((2, 1)), y=np.array(values, np.uint64))
+    reads = [
+        lambda: parquet(str(tmp_path / "t.parquet"), inputs=["x"], test_share=0),
+        lambda: npz(str(tmp_path / "t.npz"), test_share=0),
+    ]
+    for read in reads:
+        if max(values) < LARGE:
+            assert read().train.targets.tolist() == values
+        else:
+            with pytest.raises(TaskError, match=r"2\^63 - 1"):
+                read()
+    table = {"x": [1.0, 2.0], "y": [3.0, 4.0], "user": column}
+    pq.write_table(pyarrow.table(table), tmp_path / "users.parquet")
+    users = parquet(
+        str(tmp_path / "users.parquet"), target="y", inputs=["x"], group="user", test_share=0
+    )
+    assert sorted(users.train.groups.tolist()) == [0, 1]

@@ -281,8 +281,8 @@ class ModelInbox:
                 expect_weight(reply.content, self._rules.weighted_by_key)
             if sent.train and records(reply.content, ArrayRecord):
                 self._unpack(reply, header, sent)
-            if (names := self._rules.metrics.get(sent.kind)) is not None:
-                reply.content = rebuilt(reply.content, sent, names, self._rules.bounds)
+            if sent.kind in self._rules.metrics or sent.kind in self._rules.sums:
+                reply.content = rebuilt(reply.content, sent, self._rules)
         except PayloadError as error:
             return self._left_out(reply, sent.node, sent.number, str(error))
         return reply

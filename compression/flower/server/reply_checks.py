@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -33,6 +33,7 @@ from ..tied_weights import Ties
 
 # Least and largest values of metrics, if a strategy gives no others.
 BOUNDS = {LOSS: (0.0, math.inf), ACCURACY: (0.0, 1.0)}
+Measure = Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class ReplyRules:
     finite numbers. All other records except the model are deleted from the reply. `uneven`: True if
     the replies of one round may hold different records. Otherwise a reply whose records differ from
     those of most replies is left out. `bounds`: the least and the largest value of a metric.
+    `sums`: by message type, if a reply holds sums over the node's samples in place of `metrics`: a
+    function of their means over the samples, which returns the metrics. A strategy gets the means.
     """
 
     uplink: Codec | None = None
@@ -52,6 +55,7 @@ class ReplyRules:
     metrics: Mapping[str, Sequence[str]] = field(default_factory=dict)
     uneven: bool = False
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=lambda: BOUNDS)
+    sums: Mapping[str, Measure] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.uplink is not None and not isinstance(self.uplink, Codec):
@@ -181,13 +185,10 @@ def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]
             raise PayloadError(f"its update holds infinity in {each.name}")
 
 
-def rebuilt(
-    content: RecordDict,
-    sent: SentMessage,
-    names: Sequence[str],
-    bounds: Mapping[str, tuple[float, float]],
-) -> RecordDict:
-    """Return a reply's content with only the metrics in `names` and the trained model.
+def rebuilt(content: RecordDict, sent: SentMessage, rules: ReplyRules) -> RecordDict:
+    """Return a reply's content with only the metrics that `rules` name and the trained model.
+
+    If the reply holds sums, their means over the samples replace them, whatever their names.
 
     Raises `PayloadError` for a metric that is missing, not a finite number, or outside its bounds.
     Also raises it for a reply to training that does not hold exactly one model.
@@ -195,9 +196,17 @@ def rebuilt(
     metrics = dict[str, Any]()
     for _, each in records(content, MetricRecord):
         metrics |= each
-    measured = {name: number(metrics, name) for name in names}
+    if measure := rules.sums.get(sent.kind):
+        metrics = _means(metrics, rules.weighted_by_key)
+        try:
+            measured = measure(metrics)
+        except Exception as error:  # the names and the lengths are not checked yet
+            raise PayloadError(f"its sums give no metrics ({type(error).__name__})") from error
+    else:
+        measured = {name: number(metrics, name) for name in rules.metrics[sent.kind]}
+        metrics = {name: metrics[name] for name in measured}
     for name, value in measured.items():
-        low, high = bounds.get(name, (-math.inf, math.inf))
+        low, high = rules.bounds.get(name, (-math.inf, math.inf))
         if not low <= value <= high:
             raise PayloadError(f"its {name} must be from {low:g} to {high:g}, not {value!r}")
     made: dict[str, Any] = {}
@@ -206,8 +215,19 @@ def rebuilt(
         if len(models) != 1:
             raise PayloadError(f"a reply to train must hold one ArrayRecord, not {len(models)}")
         made[sent.name] = models[0]
-    made["metrics"] = filled(MetricRecord, {name: metrics[name] for name in names})
+    made["metrics"] = filled(MetricRecord, metrics)
     return filled(RecordDict, made)
+
+
+def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
+    """Return sums over samples divided by the number of samples, which is the metric `weight`."""
+    samples = _usable_weight(sums.get(weight), weight)
+    found = dict[str, Any]()
+    for name, total in sums.items():
+        several = total if isinstance(total, list) else [total]
+        means = [number({name: each / samples}, name) for each in several]
+        found[name] = means if isinstance(total, list) else means[0]
+    return {**found, weight: sums[weight]}
 
 
 def weight_of(content: RecordDict, key: str) -> float:

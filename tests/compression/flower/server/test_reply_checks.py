@@ -12,6 +12,7 @@ from compression import Layout, PayloadError, decode_update
 from compression.flower.headers import ACCURACY, LOSS
 from compression.flower.server.reply_checks import (
     BOUNDS,
+    ReplyRules,
     SentMessage,
     answered,
     expect_weight,
@@ -31,6 +32,10 @@ TRAINED = EVALUATED._replace(kind="train", train=True)
 def content_of(metrics, **models):
     made = {name: ArrayRecord({"w": Array(np.ones(value))}) for name, value in models.items()}
     return RecordDict({**made, "metrics": MetricRecord(metrics)})
+
+
+def rules(names=(), bounds=BOUNDS):
+    return ReplyRules(metrics={"evaluate": list(names), "train": list(names)}, bounds=bounds)
 
 
 LARGEST = math.nextafter(2.0**63, 0)
@@ -64,7 +69,7 @@ def test_a_weight_is_required_only_where_the_mean_needs_it():
     "metrics", [{}, {LOSS: 0.0}, {LOSS: 9e9}, {ACCURACY: 0}, {ACCURACY: 1}, {"x": -1.5}]
 )
 def test_metrics_within_their_limits_are_all_that_remains(metrics):
-    found = rebuilt(content_of({"more": 1.0, **metrics}), EVALUATED, list(metrics), BOUNDS)
+    found = rebuilt(content_of({"more": 1.0, **metrics}), EVALUATED, rules(metrics))
     assert list(found) == ["metrics"]
     assert dict(found["metrics"]) == metrics
 
@@ -74,8 +79,8 @@ def test_metrics_within_their_limits_are_all_that_remains(metrics):
 )
 def test_metrics_beyond_their_limits_are_refused(metrics):
     with pytest.raises(PayloadError, match=f"its {next(iter(metrics))} must be"):
-        rebuilt(content_of(metrics), EVALUATED, list(metrics), BOUNDS)
-    assert rebuilt(content_of(metrics), EVALUATED, list(metrics), {})["metrics"] == metrics
+        rebuilt(content_of(metrics), EVALUATED, rules(metrics))
+    assert rebuilt(content_of(metrics), EVALUATED, rules(metrics, {}))["metrics"] == metrics
 
 
 @pytest.mark.parametrize(
@@ -123,8 +128,8 @@ def test_a_reply_may_have_four_times_the_tensors_and_the_bytes(
 @pytest.mark.parametrize("models", [{}, {"a": 1, "b": 2}])
 def test_a_reply_to_training_holds_one_model(models):
     with pytest.raises(PayloadError, match=f"must hold one ArrayRecord, not {len(models)}"):
-        rebuilt(content_of({}, **models), TRAINED, [], BOUNDS)
-    found = rebuilt(content_of({"x": 1}, theirs=3), TRAINED, ["x"], BOUNDS)
+        rebuilt(content_of({}, **models), TRAINED, rules())
+    found = rebuilt(content_of({"x": 1}, theirs=3), TRAINED, rules(["x"]))
     assert list(found) == ["arrays", "metrics"]
     assert found["arrays"]["w"].shape == (3,)
 
