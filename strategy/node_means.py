@@ -44,7 +44,7 @@ class NodeMeans:
         for node, weight in weights.items():
             self._weights.setdefault(node, weight)
         used, after = [self._weights[node] for node in weights], self._total()
-        scale, step = before / after, math.fsum(used) / after / self._vectors.share
+        scale, step = (before or after) / after, math.fsum(used) / after / self._vectors.share
         changed = {}
         for name in self.names:
             old, found = now[name], [report[name] for report in reports]
@@ -55,7 +55,7 @@ class NodeMeans:
         return changed
 
     def _total(self) -> float:
-        """Return the weight of all nodes; 1 if no weight is known, when all vectors are 0."""
+        """Return the weight of all nodes; 0 if no weight is known yet."""
         known = math.fsum(self._weights.values())
         missing = max(self._vectors.nodes - len(self._weights), 0)
-        return known + missing * known / len(self._weights) if self._weights else 1.0
+        return known + missing * known / max(len(self._weights), 1)
