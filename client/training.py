@@ -79,7 +79,10 @@ class Trainer:
         self.trained = trained_entries(self.layout)
         vectors = vectors_of(config, self.local, self.layout)
         initial = Initial(self.flat.natives(), vectors=vectors)
-        self.uplink = uplink_of(config, self.layout, initial, to_array(self.flat.state))
+        # With several messages in flight, no reply waits for the fate of the one before it.
+        pending = self.local.pending and config.strategy.get("in_flight", 1) == 1
+        state = to_array(self.flat.state)
+        self.uplink = uplink_of(config, self.layout, initial, state, LOCAL if pending else "")
         self._vectors: Arrays = vectors.zeros  # those that the last training reports
 
     def update(
@@ -275,16 +278,19 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
 
 
 def uplink_of(
-    config: Config, layout: Layout, initial: Initial = NONE, model: Vector | None = None
+    config: Config,
+    layout: Layout,
+    initial: Initial = NONE,
+    model: Vector | None = None,
+    pending: str = "",
 ) -> CompressionMod:
     """Return the configured `CompressionMod`, which encodes a node's updates.
 
     `initial`: the native tensors (those outside the float32 vector) at the start of the run.
     `model`: the model before training, float32 (n,), which is copied if the run needs it later.
+    `pending`: as in `CompressionMod`.
     """
     seeded = model.copy() if config.downlink.from_seed and model is not None else None
-    # With several messages in flight, no reply waits for the fate of the one before it.
-    in_flight = config.strategy.get("in_flight", 1)
     return CompressionMod(
         codec_of(config),
         layout=layout,
@@ -295,7 +301,7 @@ def uplink_of(
         contextual=codec_of(config).coder.contextual
         or ((downlink := downlink_of(config)) is not None and downlink.coder.contextual),
         masked=bool(config.strategy.get("mask_received")),
-        pending=LOCAL if local_of(config).pending and in_flight == 1 else "",
+        pending=pending,
     )
 
 
