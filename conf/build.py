@@ -263,7 +263,8 @@ def vectors_of(config: Config, local: LocalAlgorithm, layout: Layout) -> LocalVe
     size = trained_entries(layout)
     tensors = [t for t, end in enumerate(layout.offsets[1:].tolist()) if end > size]
     nodes = config.nodes if local.over_all_nodes else 0
-    return LocalVectors.of(local.vectors, layout.without(tensors), codec, nodes, share_of(config))
+    vectors = LocalVectors.of(local.vectors, layout.without(tensors), codec)
+    return vectors._replace(nodes=nodes, share=share_of(config))
 
 
 def share_of(config: Config) -> float:

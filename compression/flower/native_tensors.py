@@ -60,14 +60,7 @@ class LocalVectors(NamedTuple):
     share: float = 1.0
 
     @classmethod
-    def of(
-        cls,
-        names: Sequence[str],
-        trained: Layout,
-        codec: Codec,
-        nodes: int = 0,
-        share: float = 1.0,
-    ) -> LocalVectors:
+    def of(cls, names: Sequence[str], trained: Layout, codec: Codec) -> LocalVectors:
         """Return the vectors `names` of a model whose trained parameters have a layout."""
         return cls(
             tuple(f"{VECTOR}{name}" for name in names),
@@ -77,8 +70,6 @@ class LocalVectors(NamedTuple):
                 trained.dtypes * len(names),
             ),
             codec,
-            nodes,
-            share,
         )
 
     @property

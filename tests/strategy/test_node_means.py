@@ -35,7 +35,8 @@ PLAIN, KEEPS = make_codec(), make_codec("topk", density=0.1)
 
 def vectors_of(share=1.0):
     trained = LAYOUT.without([len(LAYOUT) - 1])
-    return LocalVectors.of(("c",), trained, make_codec(), NODES, share)
+    vectors = LocalVectors.of(("c",), trained, make_codec())
+    return vectors._replace(nodes=NODES, share=share)
 
 
 def app_of(codec, share, fates):
