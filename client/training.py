@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.app.typing import MetricRecordValues
 from numpy.typing import NDArray
 from torch import Tensor
@@ -77,9 +77,12 @@ class Trainer:
         names = self.flat.names
         self.layout = Layout(names, self.flat.shapes, ("float32",) * len(names))
         self.trained = trained_entries(self.layout)
-        vectors = vectors_of(self.local, self.layout)
+        vectors = vectors_of(config, self.local, self.layout)
         initial = Initial(self.flat.natives(), vectors=vectors)
-        self.uplink = uplink_of(config, self.layout, initial, to_array(self.flat.state))
+        # With several messages in flight, no reply waits for the fate of the one before it.
+        pending = self.local.pending and config.strategy.get("in_flight", 1) == 1
+        state = to_array(self.flat.state)
+        self.uplink = uplink_of(config, self.layout, initial, state, LOCAL if pending else "")
         self._vectors: Arrays = vectors.zeros  # those that the last training reports
 
     def update(
@@ -154,6 +157,8 @@ class Trainer:
         """Return the arguments of the local algorithm for one message."""
         stored = {} if state is None else stored_arrays(state, LOCAL)
         vectors = {name: natives[f"{VECTOR}{name}"] for name in self.local.vectors}
+        # The node may have to go back to a pending state, so training must not change its arrays.
+        kept = torch.tensor if self.local.pending else torch.as_tensor
         return LocalRun(
             self.flat,
             self.objective,
@@ -162,8 +167,9 @@ class Trainer:
             orders.lr,
             orders.proximal_mu,
             self.share,
-            {name: torch.as_tensor(a, device=self.device) for name, a in stored.items()},
+            {name: kept(a, device=self.device) for name, a in stored.items()},
             {name: torch.tensor(a, device=self.device) for name, a in vectors.items()},
+            lost=state is not None and isinstance(values_of(state).get(LOCAL), ConfigRecord),
         )
 
     def _own_array(self, tensor: Tensor) -> NDArray[Any]:
@@ -273,12 +279,17 @@ def _expect_trained(local: LocalAlgorithm, run: LocalRun, loss: float) -> None:
 
 
 def uplink_of(
-    config: Config, layout: Layout, initial: Initial = NONE, model: Vector | None = None
+    config: Config,
+    layout: Layout,
+    initial: Initial = NONE,
+    model: Vector | None = None,
+    pending: str = "",
 ) -> CompressionMod:
     """Return the configured `CompressionMod`, which encodes a node's updates.
 
     `initial`: the native tensors (those outside the float32 vector) at the start of the run.
     `model`: the model before training, float32 (n,), which is copied if the run needs it later.
+    `pending`: as in `CompressionMod`.
     """
     seeded = model.copy() if config.downlink.from_seed and model is not None else None
     return CompressionMod(
@@ -292,6 +303,7 @@ def uplink_of(
         contextual=codec_of(config).coder.contextual
         or ((downlink := downlink_of(config)) is not None and downlink.coder.contextual),
         masked=bool(config.strategy.get("mask_received")),
+        pending=pending,
     )
 
 

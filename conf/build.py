@@ -250,7 +250,7 @@ def local_of(config: Config) -> LocalAlgorithm:
     return local
 
 
-def vectors_of(local: LocalAlgorithm, layout: Layout) -> LocalVectors:
+def vectors_of(config: Config, local: LocalAlgorithm, layout: Layout) -> LocalVectors:
     """Return the local algorithm's vectors for a model; `layout`: of its flat vector.
 
     Raises `ConfigError` for an unknown quantizer.
@@ -264,7 +264,9 @@ def vectors_of(local: LocalAlgorithm, layout: Layout) -> LocalVectors:
         raise ConfigError(f"local: {error}") from error
     size = trained_entries(layout)
     tensors = [t for t, end in enumerate(layout.offsets[1:].tolist()) if end > size]
-    return LocalVectors.of(local.vectors, layout.without(tensors), codec)
+    nodes = config.nodes if local.over_all_nodes else 0
+    vectors = LocalVectors.of(local.vectors, layout.without(tensors), codec)
+    return vectors._replace(nodes=nodes, share=share_of(config))
 
 
 def share_of(config: Config) -> float:

@@ -15,6 +15,7 @@ from compression.flower.native_tensors import NONE, Arrays, Initial, differing
 from compression.flower.server.statistics_screen import StatisticsSplit
 from compression.flower.server.statistics_wrapper import mean, median
 from compression.scatter import add_at
+from strategy.node_means import NodeMeans
 from strategy.robust_aggregation import RobustMean
 
 # If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
@@ -232,13 +233,16 @@ class NativeState:
     A report is the native tensors in a node's reply. `now`: the server's current tensors by name.
     `reports`: the reports since the last `take`, with their tensors by name. `shares`: for each
     report, the factor with which the server applies the node's update (a_i in `NativeMix`).
-    `weights`: for each report, the node's weight in the mean.
+    `weights`: for each report, the node's weight in the mean. `nodes`: for each report, its node.
+    `known`: the weights by node that `NodeMeans` stores.
     """
 
     now: dict[str, NDArray[Any]] = field(default_factory=dict)
     reports: list[dict[str, NDArray[Any]]] = field(default_factory=list)
     shares: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    known: dict[int, float] = field(default_factory=dict)
 
 
 class NativeMix:
@@ -247,7 +251,7 @@ class NativeMix:
     Floats become x = (1 - mean of a_i) x + mean of a_i s_i, for the nodes' reports s_i. The share
     a_i, in 0..1, is the factor with which the server applies the node's update. Integers become the
     rounded mean of the reports. With `robust`, all tensors become the median of the reports
-    instead.
+    instead. Vectors that are means over all nodes are left to `NodeMeans`.
     """
 
     def __init__(
@@ -258,27 +262,34 @@ class NativeMix:
     ) -> None:
         self.initial = NONE if initial is None else initial
         self._state, self._robust = state, robust
+        self._means = NodeMeans(self.initial.vectors, state.known, robust=robust)
 
     @property
     def arrays(self) -> Arrays:
         """The server's current native tensors by name; treat them as read-only."""
         return {**self.initial.arrays, **self._state.now}
 
-    def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0) -> None:
+    def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0, node: int = 0) -> None:
         """Add the native tensors of a node, with their share (a_i) and their weight in the mean."""
         if self.initial.arrays:
             self._state.reports.append(differing(report, self.initial.arrays))
             self._state.shares.append(min(share, 1.0))
             self._state.weights.append(weight)
+            self._state.nodes.append(node)
 
     def take(self) -> None:
         """Compute the server's new tensors from the added reports, and delete the reports."""
         state = self._state
         if not state.reports:
             return
-        mixed = {name: self._mixed(name, now) for name, now in self.arrays.items()}
+        now, means = self.arrays, self._means
+        mixed = {name: self._mixed(name, now[name]) for name in now if name not in means.names}
+        if means.names:
+            first, weights = self.initial.arrays, dict(zip(state.nodes, state.weights, strict=True))
+            every = [{**first, **report} for report in state.reports]
+            mixed |= means.update(now, every, weights)
         state.now = differing(mixed, self.initial.arrays)
-        state.reports, state.shares, state.weights = [], [], []
+        state.reports, state.shares, state.weights, state.nodes = [], [], [], []
 
     def _mixed(self, name: str, now: NDArray[Any]) -> NDArray[Any]:
         first = self.initial.arrays[name]

@@ -11,7 +11,7 @@ from functools import partial
 from inspect import isroutine
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
@@ -27,13 +27,16 @@ from compression.flower import (
     to_vector,
 )
 from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
-from compression.flower.native_tensors import NONE, Initial, with_natives
+from compression.flower.native_tensors import NONE, Initial, natives_of, with_natives
+from compression.flower.records import FlatArray
 from compression.flower.server.compressed_grid import CompressedGridState
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
 from compression.flower.server.session import InitialModel
+from compression.flower.server.statistics_wrapper import values_of_array
 from compression.screening import Screening
 from strategy.base import FLOWER, EvaluateFn
 from strategy.flower_checks import wrapped
+from strategy.node_means import NodeMeans
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, to_plain
 from task.objectives import Objective
@@ -78,7 +81,7 @@ class FederatedState:
     """The state of a run with one of Flower's strategies, as a checkpoint holds it.
 
     `round`: the last finished round. `arrays`: the model after this round. `kept`: for the strategy
-    and each strategy that it wraps, its attributes by name.
+    and each strategy that it wraps, its attributes by name. `weights`: by node, for `NodeMeans`.
     """
 
     traffic: Traffic = field(default_factory=Traffic)
@@ -86,6 +89,7 @@ class FederatedState:
     arrays: Tagged = field(default_factory=lambda: Tagged(None))
     grid: CompressedGridState = field(default_factory=CompressedGridState)
     kept: list[dict[str, Tagged]] = field(default_factory=list)
+    weights: dict[int, float] = field(default_factory=dict)
 
 
 class Federated(StatisticsAveraging):
@@ -287,6 +291,19 @@ class Federated(StatisticsAveraging):
         with global_random(self._random):
             arrays, self.train_metrics = super().aggregate_train(server_round, replies)
         return arrays, self.train_metrics
+
+    def _mix(
+        self, reports: list[dict[str, Array]], weights: list[float], nodes: list[int]
+    ) -> dict[str, Array]:
+        """Average the hidden tensors by name, some of them over all nodes (`NodeMeans`)."""
+        vectors, known = (self.initial or NONE).vectors, self._state.weights
+        means = NodeMeans(vectors, known, robust=self._robust)
+        own = [{n: values_of_array(r.pop(n)) for n in means.names} for r in reports]
+        mixed = super()._mix(reports, weights, nodes)
+        if means.names:
+            now, used = natives_of(self._state.arrays.value), dict(zip(nodes, weights, strict=True))
+            mixed |= {name: FlatArray(a) for name, a in means.update(now, own, used).items()}
+        return mixed
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -621,7 +621,7 @@ class Rounds:
         self._mean.add(accepted.indices, accepted.values, weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
         self._statistics.add(accepted.statistics, share, weight)
-        self.natives.add(accepted.natives, share, weight)
+        self.natives.add(accepted.natives, share, weight, node)
         return accepted.metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:

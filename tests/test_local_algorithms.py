@@ -1,14 +1,17 @@
 """Local algorithms in whole runs: their vectors travel and are counted, their state is stored."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
 
 from client.node import Node
-from client.training import Trainer
+from client.training import LOCAL, Trainer
 from compression.flower.headers import TrainConfig
 from compression.flower.native_tensors import natives_of
+from compression.flower.node.state import stored_arrays
 from conf import ConfigError
 from conf.build import optimizer_of
 from strategy.run.run import Run
@@ -80,6 +83,40 @@ def test_the_servers_control_variate_is_the_mean_of_the_nodes(
         expected = np.mean(found, axis=0)  # the nodes have equal numbers of samples
         error = np.abs(servers[number] - expected).max() / np.abs(expected).max()
         assert error < {"float32": 1e-3, "float16": 2e-3, "int8": 0.03}[quantizer]
+
+
+UNEVEN = ["partition=dirichlet", "partition.alpha=1"]
+LOSSY = {
+    "lost": ["network.loss=0.3", "timeout=9"],
+    "late": ["network=waits", "strategy.quorum=0.5"],
+    "refused": ["screen.refuse=1.15"],
+}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("strategy", "case"), [("flower", "lost"), *product(["own"], LOSSY)])
+def test_c_is_the_mean_of_what_the_nodes_have(strategy, case, tmp_path, monkeypatch):
+    messages, train = {}, Trainer.train
+
+    def noting(self, node, start, orders, natives, state):
+        server = natives["local:control"].copy()
+        own = stored_arrays(state, LOCAL).get("control", np.zeros_like(server)).copy()
+        trained, metrics = train(self, node, start, orders, natives, state)
+        there = messages.setdefault(server.tobytes(), (server, {}))[1]
+        there[node.index] = own, metrics["num-examples"]
+        return trained, metrics
+
+    monkeypatch.setattr(Trainer, "train", noting)
+    words = [*STRATEGIES[strategy], *WORDS, "nodes=4", "rounds=12", *LOSSY[case], "local=scaffold"]
+    local_run(tmp_path, *words, "strategy.fraction_train=1", *UNEVEN)
+    assert result_of(tmp_path)["client_updates"] < 4 * 12
+    rounds = [(server, own.values()) for server, own in messages.values() if len(own) == 4]
+    # The server knows all nodes' weights once it has used a report of each.
+    rounds = [(server, own) for server, own in rounds if all(c.any() for c, _ in own)]
+    assert len(rounds) > 1
+    for server, own in rounds:
+        expected = np.average([c for c, _ in own], axis=0, weights=[n for _, n in own])
+        np.testing.assert_allclose(server, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_an_optimizer_whose_steps_need_a_closure_is_refused_unless_the_algorithm_gives_one():
@@ -204,7 +241,7 @@ def test_every_strategy_averages_the_nodes_vectors(words, tmp_path, monkeypatch)
     monkeypatch.setattr(Scaffold, "begin", begin)
     monkeypatch.setattr(Scaffold, "correct", lambda self, run: None)
     monkeypatch.setattr(Scaffold, "end", end)
-    monkeypatch.setattr(Scaffold, "check_strategy", lambda self, options: None)
+    monkeypatch.setattr(Scaffold, "over_all_nodes", False)
     local_run(tmp_path, *words, *[word for word in WORDS if "rounds" not in word], "local=scaffold")
     if words[0] != "algorithm=fedasync":  # there a stale report may replace a newer one
         assert received == sorted(received)  # each report is nearer to 2 than what its node got

@@ -90,7 +90,8 @@ class UplinkHeader(NamedTuple):
     - `number`: the `number` of the message that the node replies to. The server uses it to
       recognise a reply that arrives twice.
     - `sequence`: the sequence number of the update, from 1. It is sent only if the node has a
-      residual, because then the node must know whether the update is applied.
+      residual or a pending record (`CompressionMod`), because then the node must know whether the
+      update is applied.
     - `version`: the version of the model that the node has now.
     - `whole`: 1 if the payload is the model, None if it is the change of the model.
     - `named`: 1 if the payload holds the names of its tensors. It is 1 if the app returned other

@@ -49,11 +49,15 @@ class LocalVectors(NamedTuple):
 
     Each is float32 (n,), for n trained parameters, and all are 0 at the start of a run. `layout`:
     the layout of all of them, one after the other. `codec`: encodes them without a residual.
+    `nodes`: the number of all nodes, if the server's vectors are means over all nodes; 0: they are
+    means of the reports. `share`: the share of the nodes that train in a round.
     """
 
     names: tuple[str, ...]
     layout: Layout
     codec: Codec
+    nodes: int = 0
+    share: float = 1.0
 
     @classmethod
     def of(cls, names: Sequence[str], trained: Layout, codec: Codec) -> LocalVectors:
@@ -136,7 +140,7 @@ class Initial:
         if not arrays:
             return b""
         places = {name: place for place, name in enumerate(self.layout.names)}
-        names, layout, codec = self.vectors
+        names, layout, codec, *_ = self.vectors
         coded = not codec.exact and any(name in arrays for name in names)
         own = [
             NativeTensor(places[name], name, array)
@@ -182,7 +186,7 @@ class Initial:
 
     def _vectors(self, update: Update) -> Arrays:
         """Return the vectors of the local algorithm that an update holds, by name."""
-        names, layout, codec = self.vectors
+        names, layout, codec, *_ = self.vectors
         if codec.exact or update.layout.shapes != layout.shapes or update.indices is not None:
             raise PayloadError("native tensors come in another part of the payload")
         return dict(zip(names, np.split(update.values, len(names)), strict=True))

@@ -73,7 +73,7 @@ class Run:
         Also let the grid estimate the time that the run would take without compression (`follow`).
         """
         self.initial = arrays = ArrayRecord(self.model.state_dict())
-        vectors = vectors_of(local_of(self.config), self.layout)
+        vectors = vectors_of(self.config, local_of(self.config), self.layout)
         self.natives = {**self.model.natives(), **vectors.zeros}
         initial = Initial(self.model.natives(), self.model.frozen, vectors)
         self.strategy.initial = initial if self.natives else None

@@ -34,6 +34,7 @@ class LocalRun:
       sent; 0: it sent none.
     - `share`: the share of the nodes that train in a round, in (0, 1].
     - `state`: the node's own tensors by name. They are stored until the node's next message.
+    - `lost`: True if the node has lost its state, so that `state` is empty.
     - `vectors`: the vectors that travel beside the model (`LocalAlgorithm.vectors`), float32 (n,),
       by name: the server's before training. The algorithm sets those that the node reports.
     - `temporary`: tensors by name, which are deleted after this training.
@@ -51,6 +52,7 @@ class LocalRun:
     vectors: dict[str, Tensor] = field(default_factory=dict)
     temporary: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
+    lost: bool = False
 
     @property
     def module(self) -> nn.Module:
@@ -78,6 +80,11 @@ class LocalAlgorithm:
     in both directions. They are 0 at the start of a run. The server replaces each by the weighted
     mean of the vectors that nodes report, or with a robust strategy by their median. An
     asynchronous strategy without a buffer replaces them by each report.
+    `over_all_nodes`: True if the server's vector is a mean over all nodes (`NodeMeans`), also over
+    those without a used report. Such an algorithm needs a strategy with rounds.
+    `pending`: True if a change of `LocalRun.state` is undone when the server has not applied the
+    reply, because its update was lost or refused. With `strategy.in_flight` above 1 nothing is
+    undone.
     `uses_proximal_mu`: whether the algorithm uses the `proximal_mu` of the server's message.
 
     Args:
@@ -93,6 +100,8 @@ class LocalAlgorithm:
     """
 
     vectors: ClassVar[tuple[str, ...]] = ()
+    over_all_nodes: ClassVar[bool] = False
+    pending: ClassVar[bool] = True
     uses_proximal_mu: ClassVar[bool] = False
     accumulate: int = 1  # also for a subclass whose `__init__` does not call this class's
     autocast: str | None = None
@@ -114,6 +123,9 @@ class LocalAlgorithm:
         """Raise `ValueError` for a strategy, given by its options, that does not go with this."""
         if options.get("proximal_mu") and not self.uses_proximal_mu:
             raise ValueError("strategy.proximal_mu needs local=fedprox, or drop it")
+        if self.over_all_nodes and "fraction_train" not in options:
+            name = type(self).__name__.lower()
+            raise ValueError(f"local={name} goes with strategies that have fraction_train=")
         if options.get("update", "delta") != "gradient":
             return
         if type(self) is not LocalAlgorithm or self.accumulate > 1 or self.autocast == "float16":

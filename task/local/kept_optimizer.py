@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from task.local.base import LocalAlgorithm, LocalRun
@@ -10,9 +12,12 @@ from task.local.base import LocalAlgorithm, LocalRun
 class KeptOptimizer(LocalAlgorithm):
     """Keeps the optimiser's state, such as Adam's moments, from one message to the next.
 
-    The plain algorithm begins each message with a new optimiser. Raises `ValueError` for an
-    optimiser whose state holds other values than tensors.
+    The plain algorithm begins each message with a new optimiser. The state is kept if a reply is
+    lost: the server has no counterpart of it, and a second copy would double a node's memory.
+    Raises `ValueError` for an optimiser whose state holds other values than tensors.
     """
+
+    pending: ClassVar[bool] = False
 
     def begin(self, run: LocalRun) -> None:
         """Give the optimiser the state after this node's last message."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
@@ -18,25 +17,23 @@ class Scaffold(LocalAlgorithm):
     c_i, the node's control variate, is the mean of the node's gradients in its last training. For
     plain SGD this is the paper's option II, (start - x) / (K lr) + c_i - c, line 12. It is defined
     for any optimiser: with momentum, option II would be too large by 1 / (1 - momentum). The server
-    stores c. A node reports c + share (c_i' - c_i), where c_i' is its new control variate. The
-    server's mean of these reports is line 17, c + |S| / N mean(c_i' - c_i). If the strategy weights
-    nodes by their samples, the mean is weighted in the same way. If a report is lost, c lacks it,
-    and the node has c_i' all the same.
+    stores c. A node reports c + share (c_i' - c_i), where c_i' is its new control variate. From
+    these reports the server computes line 17, c + |S| / N mean(c_i' - c_i), with the set S of the
+    nodes whose replies it uses (`NodeMeans`). If a reply is lost or refused, the node goes back to
+    c_i. So c is the mean of all c_i, weighted as the strategy weights nodes. A node that has lost
+    its state takes c as its c_i.
     """
 
     vectors: ClassVar[tuple[str, ...]] = (CONTROL,)
-
-    def check_strategy(self, options: Mapping[str, Any]) -> None:
-        """Raise `ValueError` for a strategy without rounds, whose share of nodes is unknown."""
-        super().check_strategy(options)
-        if "fraction_train" not in options:
-            raise ValueError("local=scaffold goes with strategies that have fraction_train=")
+    over_all_nodes: ClassVar[bool] = True
 
     def begin(self, run: LocalRun) -> None:
         """Compute the correction c - c_i."""
         correction = run.vectors[CONTROL].clone()
         if CONTROL in run.state:
             correction -= run.state[CONTROL]
+        elif run.lost:
+            correction.zero_()
         run.temporary[CORRECTION] = correction
         run.temporary[SUM] = torch.zeros_like(correction)
 

@@ -10,7 +10,10 @@ from tests.deploy.served import Fleet
 from tests.deploy.servers import Field
 from tests.runs import result_of, told_to_end, write_photos
 
-WORDS = ["engine=superlink", "algorithm=esgd", "nodes=2", "eval_every=3", "lr=0.1"]
+SHORT = ["engine=superlink", "nodes=2", "eval_every=3", "lr=0.1"]
+WORDS = [*SHORT, "algorithm=esgd"]
+DELTAS = ["strategy=sparse_averaging", "strategy.update=delta", "local_steps=3"]
+SCAFFOLD = [*SHORT, *DELTAS, "local=scaffold"]
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +27,15 @@ def server(tmp_path_factory):
             yield f"127.0.0.1:{field.port}"
 
 
-def test_a_run_ends_as_on_the_local_engine(server, command):
+@pytest.mark.few(1)
+@pytest.mark.parametrize("words", [WORDS, SCAFFOLD], ids=["esgd", "scaffold"])
+def test_a_run_ends_as_on_the_local_engine(words, server, command):
     """A third node joins after the run has two nodes; the result is as on the local engine."""
     with Fleet(server, 2, late=4):
-        code, said, folder = command(*WORDS, "rounds=6", f"engine.address={server}")
+        code, said, folder = command(*words, "rounds=6", f"engine.address={server}")
     assert code == 0
     assert "takes no part unless one goes: there are nodes=2" in " ".join(said.out.split())
-    _, _, local = command(*WORDS, "rounds=6", "engine=local", "engine.workers=1")
+    _, _, local = command(*words, "rounds=6", "engine=local", "engine.workers=1")
     here, there = result_of(folder), result_of(local)
     for key in ("accuracy", "loss", "uplink_bytes", "downlink_bytes", "client_updates", "ended"):
         assert here[key] == there[key]

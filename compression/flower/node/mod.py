@@ -64,10 +64,11 @@ from ..tensor_split import (
 )
 from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
 from ..uncompressed import holds_floats, old_record
-from .state import MEMORY, NUMBERS, NodeState
+from .state import MEMORY, NUMBERS, PENDING, NodeState, take_up
 
 log = getLogger("edgewire")
-RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS)  # the records that this mod puts in a node's state
+# The records that this mod puts in a node's state.
+RECORDS = (REPLICA, MASKED, MEMORY, NUMBERS, PENDING)
 
 
 class Change(NamedTuple):
@@ -109,8 +110,10 @@ class CompressionMod:
     model starts with. `native_tensors.py` describes how the app gets and returns them. `seeded`:
     the model before training, float32 (n,), if the node makes it from the run's seed. `optimizer`:
     the server's optimiser; it is needed if nodes repeat the server's steps. `contextual`: True if
-    the index sets of either direction are coded by context. `masked`: apply line 7 of CE-SGD's
-    Algorithm 2 (`NodeReplica.masked`).
+    the index sets of either direction are coded by context. `masked`: apply line 7
+    of CE-SGD's Algorithm 2 (`NodeReplica.masked`). `pending`: the name of a record that the app
+    keeps in `Context.state` and that must match the server's state, as in SCAFFOLD; "": none. A
+    change of the record is undone if the server has not applied the reply (`state.take_up`).
 
     Raises the errors of `method.chosen`, and `ValueError` for a bad `seed` and for a method that is
     wrong for the receiver. A call raises `PayloadError` in these cases, and Flower sends the error
@@ -134,6 +137,7 @@ class CompressionMod:
         seeded: Vector | None = None,
         masked: bool = False,
         contextual: bool = False,
+        pending: str = "",
         **options: Any,
     ) -> None:
         self.codec = chosen(method, **options)
@@ -142,7 +146,7 @@ class CompressionMod:
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         self._layout, self._seed, self._masked = layout, seed, masked
-        self._initial = initial
+        self._initial, self._pending = initial, pending
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
         self._warned = False
 
@@ -174,11 +178,17 @@ class CompressionMod:
         if base.arrays:
             shown = with_natives(shown, base.all(sent_natives(arrays)))
         content = {k: shown if k == name else v for k, v in values_of(asked).items() if k != HEADER}
-        reply = _unseen(with_content(message, filled(RecordDict, content)), context, call_next)
+        pending = self._pending if trains(message) else ""
+        if pending:
+            take_up(context.state, pending, _applied(header))
+        asking = with_content(message, filled(RecordDict, content))
+        reply, after = _unseen(asking, context, call_next, pending)
         if reply.has_error():
             return reply
         said, says = reply.content, UplinkHeader(header.number, version=header.version)
         key = _key_of_model(said, name) if trains(message) else None
+        if key is None and after is not None:
+            values_of(context.state)[pending] = after  # a reply without a model is never applied
         if key is not None:
             record = values_of(said)[key]
             assert isinstance(record, ArrayRecord)
@@ -190,7 +200,7 @@ class CompressionMod:
             # The warm-up of a codec ends with the optimiser's, also after rounds without a step.
             number = followed.step or header.number or 0
             payload, says = self._encoded(
-                change, followed.ties, header, clip, said, context, shared, number
+                change, followed.ties, header, clip, said, context, shared, number, after
             )
             answer = payload_record(payload)
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
@@ -250,12 +260,14 @@ class CompressionMod:
         context: Context,
         shared: SharedContext | None,
         number: int,
+        after: Any,
     ) -> tuple[bytes, UplinkHeader]:
         """Encode a reply's values; return its payload and its header.
 
         `ties`: the copies of tensors that the message left out (`tied_weights.py`). `clip`: the
         clipping norm of differential privacy. `shared`: the context of index sets. `number`: the
-        number of the update, for methods with a warm-up.
+        number of the update, for methods with a warm-up. `after`: the app's record (`pending`), if
+        the server must apply the reply before the node keeps it.
         """
         values, form, whole, named = change
         layout = form.layout
@@ -266,7 +278,8 @@ class CompressionMod:
             expect_clip_kept(self.codec, values.own, layout)
             clipped = True
             values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
-        state = NodeState(context.state) if self.codec.memory_bytes(layout) else None
+        numbered = after is not None or self.codec.memory_bytes(layout)
+        state = NodeState(context.state) if numbered else None
         ties = () if named else ties  # a reply that names its tensors sends all of them
         left = self._left_out(ties, form, values, state) if ties and not clipped else ()
         says = UplinkHeader(
@@ -296,7 +309,7 @@ class CompressionMod:
             codec,
             vector,
             layout,
-            applied=None if header.undecided else header.applied or 0,
+            applied=_applied(header),
             seed=seed,
             loss=_loss(content),
             workers=header.workers or 0,
@@ -308,6 +321,8 @@ class CompressionMod:
             density_factor=header.density_factor or 1.0,
             add_back=not self._follower.sends_momentum,
         )
+        if after is not None:
+            values_of(context.state)[PENDING] = after
         return payload, says._replace(sequence=state.sequence)
 
     def _left_out(
@@ -365,14 +380,30 @@ class CompressionMod:
             )
 
 
-def _unseen(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Call the app with this mod's records removed from the node's state, then restore them."""
-    state = context.state.__dict__["_data"]
+def _applied(header: DownlinkHeader) -> int | None:
+    """Return the sequence number of the node's last applied reply; None if it is unknown."""
+    return None if header.undecided else header.applied or 0
+
+
+def _unseen(
+    message: Message, context: Context, call_next: ClientAppCallable, pending: str
+) -> tuple[Message, Any]:
+    """Call the app with this mod's records removed from the node's state, then restore them.
+
+    Also restore the app's record `pending`, and return what the app has stored as this record.
+    """
+    state = values_of(context.state)
     ours = {key: state.pop(key) for key in RECORDS if key in state}
+    if pending in state:
+        ours[pending] = state[pending]
+        state[pending] = filled(type(ours[pending]), {**values_of(ours[pending])})
     try:
-        return call_next(message, context)
+        reply = call_next(message, context)
+        return reply, values_of(context.state).get(pending)
     finally:
-        context.state.__dict__["_data"].update(ours)  # the app may have set another `state`
+        state = values_of(context.state)  # the app may have set another `state`
+        state.pop(pending, None)
+        state.update(ours)
 
 
 def _key_of_model_update(content: RecordDict, header: DownlinkHeader) -> str | None:

@@ -20,6 +20,7 @@ from ...wire_natives import NativeTensor
 from ..records import FlatArray, Vector, filled, values_of
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
+PENDING = "edgewire-pending"  # the app's record as the last reply left it, until that was applied
 # Entries of MEMORY, in addition to the codec's arrays.
 _LAST, _LAST_ACTIVITY = "last-payload", "last-activity"
 _NO_COORDINATES = ("loss", "steps")  # entries of MEMORY that hold one number, not one per parameter
@@ -72,6 +73,22 @@ def store_arrays(state: RecordDict, record: str, arrays: Mapping[str, NDArray[An
         else:
             flat[name] = FlatArray(np.asarray(array))
     values[record] = filled(ArrayRecord, flat)
+
+
+def take_up(state: RecordDict, record: str, applied: int | None) -> None:
+    """Set the app's record `record` to what it was after the node's last applied reply.
+
+    `applied`: the sequence number of that reply; None: it is unknown, and the last reply counts as
+    applied. If `applied` is higher than the number in this state, the state was lost or is an old
+    copy. Then an empty `ConfigRecord` takes the record's place, until the app stores a new record.
+    """
+    values = values_of(state)
+    numbers, after = values.get(NUMBERS), values.pop(PENDING, None)
+    sequence = 0 if numbers is None else values_of(numbers).get("sequence", 0)
+    if applied is not None and applied > sequence:
+        values[record] = filled(ConfigRecord, {})
+    elif after is not None and applied in (None, sequence):
+        values[record] = after
 
 
 @lru_cache(maxsize=16)

@@ -173,6 +173,7 @@ class StatisticsAveraging(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Let the wrapped strategy average the tensors it sees, and average the hidden tensors."""
         shown, reports, weights, order = list[Message](), list[dict[str, Array]](), [], None
+        nodes = list[int]()
         for reply in replies:
             if not reply.has_error() and len(found := records(reply.content, ArrayRecord)) == 1:
                 name, arrays = found[0]
@@ -183,6 +184,7 @@ class StatisticsAveraging(Strategy):
                     continue
                 cut, order = self._cut(arrays), arrays
                 reports.append(cut.rest)
+                nodes.append(reply.metadata.src_node_id)
                 content = {k: cut.seen if k == name else v for k, v in reply.content.items()}
                 reply = with_content(reply, RecordDict(content))
             shown.append(reply)
@@ -191,8 +193,7 @@ class StatisticsAveraging(Strategy):
             return aggregated, metrics
         if self._private and any(differing(_natives(r), self._sent) for r in reports):
             raise ValueError(UNCOVERED)
-        mixed = {name: self._mixed([r[name] for r in reports], weights) for name in reports[0]}
-        return self._joined(order, aggregated, mixed), metrics
+        return self._joined(order, aggregated, self._mix(reports, weights, nodes)), metrics
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -259,8 +260,14 @@ class StatisticsAveraging(Strategy):
             message.content = whole.get(id(content), content)
         return messages
 
+    def _mix(
+        self, reports: list[dict[str, Array]], weights: list[float], nodes: list[int]
+    ) -> dict[str, Array]:
+        """Average the hidden tensors by name; `nodes`: the nodes of the reports."""
+        return {name: self._mixed([r[name] for r in reports], weights) for name in reports[0]}
+
     def _mixed(self, arrays: list[Array], weights: list[float]) -> Array:
-        values = [_values_of(array) for array in arrays]
+        values = [values_of_array(array) for array in arrays]
         if all(value is values[0] for value in values):  # the nodes share one constant array
             return arrays[0]
         mixed = median(values) if self._robust else mean(values, weights)
@@ -269,7 +276,7 @@ class StatisticsAveraging(Strategy):
 
 def _natives(rest: dict[str, Array]) -> dict[str, NDArray[Any]]:
     """Return the native tensors among the hidden tensors of a model that is one flat vector."""
-    return {name: _values_of(a) for name, a in rest.items() if name != STATISTICS}
+    return {name: values_of_array(a) for name, a in rest.items() if name != STATISTICS}
 
 
 def _typed(array: Array, like: Array) -> Array:
@@ -277,7 +284,8 @@ def _typed(array: Array, like: Array) -> Array:
     return array if array.dtype == like.dtype else Array(array.numpy().astype(like.dtype))
 
 
-def _values_of(array: Array) -> NDArray[Any]:
+def values_of_array(array: Array) -> NDArray[Any]:
+    """Return the values of an array, without a copy for a `FlatArray`."""
     return cast(NDArray[Any], array.vector if isinstance(array, FlatArray) else array.numpy())
 
 
