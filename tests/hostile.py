@@ -18,8 +18,10 @@ from compression import decode_update, describe, make_codec
 from compression.batchnorm import own_name
 from compression.flower import payload_of, payload_record
 from compression.flower.headers import HEADER
+from compression.flower.native_tensors import NATIVE, Initial, sent_natives
 from compression.flower.records import STYPE
 from conf import load_config
+from conf.build import vectors_of
 from tests import spoil
 from tests.compression.surgery import encoded_again
 
@@ -263,6 +265,36 @@ STATISTICS: dict[str, Attack] = {  # for a model with BatchNorm
     "a counter below 0": counters(-1),
     "a counter of 2^62": counters(1 << 62),
 }
+
+
+def vectors(change: Callable[[Any, Any], Any]) -> Attack:
+    """Return an attack that changes the local algorithm's vectors, such as SCAFFOLD's.
+
+    `change` gets a reported vector and the one in the message; both are float32 (n,).
+    """
+
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        trainer = trainer_for(*configured(context))
+        beside = vectors_of(trainer.local, trainer.layout)
+        initial = Initial(trainer.flat.natives(), vectors=beside)
+        record = reply.content["arrays"]
+        before = initial.all(sent_natives(message.content["arrays"]))
+        after = initial.all(sent_natives(record))
+        made = {n: np.float32(change(after[n], before[n])) for n in beside.names}
+        if data := initial.payload({**after, **made}):
+            record[NATIVE] = Array("uint8", (len(data),), STYPE, data)
+
+    return attack
+
+
+def all_of(*attacks: Attack) -> Attack:
+    """Return an attack that makes several attacks."""
+
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        for each in attacks:
+            each(message, reply, context)
+
+    return attack
 
 
 LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md lists them as undefended
