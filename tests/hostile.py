@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -297,9 +297,37 @@ def all_of(*attacks: Attack) -> Attack:
     return attack
 
 
-LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md lists them as undefended
+def all_steps(factor: float) -> Attack:
+    """Return an attack that multiplies its update, and reports all steps that the server allows."""
+
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        most = message.content.config_records["config"].get("most-steps", 1)
+        with_values(lambda v: v * np.float32(factor), reply, context)
+        metrics(num_steps=min(int(cast(int, most)), 10**6))(message, reply, context)
+
+    return attack
+
+
+LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md says what limits them
+    "turned round": values(np.negative),
     "turned round, times 9": values(lambda v: v * np.float32(-9)),
     "turned round, times 50": values(lambda v: v * np.float32(-50)),
+    "turned round, times 90": values(lambda v: v * np.float32(-90)),
+    "a weight of 1e9, turned round": all_of(
+        values(np.negative), in_place(spoil.metrics(num_examples=10**9))
+    ),
+}
+STEPS: dict[str, Attack] = {  # for strategy.deadline=
+    f"all steps, turned round, times {factor}": all_steps(-factor) for factor in (1, 9, 90)
+}
+CONTROLS: dict[str, Attack] = {  # for local=scaffold
+    "a control variate turned round": vectors(lambda report, sent: -report),
+    "a control variate turned round, times 9": vectors(lambda report, sent: -9 * report),
+    "a change of it turned round": vectors(lambda report, sent: 2 * sent - report),
+    "a change of it turned round, times 9": vectors(lambda report, sent: 10 * sent - 9 * report),
+    "a change of it of norm 100": vectors(
+        lambda report, sent: sent + np.float32(100 / np.sqrt(len(sent)))
+    ),
 }
 
 
