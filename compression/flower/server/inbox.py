@@ -46,14 +46,7 @@ from .reply_checks import (
 )
 from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
-from .update_filter import (
-    Screened,
-    UpdateFilter,
-    UpdateFilters,
-    UpdateNorms,
-    norms_of,
-    scaled,
-)
+from .update_filter import Screened, UpdateFilter, UpdateFilters, UpdateNorms, norms_of, scaled
 
 NOT_OPEN = "its message was answered before, or never sent"
 ERROR_CODE = 1  # of the error that replaces an unusable reply
@@ -146,9 +139,8 @@ class UpdateInbox:
             return found
         values = found.values if used.share == 1 else found.values * np.float32(used.share)
         natives = scaled(found.natives, found.start, used.natives)
-        return found._replace(
-            values=values, statistics=used.statistics, natives=natives, weight=weight
-        )
+        statistics = used.statistics
+        return found._replace(values=values, statistics=statistics, natives=natives, weight=weight)
 
 
 class InFlight:
