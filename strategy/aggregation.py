@@ -262,7 +262,7 @@ class NativeMix:
     ) -> None:
         self.initial = NONE if initial is None else initial
         self._state, self._robust = state, robust
-        self._means = NodeMeans(self.initial.vectors, state.known, robust=robust)
+        self._means = NodeMeans(self.initial.vectors, state.known)
 
     @property
     def arrays(self) -> Arrays:

@@ -515,7 +515,7 @@ class Pushes:
         of_rate = 1 if strategy.update == "gradient" else rate
         self._statistics.add(accepted.statistics, share * of_rate)
         if natives:
-            self.natives.add(natives, accepted.share * of_rate * mean_of(every))
+            self.natives.add(natives, of_rate * mean_of(every))
         if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
             self._mean.add(indices, values)
             state.buffered += 1

@@ -14,6 +14,7 @@ from compression.batchnorm import expect_matches
 from compression.flower import Traffic
 from compression.flower.native_tensors import Initial
 from compression.flower.server.failure_policy import FailedNode
+from compression.flower.server.statistics_wrapper import ROBUST
 from conf import Config, ConfigError
 from conf.build import local_of, objective_of, strategy_of
 from conf.codecs import codec_of, downlink_of, gradients_of
@@ -124,7 +125,7 @@ def scheme_of(config: Config) -> CountedStrategy:
     user's.
     """
     made = strategy_of(config)
-    _expect_local(config)
+    _expect_local(config, made)
     downlink = downlink_of(config)
     if isinstance(made, Strategy):
         expect_limits(made, config)
@@ -202,12 +203,19 @@ def _expect_receivers(codecs: Codecs, strategy: object, config: Config) -> None:
         )
 
 
-def _expect_local(config: Config) -> None:
-    """Raise `ConfigError` for a local algorithm that does not go with the strategy."""
+def _expect_local(config: Config, made: object) -> None:
+    """Raise `ConfigError` for a local algorithm that does not go with the strategy `made`."""
+    local = local_of(config)
     try:
-        local_of(config).check_strategy(config.strategy)
+        local.check_strategy(config.strategy)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    robust = isinstance(made, ROBUST) or config.strategy.get("mean", "mean") != "mean"
+    if robust and local.over_all_nodes:
+        raise ConfigError(
+            f"local={type(local).__name__.lower()} adds up changes of which the nodes' mean is "
+            "needed, and a robust strategy takes no mean: give local=plain, or another strategy"
+        )
 
 
 def expect_named(config: Config, layout: Layout) -> None:

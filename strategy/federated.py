@@ -297,7 +297,7 @@ class Federated(StatisticsAveraging):
     ) -> dict[str, Array]:
         """Average the hidden tensors by name, some of them over all nodes (`NodeMeans`)."""
         vectors, known = (self.initial or NONE).vectors, self._state.weights
-        means = NodeMeans(vectors, known, robust=self._robust)
+        means = NodeMeans(vectors, known)
         own = [{n: values_of_array(r.pop(n)) for n in means.names} for r in reports]
         mixed = super()._mix(reports, weights, nodes)
         if means.names:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from compression.flower.native_tensors import Arrays, LocalVectors
-from compression.flower.server.statistics_wrapper import mean, median
+from compression.flower.server.statistics_wrapper import mean
 
 
 class NodeMeans:
@@ -23,13 +23,11 @@ class NodeMeans:
     and later removes a c_i.
 
     `vectors`: their names, the share, and the number of all nodes. `weights`: the nodes' weights by
-    node, which `update` extends. `robust`: use the median of the reports, not their mean.
+    node, which `update` extends.
     """
 
-    def __init__(
-        self, vectors: LocalVectors, weights: dict[int, float], *, robust: bool = False
-    ) -> None:
-        self._vectors, self._weights, self._robust = vectors, weights, robust
+    def __init__(self, vectors: LocalVectors, weights: dict[int, float]) -> None:
+        self._vectors, self._weights = vectors, weights
         self.names = vectors.names if vectors.nodes else ()
 
     def update(
@@ -48,7 +46,7 @@ class NodeMeans:
         changed = {}
         for name in self.names:
             old, found = now[name], [report[name] for report in reports]
-            mixed = median(found) if self._robust else mean(found, used)
+            mixed = mean(found, used)
             if scale != 1 or step != 1:
                 mixed = scale * old.astype(np.float64) + step * (mixed - old.astype(np.float64))
             changed[name] = np.asarray(mixed, dtype=old.dtype)

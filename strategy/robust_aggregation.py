@@ -10,6 +10,7 @@ from compression.scatter import find
 
 KINDS = ("mean", "median", "trimmed")
 ABSENT = ("zero", "left_out")
+LEAST = 3  # the fewest values of which a median leaves out those of one bad node
 _COLUMNS = 1 << 15  # coordinates that are sorted at a time, which limits the memory of the table
 
 
@@ -18,9 +19,10 @@ class RobustMean:
 
     It is used instead of `SparseMean`. `absent="zero"`: an entry that a node did not send counts as
     0. Then the median of a coordinate is 0 if fewer than half of the nodes sent it.
-    `absent="left_out"`: only the nodes that sent an entry are used for it. `trim`: the share of
-    values that the trimmed mean cuts off at each end. All nodes have the same weight. All added
-    updates are stored in memory.
+    `absent="left_out"`: only the nodes that sent an entry are used for it. An entry is left out of
+    the result if fewer than half of the nodes sent it, or fewer than three. Otherwise an entry that
+    only a bad node sent would be this node's value. `trim`: the trimmed mean cuts off this share of
+    the nodes at each end. All nodes have the same weight. All added updates are stored in memory.
     """
 
     def __init__(self, size: int, kind: str, *, trim: float = 0.2, absent: str = "zero") -> None:
@@ -39,7 +41,8 @@ class RobustMean:
         """Return the robust mean of the added updates, and delete the updates.
 
         The result is (indices, values): the union of the updates' indices (None: all entries), and
-        the median or trimmed mean at these indices.
+        the median or trimmed mean at these indices. With `absent="left_out"` the union lacks the
+        entries that too few nodes sent; if all entries are returned, these are 0.
         """
         added, self._added = self._added, []
         sets = [indices for indices, _ in added if indices is not None]
@@ -54,23 +57,34 @@ class RobustMean:
             for row, (indices, values) in zip(table, added, strict=True):
                 _put(row, indices, values, union, first, last)
             result[first:last] = self._middle(table)
-        return union, result
+        missing = np.isnan(result)
+        if union is None or not missing.any():
+            result[missing] = 0
+            return union, result
+        return union[~missing], result[~missing]
 
     def _middle(self, table: NDArray[np.float32]) -> Vector:
-        """Return the median or trimmed mean of each column of (nodes, columns), without NaN."""
+        """Return the median or trimmed mean of each column of (nodes, columns).
+
+        NaN stands for absent entries; the result is NaN where too few nodes sent an entry.
+        """
         table.sort(axis=0)  # an absent entry is NaN, which is sorted to the end
         there = np.count_nonzero(table == table, axis=0)
+        nodes = len(table)
         if self._median:
-            low, high = (there - 1) // 2, there // 2
+            cut, low, high = 0, (there - 1) // 2, there // 2
         else:
-            cut = (there * self._trim).astype(np.int64)
+            # Bad nodes may all send an entry that good nodes leave out.
+            cut = int(nodes * self._trim)
             low, high = cut, there - 1 - cut
+        needed = max((nodes + 1) // 2, min(LEAST, nodes), 2 * cut + 1)
         rows = np.arange(len(table))[:, None]
         inside = (rows >= low) & (rows <= high)
         if self._median:  # the mean of the one or two middle values
             inside = (rows == low) | (rows == high)
         total = np.where(inside, table, 0).sum(axis=0, dtype=np.float64)
-        return np.asarray(total / inside.sum(axis=0), dtype=np.float32)
+        count = np.where(there < needed, np.nan, np.maximum(inside.sum(axis=0), 1))
+        return np.asarray(total / count, dtype=np.float32)
 
 
 def _put(

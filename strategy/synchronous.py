@@ -55,7 +55,7 @@ from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from strategy.flower_checks import expect_trained
 from strategy.ordered_grid import OrderedGrid
-from strategy.robust_aggregation import ABSENT, KINDS, RobustMean
+from strategy.robust_aggregation import ABSENT, KINDS, LEAST, RobustMean
 from task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
@@ -109,6 +109,14 @@ class Participation(OptionGroup):
             raise ValueError(f"min_train_nodes must be at least 0, not {self.min_train_nodes}")
         if not 0 < self.quorum <= 1:
             raise ValueError(f"quorum must be a share above 0, at most 1, not {self.quorum:g}")
+
+    def drawn(self, nodes: int) -> int:
+        """Return how many of so many nodes train in a round."""
+        return min(max(int(nodes * self.fraction_train), self.min_train_nodes), nodes)
+
+    def needed(self, drawn: int) -> int:
+        """Return after how many replies of so many drawn nodes a round ends."""
+        return math.ceil(round(self.quorum * drawn, 6))
 
 
 @dataclass(frozen=True)
@@ -233,6 +241,7 @@ class SparseAveraging(ParameterServer):
         expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
         super().check_config(config)
         self._check_deadline(config.timeout)
+        self._check_robust(config.nodes)
         self._check_sums(config)
         self._check_momentum(config.rounds)
         if self.codecs.contextual and self.mask_received:
@@ -287,6 +296,17 @@ class SparseAveraging(ParameterServer):
                     "second moment will be that of quantized gradients",
                     *(name, codec.exact_steps, warmup),
                 )
+
+    def _check_robust(self, nodes: int) -> None:
+        """Raise `ConfigError` if a robust mean of a round's updates leaves none of them out."""
+        among, how = self.participation, self.aggregation
+        used = among.needed(among.drawn(nodes))
+        left_out = int(used * how.trim) if how.mean == "trimmed" else (used - 1) // 2
+        if how.mean != "mean" and not left_out:
+            raise ConfigError(
+                f"strategy.mean={how.mean} of {used} updates a round leaves none out: give a "
+                f"larger {'trim' if used >= LEAST else 'number of nodes'}, or strategy.mean=mean"
+            )
 
     def _check_sums(self, config: Config) -> None:
         """Raise `ConfigError` if the optimiser adds up changes of which the nodes' sums differ.
@@ -452,10 +472,11 @@ class Rounds:
         self._inbox = UpdateInbox(
             self._session,
             self._statistics,
-            UpdateFilters(strategy.screening, state.filters),
+            UpdateFilters(
+                strategy.screening, state.filters, every_round=planning.deadline is not None
+            ),
             self._measured,
             self._aggregation.weighted_by_key,
-            None if strategy.planning.deadline is None else self._steps_of,
         )
 
     @property
@@ -523,11 +544,11 @@ class Rounds:
             for each in (self._exchange, self._inbox.filters, self._planner, strategy):
                 each.forget(gone)
         among = strategy.participation
-        count = max(int(len(nodes) * among.fraction_train), among.min_train_nodes)
+        count = among.drawn(len(nodes))
         if count < len(nodes):
             draw = random.Random(f"{strategy.codecs.seed} {number} train")
             nodes = [nodes[i] for i in sorted(draw.sample(range(len(nodes)), count))]
-        needed = math.ceil(round(among.quorum * len(nodes), 6))
+        needed = among.needed(len(nodes))
         resting = self._exchange.resting()
         return [node for node in nodes if node not in resting] or nodes, needed
 
@@ -586,12 +607,6 @@ class Rounds:
         self._inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
         for node in nodes:
             yield node, found.pop(node)
-
-    def _steps_of(self, node: int, metrics: MetricRecord) -> float:
-        """Return the steps that a node reports, at most as many as its plan allows."""
-        steps = values_of(metrics).get(STEPS)
-        most = self._planner.plan(node).steps
-        return min(float(steps), most) if is_count(steps) else 1.0
 
     def _measure(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -18,8 +18,10 @@ from compression import decode_update, describe, make_codec
 from compression.batchnorm import own_name
 from compression.flower import payload_of, payload_record
 from compression.flower.headers import HEADER
+from compression.flower.native_tensors import NATIVE, Initial, sent_natives
 from compression.flower.records import STYPE
 from conf import load_config
+from conf.build import vectors_of
 from tests import spoil
 from tests.compression.surgery import encoded_again
 
@@ -265,9 +267,67 @@ STATISTICS: dict[str, Attack] = {  # for a model with BatchNorm
 }
 
 
-LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md lists them as undefended
+def vectors(change: Callable[[Any, Any], Any]) -> Attack:
+    """Return an attack that changes the local algorithm's vectors, such as SCAFFOLD's.
+
+    `change` gets a reported vector and the one in the message; both are float32 (n,).
+    """
+
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        trainer = trainer_for(*configured(context))
+        beside = vectors_of(trainer.local, trainer.layout)
+        initial = Initial(trainer.flat.natives(), vectors=beside)
+        record = reply.content["arrays"]
+        before = initial.all(sent_natives(message.content["arrays"]))
+        after = initial.all(sent_natives(record))
+        made = {n: np.float32(change(after[n], before[n])) for n in beside.names}
+        if data := initial.payload({**after, **made}):
+            record[NATIVE] = Array("uint8", (len(data),), STYPE, data)
+
+    return attack
+
+
+def all_of(*attacks: Attack) -> Attack:
+    """Return an attack that makes several attacks."""
+
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        for each in attacks:
+            each(message, reply, context)
+
+    return attack
+
+
+def all_steps(factor: float) -> Attack:
+    """Return an attack that multiplies its update, and reports all steps that the server allows."""
+
+    def attack(message: Message, reply: Message, context: Context) -> None:
+        most = message.content.config_records["config"].get("most-steps", 1)
+        with_values(lambda v: v * np.float32(factor), reply, context)
+        metrics(num_steps=min(int(cast(int, most)), 10**6))(message, reply, context)
+
+    return attack
+
+
+LIES: dict[str, Attack] = {  # attacks that look honest; docs/bad-nodes.md says what limits them
+    "turned round": values(np.negative),
     "turned round, times 9": values(lambda v: v * np.float32(-9)),
     "turned round, times 50": values(lambda v: v * np.float32(-50)),
+    "turned round, times 90": values(lambda v: v * np.float32(-90)),
+    "a weight of 1e9, turned round": all_of(
+        values(np.negative), in_place(spoil.metrics(num_examples=10**9))
+    ),
+}
+STEPS: dict[str, Attack] = {  # for strategy.deadline=
+    f"all steps, turned round, times {factor}": all_steps(-factor) for factor in (1, 9, 90)
+}
+CONTROLS: dict[str, Attack] = {  # for local=scaffold
+    "a control variate turned round": vectors(lambda report, sent: -report),
+    "a control variate turned round, times 9": vectors(lambda report, sent: -9 * report),
+    "a change of it turned round": vectors(lambda report, sent: 2 * sent - report),
+    "a change of it turned round, times 9": vectors(lambda report, sent: 10 * sent - 9 * report),
+    "a change of it of norm 100": vectors(
+        lambda report, sent: sent + np.float32(100 / np.sqrt(len(sent)))
+    ),
 }
 
 

@@ -15,7 +15,17 @@ from launch.ray import run_on_ray
 from simulation.job import Job
 from simulation.network import Network
 from task.models.parts import MODELS
-from tests.hostile import ATTACKS, STATISTICS, all_in_turn, app_with, at_once, header
+from tests.hostile import (
+    ATTACKS,
+    CONTROLS,
+    LIES,
+    STATISTICS,
+    STEPS,
+    all_in_turn,
+    app_with,
+    at_once,
+    header,
+)
 from tests.local_runs import local_run
 from tests.runs import ROOT, composed, history_of, result_of
 from tests.zoo import makers
@@ -99,6 +109,32 @@ def test_false_statistics_do_not_spoil_a_model(words, attack, tmp_path, caplog):
     assert LONE in words or "its running statistics are" in caplog.text
     # The attack changes only tensors that the server asked for.
     assert "other exact tensors" not in caplog.text
+
+
+TOPK = ["strategy=sparse_averaging", "strategy.update=delta", "compression=topk", "rounds=20"]
+DEADLINE = ["strategy=sparse_averaging", "strategy.update=delta", "strategy.deadline=1",
+            "compression=none", "rounds=12"]  # fmt: skip
+TURNED = {name: LIES[name] for name in ("turned round, times 9", "turned round, times 90")}
+SCAFFOLD = ["algorithm=fedavg", "local=scaffold", "rounds=10"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("words", "attacks", "least"),
+    [([*TOPK, "strategy.mean=median", "strategy.absent=left_out"], TURNED, 0.75),
+     ([*DEADLINE, "screen.clip=1"], STEPS, 0.93),
+     ([*DEADLINE, "screen.clip=1", "strategy.weighted_by_key=num-steps"], STEPS, 0.85),
+     ([*SCAFFOLD, "screen.clip=1"], CONTROLS, 0.9)],
+    ids=["sparse", "deadline", "steps as weights", "scaffold"],
+)  # fmt: skip
+def test_a_defence_limits_lies_about_all_that_a_node_adds(words, attacks, least, tmp_path):
+    found = {}
+    for name, attack in attacks.items():
+        folder = tmp_path / name
+        words = [*words, "eval_every=99"]
+        result, _ = trained(folder, *words, client_app=app_with(attack))
+        found[name] = result["accuracy"]
+    assert min(found.values()) > least, found
 
 
 # The model's statistics are means over all batches so far.

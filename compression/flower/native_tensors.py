@@ -217,23 +217,31 @@ def _bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def distance(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> float:
-    """Return the L2 norm of the change of native tensors from `start` to `now`.
+class ByKind(NamedTuple):
+    """A number for the native tensors that are floats, and one for those of other types."""
+
+    floats: float = 1.0
+    others: float = 1.0
+
+
+def distances(now: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> ByKind:
+    """Return the L2 norms of the changes of native tensors from `start` to `now`.
 
     Raises `PayloadError` for a float that is infinite or NaN in `now` but finite in `start`.
     """
-    total = 0.0
+    found = {True: 0.0, False: 0.0}  # by whether the tensors are floats
     for name in now:
         new, old = now[name], start[name]
         if _same(new, old):
             continue
-        if new.dtype.kind == "f" and (np.isfinite(old) & ~np.isfinite(new)).any():
+        floats = new.dtype.kind == "f"
+        if floats and (np.isfinite(old) & ~np.isfinite(new)).any():
             raise PayloadError(f"its update holds infinity in {name}")
         with np.errstate(over="ignore", invalid="ignore"):
             before = np.where(np.isfinite(old), old, 0)  # a running maximum starts at -infinity
             moved = np.where(new == old, 0.0, new.astype(np.float64) - before)
-            total = math.hypot(total, float(np.linalg.norm(moved)))
-    return total
+            found[floats] = math.hypot(found[floats], float(np.linalg.norm(moved)))
+    return ByKind(found[True], found[False])
 
 
 def with_natives(record: ArrayRecord, natives: Mapping[str, NDArray[Any]]) -> ArrayRecord:

@@ -41,7 +41,8 @@ def test_the_median_is_numpys(seed, nodes, density, absent):
         if absent == "zero":
             expected = np.median(np.nan_to_num(table), axis=0)
         else:
-            there = ~np.isnan(table).all(axis=0)
+            there = (~np.isnan(table)).sum(axis=0) >= max(nodes / 2, min(3, nodes))
+            assert indices is None or set(indices) == set(np.flatnonzero(there))
             expected = np.zeros(SIZE)
             expected[there] = np.nanmedian(table[:, there], axis=0)
         np.testing.assert_allclose(whole, expected, rtol=1e-6, atol=1e-7)
@@ -67,3 +68,24 @@ def test_one_of_seven_nodes_cannot_leave_the_range_of_the_others(kind):
     _, values = robust.take()
     assert (values <= table.max(axis=0)).all()
     assert (values >= table.min(axis=0)).all()
+
+
+@given(st.integers(0, 999), st.integers(3, 12), st.floats(0.05, 1.0), st.data())
+@pytest.mark.parametrize("kind", ["median", "trimmed"])
+@pytest.mark.parametrize("absent", ["zero", "left_out"])
+def test_one_node_cannot_leave_the_range_of_sparse_updates(
+    absent, kind, seed, nodes, density, data
+):
+    """The bad node sends what it likes, also entries that few others send, and 0 is no news."""
+    found, table = updates(seed, nodes - 1, density)
+    sent = np.array(sorted(data.draw(st.sets(st.integers(0, SIZE - 1), min_size=1))), np.uint32)
+    huge = np.full(len(sent), data.draw(st.sampled_from([3e38, -3e38])), np.float32)
+    robust = RobustMean(SIZE, kind, trim=0.34, absent=absent)
+    for indices, values in [*found, (sent, huge)]:
+        robust.add(indices, values)
+    indices, values = robust.take()
+    whole = np.zeros(SIZE, np.float32)
+    whole[slice(None) if indices is None else indices] = values
+    honest = np.nan_to_num(table)
+    assert (whole <= np.maximum(honest.max(axis=0), 0)).all()
+    assert (whole >= np.minimum(honest.min(axis=0), 0)).all()

@@ -128,9 +128,15 @@ def test_nodes_get_the_largest_weights_of_the_newest_model():
         ("algorithm=esgd strategy.follow=weights downlink=full", "needs a lossy downlink"),
         ("algorithm=flasc compression.coder=context", "coder=context is for changes"),
         ("algorithm=flasc downlink.from_seed=true", "from_seed=false"),
+        ("algorithm=esgd nodes=2 strategy.mean=median", "of 2 updates .* larger number of nodes"),
+        ("algorithm=esgd nodes=4 strategy.mean=trimmed", "of 4 updates .* give a larger trim"),
+        ("algorithm=esgd nodes=10 strategy.mean=median strategy.quorum=0.2", "of 2 updates"),
+        ("strategy=sparse_averaging strategy.update=delta strategy.mean=median local=scaffold",
+         "a robust strategy takes no mean"),
+        ("strategy=krum local=scaffold", "a robust strategy takes no mean"),
     ],
-)
-def test_weights_need_a_lossy_codec_without_context(words, said):
+)  # fmt: skip
+def test_options_that_exclude_each_other_are_refused(words, said):
     config = to_config(composed(*words.split()))
     with pytest.raises(ConfigError, match=said):
         scheme_of(config)

@@ -17,9 +17,9 @@ from flwr.common.constant import ErrorCode
 from ...base import Indices, PayloadError, Vector
 from ...layout import Layout
 from ..acks import OTHER_METHOD
-from ..headers import HEADER, MOST, UplinkHeader, number
+from ..headers import HEADER, MOST, STEPS, UplinkHeader, number
 from ..message_size import measured, size_of
-from ..native_tensors import Arrays, distance, native_payload, natives_of, with_natives
+from ..native_tensors import Arrays, distances, native_payload, natives_of, with_natives
 from ..records import (
     FLAT,
     expect_readable,
@@ -46,7 +46,7 @@ from .reply_checks import (
 )
 from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
-from .update_filter import UpdateFilter, UpdateFilters, UpdateNorms, norms_of
+from .update_filter import Screened, UpdateFilter, UpdateFilters, UpdateNorms, norms_of, scaled
 
 NOT_OPEN = "its message was answered before, or never sent"
 ERROR_CODE = 1  # of the error that replaces an unusable reply
@@ -58,8 +58,8 @@ class ReceivedUpdate(NamedTuple):
 
     `indices`: the indices of the trained entries (None: all). `values`: the values there, float32
     (k,). `statistics`: BatchNorm's statistics, float32 (s,). `weight`: the node's weight in the
-    mean. `share`: the factor that the filters have applied to `values`. `natives`: the native
-    tensors by name. `every`: the indices of the whole update, with those of the statistics.
+    mean. `natives`: the native tensors by name; `start`: those of the server. `every`: the indices
+    of the whole update, with those of the statistics.
     """
 
     every: Indices | None
@@ -69,8 +69,8 @@ class ReceivedUpdate(NamedTuple):
     metrics: MetricRecord
     weight: float
     natives: Arrays
+    start: Arrays
     norms: UpdateNorms
-    share: float = 1.0
 
 
 class UpdateInbox:
@@ -78,8 +78,7 @@ class UpdateInbox:
 
     `split`: divides an update into trained entries and BatchNorm's statistics. `measured`: names of
     metrics that each reply must hold as finite numbers. `weighted_by_key`: the metric with a node's
-    weight; None: equal weights. `steps`: returns a node's local steps, if nodes take different
-    numbers of them; then the filters compare the norms of updates per step.
+    weight; None: equal weights.
     """
 
     def __init__(
@@ -89,10 +88,8 @@ class UpdateInbox:
         filters: UpdateFilters,
         measured: Sequence[str],
         weighted_by_key: str | None = None,
-        steps: Callable[[int, MetricRecord], float] | None = None,
     ) -> None:
         self._session, self._split, self.filters = session, split, filters
-        self._steps = steps
         self._measured, self._weight = measured, weighted_by_key
 
     def read(
@@ -110,21 +107,22 @@ class UpdateInbox:
         if not 0 < weight < 2 * MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
         indices, values, statistics = self._split.cut(update)
-        far = distance(reported, natives) if natives else None
-        long = norm_of(values)
-        if self._steps is not None:
-            long /= max(1.0, self._steps(node, metrics))
-        norms = UpdateNorms(long, far, statistics, start)
+        far = distances(reported, natives) if natives else None
+        norms = UpdateNorms(norm_of(values), far, statistics, start)
         parts = indices, values, statistics
-        return ReceivedUpdate(update.indices, *parts, metrics, weight, reported, norms)
+        return ReceivedUpdate(update.indices, *parts, metrics, weight, reported, natives, norms)
 
     def observe(self, found: Mapping[int, ReceivedUpdate]) -> None:
         """Compute from a round's updates, by node, what is usual.
 
         A server with rounds calls this until `UpdateFilters.knows`, before it accepts the updates.
         """
-        self.filters.observe({self._split.layout: [each.norms for each in found.values()]})
-        self.filters.vectors.cap_weights({node: each.weight for node, each in found.items()})
+        norms = {node: each.norms for node, each in found.items()}
+        self.filters.observe({self._split.layout: norms})
+        self._capped({node: each.weight for node, each in found.items()})
+
+    def _capped(self, weights: dict[int, float]) -> dict[int, float]:
+        return self.filters.vectors.cap_weights(weights, steps=self._weight == STEPS)
 
     def accept(
         self, node: int, found: ReceivedUpdate, model: Vector, rate: float
@@ -133,14 +131,16 @@ class UpdateInbox:
 
         `model`: the server's model. `rate`: the rate at which the server applies the update.
         """
-        share, statistics = self.filters.screen(node, self._split.layout, found.norms, model, rate)
+        used = self.filters.screen(node, self._split.layout, found.norms, model, rate)
         weight = found.weight
         if self._weight:
-            weight = self.filters.vectors.cap_weights({node: weight})[node]
-        if share == 1 and statistics is found.statistics and weight == found.weight:
+            weight = self._capped({node: weight})[node]
+        if weight == found.weight and not used.limits(found.norms):
             return found
-        values = found.values if share == 1 else found.values * np.float32(share)
-        return found._replace(values=values, statistics=statistics, weight=weight, share=share)
+        values = found.values if used.share == 1 else found.values * np.float32(used.share)
+        natives = scaled(found.natives, found.start, used.natives)
+        statistics = used.statistics
+        return found._replace(values=values, statistics=statistics, natives=natives, weight=weight)
 
 
 class InFlight:
@@ -334,7 +334,7 @@ class ModelInbox:
             )
             answer = with_natives(flat_record(model.vector), natives)
             if change is not None and natives:
-                change = change._replace(natives=distance(natives, sent.natives))
+                change = change._replace(natives=distances(natives, sent.natives))
         if change is not None:
             self._norms[reply.metadata.reply_to_message_id] = change
         reply.content[name] = answer
@@ -361,20 +361,20 @@ class ModelInbox:
             for reply, sent in zip(replies, asked, strict=True)
             if sent and not reply.has_error() and reply.metadata.reply_to_message_id in norms
         ]
-        by_layout: dict[Layout, list[UpdateNorms]] = {}
+        by_layout: dict[Layout, dict[int, UpdateNorms]] = {}
         for _, sent, found in trained:
-            by_layout.setdefault(statistics_of(sent.form)[0], []).append(found)
+            by_layout.setdefault(statistics_of(sent.form)[0], {})[sent.node] = found
         self._filters.observe(by_layout)
         bad, good = dict[int, str](), []
         for reply, sent, found in trained:
             layout, start = statistics_of(sent.form)[0], sent.start.vector
             try:
-                share, statistics = self._filters.screen(sent.node, layout, found, start)
+                used = self._filters.screen(sent.node, layout, found, start)
             except PayloadError as error:
                 bad[id(reply)] = str(error)
                 continue
-            if share < 1 or statistics is not found.statistics:
-                _shorten(reply, sent, share, statistics)
+            if used.limits(found):
+                _shorten(reply, sent, used)
             good.append((reply, sent))
         weight = self._rules.weighted_by_key
         _weigh(good, self._filters.vectors, weight)
@@ -402,10 +402,10 @@ class ModelInbox:
         ]
 
 
-def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector) -> None:
-    """Multiply a reply's update by `share`, and replace its BatchNorm statistics by `statistics`.
+def _shorten(reply: Message, sent: SentMessage, used: Screened) -> None:
+    """Put what may be used of a reply's update in place of the update.
 
-    The update is the difference between the float tensors in the reply and those in the message.
+    The update is the difference between the tensors in the reply and those in the message.
     """
     name, record = records(reply.content, ArrayRecord)[0]
     form = sent.form
@@ -415,9 +415,15 @@ def _shorten(reply: Message, sent: SentMessage, share: float, statistics: Vector
     else:
         form = form_of_updates(layout_of(record), form.patterns)
         model = form.model(record)
-    vector = model.vector if share == 1 else _between(sent.start.vector, model.vector, share)
-    model = with_statistics(form, Model(vector, model.own), statistics)
-    shorter = with_natives(flat_record(model.vector), natives_of(record)) if flat else None
+    vector, share = model.vector, used.share
+    if share < 1:
+        vector = _between(sent.start.vector, vector, share)
+    before = sent.natives if flat else {each.name: each.array for each in sent.start.own}
+    after = natives_of(record) if flat else {each.name: each.array for each in model.own}
+    after = scaled(after, before, used.natives)
+    own = tuple(each._replace(array=after[each.name]) for each in model.own)
+    model = with_statistics(form, Model(vector, own), used.statistics)
+    shorter = with_natives(flat_record(model.vector), after) if flat else None
     reply.content[name] = form.arrays(model) if shorter is None else shorter
 
 

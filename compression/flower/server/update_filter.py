@@ -6,18 +6,18 @@ An update is unusual by its L2 norm, by its BatchNorm statistics, or by its weig
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from ...base import DIVERGED, PayloadError
 from ...batchnorm import separate
 from ...layout import Layout
 from ...screening import Screening
+from ..native_tensors import Arrays, ByKind, distances
 from ..records import Vector
 from ..tensor_split import (
     Model,
@@ -27,6 +27,7 @@ from ..tensor_split import (
     statistics_of,
 )
 from .statistics_screen import LEAST, REACH, StatisticsScreen, StatisticsState, median_of, norm_of
+from .statistics_wrapper import mean
 
 log = getLogger("edgewire")
 
@@ -51,10 +52,11 @@ class UpdateFilterState:
 
 @dataclass
 class UpdateFiltersState:
-    """State of `UpdateFilters`: one for each of its three filters."""
+    """State of `UpdateFilters`: one for each of its filters (`floats`, `others`: see `ByKind`)."""
 
     vectors: UpdateFilterState = field(default_factory=UpdateFilterState)
-    natives: UpdateFilterState = field(default_factory=UpdateFilterState)
+    floats: UpdateFilterState = field(default_factory=UpdateFilterState)
+    others: UpdateFilterState = field(default_factory=UpdateFilterState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
 
 
@@ -62,12 +64,12 @@ class UpdateNorms(NamedTuple):
     """What `UpdateFilters` checks of a node's update.
 
     `vector`: the L2 norm of the change of the float32 vector, without BatchNorm's statistics.
-    `natives`: the L2 norm of the change of the native tensors; None for a model without them.
+    `natives`: the L2 norms of the changes of native tensors; None for a model without them.
     `statistics`, `sent`: BatchNorm's statistics in the reply and in the message, float32 (s,).
     """
 
     vector: float
-    natives: float | None
+    natives: ByKind | None
     statistics: Vector
     sent: Vector
 
@@ -86,8 +88,10 @@ def norms_of(
         return None
     if theirs != ours or form.beside != asked.beside:
         model = asked.model(form.arrays(model))
-    own = [pair for pair in zip(model.own, start.own, strict=True) if not is_moving(pair[0])]
-    natives = math.hypot(*(_distance(new.array, old.array) for new, old in own))
+    natives = distances(
+        {each.name: each.array for each in model.own if not is_moving(each)},
+        {each.name: each.array for each in start.own},
+    )
     moved = model.vector - start.vector
     if inside := statistics_of(asked)[1]:
         moved = separate(asked.layout, inside).gather(moved)
@@ -95,10 +99,18 @@ def norms_of(
     return UpdateNorms(norm_of(moved), natives if start.own else None, *statistics)
 
 
-def _distance(new: NDArray[Any], old: NDArray[Any]) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        moved = np.where(new == old, 0.0, new.astype(np.float64) - old)
-        return float(np.linalg.norm(moved))
+def scaled(natives: Arrays, start: Mapping[str, NDArray[Any]], factors: ByKind) -> Arrays:
+    """Multiply the changes of native tensors from `start`, which holds tensors by name.
+
+    Integers are rounded. A tensor that is not in `start`, or whose factor is 1, stays as it is.
+    """
+    found = {}
+    for name, array in natives.items():
+        factor = factors.floats if array.dtype.kind == "f" else factors.others
+        if factor < 1 and name in start and array is not start[name]:
+            array = mean([array, start[name]], [factor, 1 - factor]).astype(array.dtype)
+        found[name] = array
+    return found
 
 
 class UpdateFilter:
@@ -107,38 +119,46 @@ class UpdateFilter:
     The server repeatedly takes the median of the norms of all nodes' last used updates. The usual
     norm is the largest of these medians so far. The usual weight is the median of the weights that
     the nodes sent last.
-    `floor`: the lower bound of the usual norm.
+
+    `every_round`: True if `observe` is called with the updates of each round, because the nodes'
+    numbers of local steps change from round to round. Then the usual norm is at least the median of
+    the newest norms. A norm is not divided by the steps, because nodes report these themselves.
+    `unchanged`: the norm that counts as usual while at least half of the nodes change nothing.
     """
 
     def __init__(
         self,
         options: Screening | None = None,
         state: UpdateFilterState | None = None,
-        floor: float = 0.0,
+        *,
+        every_round: bool = False,
+        unchanged: float = 0.0,
     ) -> None:
         self._options = Screening() if options is None else options
-        self._floor = floor
+        self._every_round, self._unchanged = every_round, unchanged
         self._state = UpdateFilterState() if state is None else state
-        self._now = 0.0  # the usual norm in the first round, before `usual` is known
+        self._now = 0.0  # the usual norm in this round, if `observe` has computed it
 
     @property
     def knows(self) -> bool:
         """Whether the usual norm of updates is known; if not, call `observe` in each round."""
-        return len(self._state.norms) >= LEAST
+        return len(self._state.norms) >= LEAST and not self._every_round
 
     @property
     def equal(self) -> bool:
         """Whether all nodes have the same weight."""
         return self._options.equal
 
-    def observe(self, norms: Iterable[float]) -> None:
-        """Compute the usual norm of updates from one round's norms.
+    def observe(self, norms: Mapping[int, float]) -> None:
+        """Compute the usual norm of updates from one round's norms by node.
 
-        The result is used only until the norms of LEAST nodes are known.
+        Without `every_round`, the result is used only until the norms of LEAST nodes are known.
         """
-        found = [*self._state.norms.values(), *norms]
-        few = len(found) < LEAST or self.knows
-        self._now = 0.0 if few else max(median_of(found), self._floor)
+        found = {**self._state.norms, **norms}
+        self._now = 0.0 if len(found) < LEAST or self.knows else self._middle(found)
+
+    def _middle(self, norms: Mapping[int, float]) -> float:
+        return median_of(norms.values()) or self._unchanged
 
     def clip_factor(self, node: int, long: float, model: Vector | None, rate: float = 1.0) -> float:
         """Return the factor, at most 1, that limits a node's update, and count the update as used.
@@ -179,16 +199,17 @@ class UpdateFilter:
         state = self._state
         state.norms[node] = long
         state.since += 1
-        if self.knows and state.since >= len(state.norms) // 4:
-            state.since = 0
-            state.usual = max(state.usual, median_of(state.norms.values()), self._floor)
+        if len(state.norms) >= LEAST and state.since >= len(state.norms) // 4:
+            state.since, state.usual = 0, max(state.usual, self._middle(state.norms))
 
     def cap_weights(
-        self, weights: dict[int, float], *, evaluated: bool = False
+        self, weights: dict[int, float], *, evaluated: bool = False, steps: bool = False
     ) -> dict[int, float]:
         """Limit the nodes' weights by `Screening.weight`; store the weights before the limit.
 
         `evaluated`: True for weights of evaluations. Their usual weight is computed separately.
+        `steps`: True if the weights are numbers of local steps, of which a node may report any
+        number. Then a weight is also at most twice the second largest.
         """
         if self._options.equal:
             return dict.fromkeys(weights, 1.0)
@@ -198,6 +219,8 @@ class UpdateFilter:
         if factor is None or len(known) < LEAST:
             return weights
         limit = factor * median_of(known.values())
+        if steps:
+            limit = min(limit, 2 * sorted(known.values())[-2])
         return {node: min(weight, limit) for node, weight in weights.items()}
 
     def forget(self, nodes: Iterable[int]) -> None:
@@ -209,21 +232,39 @@ class UpdateFilter:
 
 
 class Screened(NamedTuple):
-    """The factor that limits an update, at most 1, and the BatchNorm statistics to use, (s,)."""
+    """What may be used of an update.
+
+    `share`: the factor of the change of its float32 vector, at most 1. `natives`: the factors of
+    the changes of its native tensors, at most `share`. `statistics`: the BatchNorm statistics to
+    use, (s,).
+    """
 
     share: float
+    natives: ByKind
     statistics: Vector
+
+    def limits(self, norms: UpdateNorms) -> bool:
+        """Return whether less may be used than the whole update, which `norms` describes."""
+        whole = self.share == 1 and self.natives == ByKind()
+        return not whole or self.statistics is not norms.statistics
 
 
 class UpdateFilters:
     """Limits nodes' updates and weights: the float32 vector, native tensors, and statistics."""
 
     def __init__(
-        self, options: Screening | None = None, state: UpdateFiltersState | None = None
+        self,
+        options: Screening | None = None,
+        state: UpdateFiltersState | None = None,
+        *,
+        every_round: bool = False,
     ) -> None:
         state = UpdateFiltersState() if state is None else state
-        self.vectors = UpdateFilter(options, state.vectors)
-        self._natives = UpdateFilter(options, state.natives, floor=1.0)
+        self.vectors = UpdateFilter(options, state.vectors, every_round=every_round)
+        self._natives = [
+            UpdateFilter(options, each, every_round=every_round, unchanged=1.0)
+            for each in (state.floats, state.others)
+        ]
         self._statistics = StatisticsScreen(options, state.statistics)
 
     @property
@@ -231,17 +272,20 @@ class UpdateFilters:
         """Whether the usual norm of updates is known; if not, call `observe` in each round."""
         return self.vectors.knows
 
-    def observe(self, found: Mapping[Layout, Sequence[UpdateNorms]]) -> None:
+    def observe(self, found: Mapping[Layout, Mapping[int, UpdateNorms]]) -> None:
         """Compute, from one round's updates, what is usual (see `UpdateFilter.observe`).
 
-        `found`: the updates, by the layout of their statistics.
+        `found`: the updates by node, by the layout of their statistics.
         """
-        every = [norms for same in found.values() for norms in same]
+        every = {node: norms for same in found.values() for node, norms in same.items()}
         if not self.vectors.knows:
-            self.vectors.observe(norms.vector for norms in every)
-            self._natives.observe(norms.natives for norms in every if norms.natives is not None)
+            self.vectors.observe({node: norms.vector for node, norms in every.items()})
+            natives = {node: norms.natives for node, norms in every.items() if norms.natives}
+            for kind, each in enumerate(self._natives):
+                each.observe({node: norms[kind] for node, norms in natives.items()})
         for layout, same in found.items():
-            self._statistics.observe(layout, [(norms.statistics, norms.sent) for norms in same])
+            reports = [(norms.statistics, norms.sent) for norms in same.values()]
+            self._statistics.observe(layout, reports)
 
     def screen(
         self, node: int, layout: Layout, norms: UpdateNorms, model: Vector, rate: float = 1.0
@@ -252,12 +296,14 @@ class UpdateFilters:
         the rate at which the server applies the update. Raises `PayloadError` for an update that is
         refused.
         """
-        if norms.natives is not None:
-            self._natives.clip_factor(node, norms.natives, None)
+        limits = zip(self._natives, norms.natives or (), strict=bool(norms.natives))
+        natives = [each.clip_factor(node, long, None) for each, long in limits]
         statistics = self._statistics.taken(node, layout, norms.statistics, norms.sent, model)
-        return Screened(self.vectors.clip_factor(node, norms.vector, model, rate), statistics)
+        share = self.vectors.clip_factor(node, norms.vector, model, rate)
+        return Screened(share, ByKind(*(min(share, each) for each in natives)), statistics)
 
     def forget(self, nodes: Collection[int]) -> None:
         """Delete the state of nodes that have left the run."""
-        for each in (self.vectors, self._natives, self._statistics):
+        for each in (self.vectors, *self._natives):
             each.forget(nodes)
+        self._statistics.forget(nodes)

@@ -111,15 +111,18 @@ def ends_of(norms, statistics):
 
 @pytest.mark.parametrize("flat", [True, False])
 @given(st.lists(st.floats(0.1, 50), min_size=NODES, max_size=NODES), st.floats(1, 4))
-def test_clipping_scales_an_update_of_large_norm_and_changes_nothing_else(flat, norms, clip):
-    screen = UpdateFilter(Screening(**ALL_USED, clip=clip))
-    screen.observe(norms)
+def test_clipping_scales_all_that_an_update_of_large_norm_carries(flat, norms, clip):
+    screen, counts = (UpdateFilter(Screening(**ALL_USED, clip=clip)) for _ in range(2))
+    screen.observe(dict(enumerate(norms)))
+    counts.observe({node: node for node in range(NODES)})
     ends = ends_of(norms, HONEST)
     for node, (model, counter) in enumerate(one_round(ends, flat, **ALL_USED, clip=clip)):
         factor = screen.clip_factor(node, norms[node], START)
         expected = ends_of(np.multiply(norms, factor), HONEST)[node]
         np.testing.assert_allclose(model, expected, rtol=1e-5)
-        assert counter == node
+        assert counter == pytest.approx(
+            node * min(factor, counts.clip_factor(node, node, START)), abs=0.51
+        )
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -159,7 +162,7 @@ def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
     def update(norm, statistics, weight):
         values, sent = np.full(4, norm / 2, np.float32), START[STATISTICS]
         norms = UpdateNorms(norm, None, statistics, sent)
-        return ReceivedUpdate(None, None, values, statistics, None, weight, {}, norms)
+        return ReceivedUpdate(None, None, values, statistics, None, weight, {}, {}, norms)
 
     odd = HONEST.copy()
     odd[0] = mean
@@ -174,7 +177,6 @@ def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
     assert np.linalg.norm(clipped.values) == pytest.approx(min(norm, 2))
     accepted = inbox.accept(9, found[9], model, 1.0)
     assert np.linalg.norm(accepted.values) == pytest.approx(min(norm, 2))
-    assert accepted.share == pytest.approx(min(1, 2 / norm))
     assert accepted.weight == 20
     far, sent = scale_of(BN), START[STATISTICS]
     limit = max(2 * far.distance(HONEST, sent, HONEST), far.distance(sent, HONEST, HONEST))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compression import Layout, PayloadError
 from compression.flower import CompressedGrid, CompressionMod
+from compression.flower.native_tensors import ByKind
 from compression.flower.server.statistics_screen import LEAST, norm_of
 from compression.flower.server.update_filter import (
     UpdateFilter,
@@ -39,7 +40,7 @@ def screened(options, norms):
 
 def use(screen, norms):
     if not screen.knows:
-        screen.observe(norms)
+        screen.observe(dict(enumerate(norms)))
     found = []
     for node, long in enumerate(norms):
         try:
@@ -123,9 +124,9 @@ def test_the_usual_norm_is_computed_anew_after_a_quarter_as_many_updates_as_node
 
 def test_the_usual_norm_of_a_first_round_is_used_for_this_round_alone():
     screen = UpdateFilter(Screening(refuse=None, clip=1))
-    screen.observe([9.0] * 4)
+    screen.observe(dict.fromkeys(range(4), 9.0))
     assert [screen.clip_factor(node, 2.0, MODEL) for node in range(3)] == [1.0] * 3
-    screen.observe([9.0] * 4)
+    screen.observe(dict.fromkeys(range(4), 9.0))
     assert screen.clip_factor(3, 4.0, MODEL) == 0.5
 
 
@@ -145,19 +146,21 @@ def test_the_norms_are_of_trained_entries_of_native_tensors_and_of_no_statistics
 
     found = norms_of(form, model(3, 20, 30, 5), form, model(2, 0, 10, 1))
     assert found.vector == pytest.approx(np.sqrt(2))
-    assert found.natives == pytest.approx(4 * np.sqrt(2))
+    assert found.natives == pytest.approx((0, 4 * np.sqrt(2)))
     np.testing.assert_array_equal(found.statistics, [20, 20, 30, 30])
     np.testing.assert_array_equal(found.sent, [0, 0, 10, 10])
 
 
-@pytest.mark.parametrize("kind", ["vector", "natives"])
+@pytest.mark.parametrize(
+    "odd", [{"vector": 21.0}, {"natives": ByKind(21.0, 2.0)}, {"natives": ByKind(2.0, 21.0)}]
+)
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_a_first_update_is_compared_with_those_of_the_same_round(kind, place):
+def test_a_first_update_is_compared_with_those_of_the_same_round(odd, place):
     filters, statistics = UpdateFilters(Screening(refuse=10)), np.empty(0, np.float32)
     layout = Layout((), (), ())
-    norms = [UpdateNorms(2.0, 2.0, statistics, statistics)] * 5
-    norms[place] = norms[place]._replace(**{kind: 21.0})
-    filters.observe({layout: norms})
+    norms = [UpdateNorms(2.0, ByKind(2.0, 2.0), statistics, statistics)] * 5
+    norms[place] = norms[place]._replace(**odd)
+    filters.observe({layout: dict(enumerate(norms))})
     for node, each in enumerate(norms):
         with pytest.raises(PayloadError) if node == place else nullcontext():
             filters.screen(node, layout, each, 10 * MODEL)
