@@ -22,7 +22,8 @@ def find_home() -> None:
 def print_any_text() -> None:
     """Let a command print any text: `?` replaces a character that its output cannot encode."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        with suppress(OSError):  # an output that was a file, and is now a pipe
+            sys.stdout.reconfigure(errors="replace")
 
 
 def free_memory(meminfo: Path = MEMINFO, limits: Path = LIMITS) -> int | None:

@@ -123,16 +123,15 @@ class LocalAlgorithm:
         """Raise `ValueError` for a strategy, given by its options, that does not go with this."""
         if options.get("proximal_mu") and not self.uses_proximal_mu:
             raise ValueError("strategy.proximal_mu needs local=fedprox, or drop it")
-        if self.over_all_nodes and "fraction_train" not in options:
-            name = type(self).__name__.lower()
-            raise ValueError(f"local={name} goes with strategies that have fraction_train=")
-        if options.get("update", "delta") != "gradient":
-            return
-        if type(self) is not LocalAlgorithm or self.accumulate > 1 or self.autocast == "float16":
+        steps = type(self) is not LocalAlgorithm or self.accumulate > 1
+        if options.get("update") == "gradient" and (steps or self.autocast == "float16"):
             raise ValueError(
                 "local= is for steps at the nodes, and with strategy.update=gradient they take "
                 "none: drop it, or give strategy.update=delta"
             )
+        if self.over_all_nodes and "fraction_train" not in options:
+            name = type(self).__name__.lower()
+            raise ValueError(f"local={name} goes with strategies that have fraction_train=")
 
     def begin(self, run: LocalRun) -> None:
         """Prepare the training for one message, before the first step."""
