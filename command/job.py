@@ -33,7 +33,7 @@ from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
 from conf.packages import look_in, sources_of, unsent_files
-from conf.submitted_runs import NodeGrants, confine_data
+from conf.trust import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.metric import MainMetric
 from report.progress.run_progress import run_progress

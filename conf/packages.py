@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import ConfigError
-from conf.submitted_runs import ALLOW, NodeGrants, abbreviate
+from conf.trust import ALLOW, NodeGrants, abbreviate
 
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
 OURS = ("client", "compression", "conf", "protocol", "strategy", "task")  # the app's own packages

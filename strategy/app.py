@@ -13,7 +13,7 @@ from compression import PayloadError
 from conf import ConfigError, load_config
 from conf.build import objective_of
 from conf.check import check_target
-from conf.submitted_runs import output_of
+from conf.trust import output_of
 from conf.virtual_only import expect_real_time
 from protocol.choose_grid import bundled
 from protocol.errors import was_stopped
