@@ -32,10 +32,9 @@ from compression.flower.records import FlatArray
 from compression.flower.server.compressed_grid import CompressedGridState
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
 from compression.flower.server.session import InitialModel
-from compression.flower.server.statistics_wrapper import values_of_array
+from compression.flower.server.statistics_wrapper import values_of_array, wrapped
 from compression.screening import Screening
 from strategy.base import FLOWER, EvaluateFn
-from strategy.flower_checks import wrapped
 from strategy.node_means import NodeMeans
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, to_plain

@@ -130,7 +130,7 @@ def called(monkeypatch):
         return evaluate(self, **options)
 
     monkeypatch.setenv(SECRET, HIDDEN)
-    monkeypatch.setattr(Container, "_evaluate_custom_resolver", noted)
+    monkeypatch.setattr(Container, evaluate.__name__, noted)
     return found
 
 
