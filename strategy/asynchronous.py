@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -18,18 +18,26 @@ from numpy.typing import NDArray
 from compression import Layout, PayloadError, decode_update
 from compression.base import Indices, Vector, is_finite
 from compression.decoder import quiet
-from compression.flower import to_arrays
+from compression.flower import flat_record, to_arrays
+from compression.flower.compact_records import restored
 from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
-from compression.flower.replica import MODEL
+from compression.flower.native_tensors import with_natives
+from compression.flower.replica import MODEL, Replica
+from compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
-from compression.flower.server.update_filter import UpdateFilters
+from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
+from compression.flower.server.step_log_sync import StepLogSync
+from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
 from compression.flower.server.version_tracker import ModelUpdate
+from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds
 from conf import OptionGroup
 from conf.schema import FOREVER
 from strategy.aggregation import (
     MeanState,
     MixState,
+    NativeMix,
+    NativeState,
     SparseMean,
     StatisticsMix,
     mean_of,
@@ -41,10 +49,10 @@ from strategy.base import (
     Codecs,
     EvaluateFn,
     ParameterServer,
+    ServerState,
     expect_positive,
 )
 from strategy.collector import Stragglers, StragglersState
-from strategy.model_server import ModelServer, ModelServerState
 from strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from strategy.ordered_grid import OrderedGrid
 from strategy.staleness import Counted, Ignored, Seen, Staleness
@@ -56,7 +64,7 @@ SOME = Layout(("weight",), ((2, 2),), ("float32",))  # any layout, to ask if a c
 
 
 @dataclass
-class PushesState(ModelServerState):
+class PushesState(ServerState):
     """The state of an asynchronous run, as a checkpoint holds it.
 
     A push is a node's reply, used or not. `done`: the number of pushes so far. `flight`: by message
@@ -67,6 +75,9 @@ class PushesState(ModelServerState):
     """
 
     done: int = 0
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
+    session: ServerSessionState = field(default_factory=ServerSessionState)
+    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
     late: StragglersState = field(default_factory=StragglersState)
@@ -77,6 +88,8 @@ class PushesState(ModelServerState):
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
+    natives: NativeState = field(default_factory=NativeState)
+    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
     now: float = 0.0
 
 
@@ -257,7 +270,7 @@ class Sent(NamedTuple):
     statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
 
-class Pushes(ModelServer):
+class Pushes:
     """Runs `Asynchronous` reply by reply; `state` holds all that a checkpoint needs.
 
     `config` holds the run's learning rate, "lr", which may change during the run.
@@ -277,7 +290,32 @@ class Pushes(ModelServer):
         # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
-        super().__init__(strategy, grid, initial_arrays, state, SGD())
+        self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
+        initial = InitialModel.of(
+            self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
+        )
+        self._whole = StepLogSync(self._replica, self.layout, follow=False)
+        self._downlink: DeltaSync | None = None
+        if (downlink := strategy.codecs.downlink) is not None:
+            self._downlink = DeltaSync(
+                downlink,
+                strategy.codecs.seed,
+                state.deltas,
+                initial.seeded,
+                contextual=strategy.codecs.contextual,
+            )
+        self.natives = NativeMix(strategy.initial, state.natives)
+        self._session = ServerSession(
+            self._downlink or self._whole,
+            state.traffic,
+            initial,
+            state.session,
+            strategy.codecs.uplink,
+            compact_records=strategy.codecs.compact_records,
+        )
+        if strategy.codecs.compact_records:
+            grid.read_records_with(restored)
+        grid.discard = self._session.count_unused
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean, strategy.sender_exponent)
         self._late, self._scheduler = (
@@ -299,6 +337,19 @@ class Pushes(ModelServer):
     @property
     def _lr(self) -> float:
         return cast(float, self._config["lr"])
+
+    @property
+    def model(self) -> Vector:
+        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
+        return self._replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model: a flat vector, and tensors in their own dtype.
+
+        The next call of `advance` changes the vector in place.
+        """
+        return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, record: Callable[[int], None]) -> bool:
         """Process the next replies, and send a new message to each node that has replied.
@@ -391,9 +442,8 @@ class Pushes(ModelServer):
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
         count = self._scheduler.next(node)
-        if self._deltas is not None:
-            crowded = self._deltas.crowded(len(self._scheduler))
-            self._offer(self._deltas, count, tidy=crowded)
+        if self._downlink:
+            self._offer(self._downlink, count)
         header = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
         ((message, model_update),) = self._session.messages(
@@ -404,6 +454,16 @@ class Pushes(ModelServer):
         model = self._received(model_update) if strategy.mixing.mix else None
         statistics = self._statistics.of(self._replica.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
+
+    def _offer(self, downlink: DeltaSync, number: int) -> None:
+        """Tell `downlink` that the next message must bring a node to the newest model.
+
+        `number`: the number of the message, among those to the node.
+        """
+        if downlink.crowded(len(self._scheduler)):
+            downlink.tidy(self._session.versions.held, self._session.versions.in_flight)
+        model = Model(self._replica.model)
+        downlink.offer(model, form_of_updates(self.layout), number=number, named=False)
 
     def _received(self, model_update: ModelUpdate) -> Vector:
         """Return the model, float32 (n,), that a node has after it has decoded `model_update`."""
@@ -468,7 +528,7 @@ class Pushes(ModelServer):
         self._replica.apply(indices, values, rate)
         self.natives.take()
         self._staleness.applied(indices)
-        self._steps.add(b"", rate)
+        self._whole.add(b"", rate)
 
     def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
         moved = self._replica.model[slice(len(values)) if indices is None else indices]

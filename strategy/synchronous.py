@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from compression import PayloadError, decode_update
 from compression.base import DIVERGED, is_finite
-from compression.flower import to_arrays
+from compression.flower import flat_record, to_arrays
+from compression.flower.compact_records import restored
 from compression.flower.headers import (
     DRIFT,
     EXAMPLES,
@@ -29,12 +30,18 @@ from compression.flower.headers import (
     is_count,
 )
 from compression.flower.message_size import size_of
+from compression.flower.native_tensors import with_natives
 from compression.flower.records import values_of
+from compression.flower.replica import Replica
+from compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
 from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
-from compression.flower.server.update_filter import UpdateFilters
+from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
+from compression.flower.server.step_log_sync import StepLogSync
+from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
+from compression.flower.tensor_split import Model, form_of_updates
 from compression.validation import expect_kinds
 from conf import Config, ConfigError, OptionGroup
-from strategy.aggregation import SparseMean, StatisticsMix
+from strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
 from strategy.base import (
     FLOWER,
     NO_CODECS,
@@ -42,11 +49,11 @@ from strategy.base import (
     Codecs,
     EvaluateFn,
     ParameterServer,
+    ServerState,
 )
 from strategy.collector import RoundCollector, RoundCollectorState
 from strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from strategy.flower_checks import expect_trained
-from strategy.model_server import ModelServer, ModelServerState
 from strategy.ordered_grid import OrderedGrid
 from strategy.robust_aggregation import ABSENT, KINDS, LEAST, RobustMean
 from task.optimizers import SGD, ServerOptimizer
@@ -59,18 +66,25 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class AveragingState(ModelServerState):
+class AveragingState(ServerState):
     """The state of a synchronous run, as a checkpoint holds it.
 
-    `recent`: the updates applied last, with their learning rates. `memory`: the downlink codec's
-    residual. `paces`: by node, what a deadline's plans follow from.
+    `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
+    learning rates. `memory`: the downlink codec's residual. `paces`: by node, what a deadline's
+    plans follow from. `deltas`: the versions of the model that nodes have, if they get
+    differences.
     """
 
     round: int = 0
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
     recent: deque[tuple[bytes, float]] = field(default_factory=deque)
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
+    session: ServerSessionState = field(default_factory=ServerSessionState)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
+    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
+    natives: NativeState = field(default_factory=NativeState)
     paces: dict[int, NodePace] = field(default_factory=dict)
+    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
 
 
 @dataclass(frozen=True)
@@ -390,7 +404,7 @@ class SparseAveraging(ParameterServer):
         return result
 
 
-class Rounds(ModelServer):
+class Rounds:
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
     def __init__(
@@ -401,18 +415,43 @@ class Rounds(ModelServer):
         state: AveragingState,
     ) -> None:
         self._strategy, self._grid, self._state = strategy, grid, state
-        robust = strategy.aggregation.mean != "mean"
-        super().__init__(
-            strategy,
-            grid,
-            initial_arrays,
-            state,
+        self._downlink = strategy.codecs.downlink  # of the server's steps
+        self._replica, self.layout = Replica.of(
             strategy.optimizer,
-            recent=state.recent if strategy.follow == "steps" else None,
-            from_initial=True,
-            whole=strategy.follow == "weights",
-            robust=robust,
+            initial_arrays,
+            state.replica,
+            contextual=strategy.codecs.contextual and strategy.follow == "steps",
         )
+        initial = InitialModel.of(
+            self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
+        )
+        self._deltas: DeltaSync | None = None
+        if self._downlink is not None and strategy.follow != "steps":
+            seed, self._downlink = strategy.codecs.seed, None
+            self._deltas = DeltaSync(
+                strategy.codecs.downlink,
+                seed,
+                state.deltas,
+                initial.seeded,
+                from_initial=True,
+                whole=strategy.follow == "weights",
+                contextual=strategy.codecs.contextual,
+            )
+        follow = self._downlink is not None
+        self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
+        self._session = ServerSession(
+            self._deltas or self._steps,
+            state.traffic,
+            initial,
+            state.session,
+            strategy.codecs.uplink,
+            compact_records=strategy.codecs.compact_records,
+        )
+        if strategy.codecs.compact_records:
+            grid.read_records_with(restored)
+        grid.discard = self._session.count_unused
+        robust = strategy.aggregation.mean != "mean"
+        self.natives = NativeMix(strategy.initial, state.natives, robust)
         self._exchange = RoundCollector(grid, state.exchange)
         planning, uplink = strategy.planning, strategy.codecs.uplink
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
@@ -440,6 +479,19 @@ class Rounds(ModelServer):
             self._aggregation.weighted_by_key,
         )
 
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
+        return self._replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model: a flat vector, and tensors in their own dtype.
+
+        The next call of `advance` changes the vector in place.
+        """
+        return with_natives(flat_record(self.model), self.natives.arrays)
+
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available.
 
@@ -465,7 +517,9 @@ class Rounds(ModelServer):
         checksum = self._steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
         if self._deltas is not None:
-            self._offer(self._deltas, number)
+            self._deltas.tidy(self._session.versions.held, self._session.versions.in_flight)
+            form = form_of_updates(self.layout)
+            self._deltas.offer(Model(self._replica.model), form, number=number, named=False)
         alike: dict[NodePlan, list[int]] = {}
         for node in asked:
             alike.setdefault(self._planner.plan(node), []).append(node)
