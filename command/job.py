@@ -220,18 +220,14 @@ def network_of(config: Config) -> Network:
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
+    word = f"resume={folder}"
+    call, effect = f"train(resume={str(folder)!r})", "resumes it"
     if sweep:
-        top = Path(HydraConfig.get().sweep.dir).absolute()
-        words = shlex.quote(f"continue={top}")
-        call = f"sweep({f'continue={top}'!r})" if caller().python else f"python run.py {words}"
-        return f"`{call}` continues the sweep"
-    if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
-        words = shlex.quote(f"resume={folder}")
-        call = f"train(resume={str(folder)!r})" if caller().python else f"python run.py {words}"
-        said = f"`{call}` resumes it"
-    else:
-        said = "no checkpoint was written yet: the same command starts a new run"
-    return said
+        word = f"continue={Path(HydraConfig.get().sweep.dir).absolute()}"
+        call, effect = f"sweep({word!r})", "continues the sweep"
+    elif not any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
+        return "no checkpoint was written yet: the same command starts a new run"
+    return f"`{call if caller().python else f'python run.py {shlex.quote(word)}'}` {effect}"
 
 
 @contextmanager

@@ -55,10 +55,8 @@ def main(grid: Grid, context: Context) -> None:
     configure_process()
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
-    run, shutdown = (
-        Run(config, grid, RunLog(folder, objective, anew=not resume), node_log),
-        GracefulShutdown(folder),
-    )
+    run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
+    shutdown = GracefulShutdown(folder)
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
     run.prepare()
     if resume:

@@ -112,5 +112,3 @@ def test_a_sweep_over_a_saved_configuration_lists_failed_jobs(first, cli, tmp_pa
     assert code == 2
     assert "1 of 2 jobs failed" in printed.err
     assert (tmp_path / "sweep" / "1" / "result.json").exists()
-
-
