@@ -133,7 +133,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
-    if "pushes" in config.strategy and any(map(is_rounds, HydraConfig.get().overrides.task)):
+    given = HydraConfig.get().overrides.task
+    if "pushes" in config.strategy and any(w.lstrip("+").startswith("rounds=") for w in given):
         log.warning(
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
             config.strategy["pushes"],
@@ -172,7 +173,9 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
-        metric = metric_of(config)
+        from conf.build import objective_of  # it imports torch, as `prepare` does
+
+        metric = MainMetric(*objective_of(config).main)
         progress = run_progress(
             folder,
             config.rounds,
@@ -196,11 +199,6 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
-
-
-def is_rounds(override: str) -> bool:
-    """Return whether an override on the command line gives `rounds`."""
-    return override.lstrip("+").startswith("rounds=")
 
 
 def own_folders() -> list[Path]:
@@ -325,13 +323,6 @@ def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
     if refuse := getattr(module, "refuse", None):
         refuse(task, **engine.options)
     return engine.made
-
-
-def metric_of(config: Config) -> MainMetric:
-    """Return the run's main metric."""
-    from conf.build import objective_of  # it imports torch, as `prepare` does
-
-    return MainMetric(*objective_of(config).main)
 
 
 def prepare(config: Config) -> None:

@@ -161,7 +161,9 @@ def _spec_of(name: str) -> ModuleSpec:
 
     If it lies in a folder of `FOLDERS` alone, the function appends this folder to `sys.path`.
     """
-    spec = _on_path(name)
+    spec = None
+    with suppress(ValueError, ImportError):  # a module in memory may have no spec
+        spec = find_spec(name)
     if spec is None or not spec.has_location:
         for folder in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)):
             there = PathFinder.find_spec(name, [folder])
@@ -178,12 +180,6 @@ def _spec_of(name: str) -> ModuleSpec:
     if not spec.has_location:
         raise ConfigError(f"packages=[{name}]: the folder {name} has no __init__.py")
     return spec
-
-
-def _on_path(name: str) -> ModuleSpec | None:
-    with suppress(ValueError, ImportError):  # a module in memory may have no spec
-        return find_spec(name)
-    return None
 
 
 def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:

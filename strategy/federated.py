@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -159,8 +159,6 @@ class Federated(StatisticsAveraging):
         Raises `TypeError` with a one-line message for an attribute that cannot be serialized.
         """
         self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
-        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
-            expect_kept(type(strategy).__name__, kept)
         return to_bytes(self._state, self._options())
 
     def load(self, data: bytes) -> None:
@@ -324,20 +322,17 @@ class Federated(StatisticsAveraging):
 
 
 def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
-    """Return a strategy's attributes, without functions, classes and wrapped strategies."""
-    return {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    """Return a strategy's attributes, without functions, classes and wrapped strategies.
 
-
-def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
-    """Raise `TypeError` if one of a strategy's attributes `kept` cannot be serialized.
-
-    `name`: the strategy's name, for the message.
+    Raises `TypeError` for an attribute that cannot be serialized.
     """
-    for attribute, value in kept.items():
+    found = {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    for name, value in found.items():
         try:
             to_plain(value.value, lambda array: 0)
         except TypeError as error:
-            raise TypeError(f"{name}.{attribute}: {error}") from error
+            raise TypeError(f"{type(strategy).__name__}.{name}: {error}") from error
+    return found
 
 
 def _is_rule(value: Any) -> bool:

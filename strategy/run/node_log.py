@@ -163,10 +163,8 @@ class NodeLog(GridWrapper):
         now = self._since(self._grid.now)
         self._sent(messages, now)
         for message in messages:  # their ids are not known here
-            self.state.open[f"to {message.metadata.dst_node_id}"] = (
-                message.metadata.dst_node_id,
-                now,
-            )
+            node = message.metadata.dst_node_id
+            self.state.open[f"to {node}"] = node, now
         self._refresh()
         found = super().send_and_receive(messages, timeout=timeout)
         replies = []
