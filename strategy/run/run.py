@@ -116,7 +116,7 @@ class Run:
         last, main = server_round == self.config.rounds, (self.objective.main.name, "loss")
         metrics, self.newest = MetricRecord(), arrays
         if not count(self.test):
-            metrics = MetricRecord(self._of_nodes(self.objective.names))
+            metrics = MetricRecord({**self._of_nodes(self.objective.names)})
         elif last or server_round % self.config.eval_every == 0:
             metrics = MetricRecord({**self._measure(arrays)})
         trained = self.strategy.train_metrics if server_round else None
