@@ -17,7 +17,7 @@ from compression.flower.headers import SECONDS, TrainConfig
 from compression.flower.native_tensors import Arrays, natives_of, with_natives
 from compression.flower.records import reply_to, values_of
 from conf import Config, ConfigError, load_config
-from conf.submitted_runs import is_local
+from conf.trust import is_local
 
 
 class LocalError(RuntimeError):

@@ -89,9 +89,8 @@ def compare(words: Sequence[str]) -> int:
 
 def _parallel() -> list[str]:
     """Return the overrides with which each core makes one run, if joblib's launcher is there."""
-    if find_spec("hydra_plugins") is None:
-        return []
-    if find_spec("hydra_plugins.hydra_joblib_launcher") is None:
+    plugins = "hydra_plugins"
+    if not (find_spec(plugins) and find_spec(f"{plugins}.hydra_joblib_launcher")):
         return []
     jobs = f"hydra.launcher.n_jobs={allowed_cores()}"
     return ["hydra/launcher=joblib", jobs, "engine.workers=1"]

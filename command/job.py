@@ -33,7 +33,7 @@ from conf import Config, ConfigError, run_config
 from conf.check import build, check_target, check_targets
 from conf.load import typed
 from conf.packages import look_in, sources_of, unsent_files
-from conf.submitted_runs import NodeGrants, confine_data
+from conf.trust import NodeGrants, confine_data
 from conf.virtual_only import only_virtual
 from report.metric import MainMetric
 from report.progress.run_progress import run_progress
@@ -133,7 +133,8 @@ def run(composed: DictConfig, folder: Path) -> None:
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
-    if "pushes" in config.strategy and any(map(is_rounds, HydraConfig.get().overrides.task)):
+    given = HydraConfig.get().overrides.task
+    if "pushes" in config.strategy and any(w.lstrip("+").startswith("rounds=") for w in given):
         log.warning(
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
             config.strategy["pushes"],
@@ -172,7 +173,9 @@ def run(composed: DictConfig, folder: Path) -> None:
         engine = engine_for(config, task)
         prepare(as_the_server_reads(config))
     try:
-        metric = metric_of(config)
+        from conf.build import objective_of  # it imports torch, as `prepare` does
+
+        metric = MainMetric(*objective_of(config).main)
         progress = run_progress(
             folder,
             config.rounds,
@@ -198,11 +201,6 @@ def run(composed: DictConfig, folder: Path) -> None:
         raise EngineError("not one update was used: the log names the nodes that failed, if any")
 
 
-def is_rounds(override: str) -> bool:
-    """Return whether an override on the command line gives `rounds`."""
-    return override.lstrip("+").startswith("rounds=")
-
-
 def own_folders() -> list[Path]:
     """Return the folder that holds the folder of `--config-dir`, if any; the working directory."""
     runtime = HydraConfig.get().runtime
@@ -220,18 +218,14 @@ def network_of(config: Config) -> Network:
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:
     """Return the message that says how to resume a stopped run."""
+    word = f"resume={folder}"
+    call, effect = f"train(resume={str(folder)!r})", "resumes it"
     if sweep:
-        top = Path(HydraConfig.get().sweep.dir).absolute()
-        words = shlex.quote(f"continue={top}")
-        call = f"sweep({f'continue={top}'!r})" if caller().python else f"python run.py {words}"
-        return f"`{call}` continues the sweep"
-    if any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
-        words = shlex.quote(f"resume={folder}")
-        call = f"train(resume={str(folder)!r})" if caller().python else f"python run.py {words}"
-        said = f"`{call}` resumes it"
-    else:
-        said = "no checkpoint was written yet: the same command starts a new run"
-    return said
+        word = f"continue={Path(HydraConfig.get().sweep.dir).absolute()}"
+        call, effect = f"sweep({word!r})", "continues the sweep"
+    elif not any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
+        return "no checkpoint was written yet: the same command starts a new run"
+    return f"`{call if caller().python else f'python run.py {shlex.quote(word)}'}` {effect}"
 
 
 @contextmanager
@@ -329,13 +323,6 @@ def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
     if refuse := getattr(module, "refuse", None):
         refuse(task, **engine.options)
     return engine.made
-
-
-def metric_of(config: Config) -> MainMetric:
-    """Return the run's main metric."""
-    from conf.build import objective_of  # it imports torch, as `prepare` does
-
-    return MainMetric(*objective_of(config).main)
 
 
 def prepare(config: Config) -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from hydra.core.plugins import Plugins
-from hydra.experimental.callback import Callback
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -285,12 +284,3 @@ def _shown(key: str, value: float) -> str:
     if key.endswith("_bytes"):
         return human_bytes(value)
     return (ACCURACY if key.endswith("accuracy") else LOSS).text(value)
-
-
-class Register(Callback):
-    """Registers `Optuna` with Hydra, which finds plugins in the package `hydra_plugins` only."""
-
-    NAME = "hydra_plugins.edgewire.Optuna"
-
-    def __init__(self) -> None:
-        Plugins.instance().class_name_to_class[self.NAME] = Optuna

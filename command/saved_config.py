@@ -150,11 +150,7 @@ def resuming(argv: list[str]) -> list[str]:
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
-    own = [
-        *_as_before((folder / ".hydra" / "config.yaml").read_text(errors="replace")),
-        f"hydra.run.dir={quoted(str(folder))}",
-        f"hydra.job.name={RESUME}",
-    ]
+    own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
     others = with_loggers([_from_here(word) for word in others])
     return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
@@ -166,16 +162,6 @@ def _from_here(word: str) -> str:
         return word
     path = cast(str | None, OverridesParser.create().parse_override(word).value())
     return f"{_key(word)}={quoted(str(Path(path).expanduser().absolute()))}" if path else word
-
-
-def _as_before(saved: str) -> list[str]:
-    """Return overrides for options that an earlier version, which saved this text, did not have.
-
-    Statistics of frozen layers changed then, and pandas' index was an input of a table.
-    """
-    found = [] if "\nfrozen_eval:" in saved else ["++frozen_eval=false"]
-    table = "_target_: task.datasets.table." in saved and "\n  index:" not in saved
-    return [*found, "++dataset.index=true"] if table else found
 
 
 def with_loggers(words: list[str]) -> list[str]:

@@ -64,7 +64,7 @@ def begin_job(folder: Path, config: str) -> bool:
     hydra = HydraConfig.get()
     mark, number = fingerprint(config), hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
     if continues():
-        same = _read(folder / BEGUN).get("configuration") == mark
+        same = _begun(folder, mark)
         if same and (ended := _ended(folder)):
             say(f"job {number}: not run again: it has {ended}")
             return True
@@ -111,12 +111,9 @@ def _usable(folder: Path, number: int) -> bool:
     return True
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _begun(folder: Path, mark: str) -> bool:
+    """Return whether the last job in a folder ran the configuration with this fingerprint."""
+    return (folder / BEGUN).is_file() and mark in (folder / BEGUN).read_text(errors="replace")
 
 
 def stop_sweep() -> None:

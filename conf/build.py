@@ -22,7 +22,7 @@ from compression.layout import Layout
 from compression.make import make_codec
 from conf.check import build, check_target, parameters_of
 from conf.schema import Config, ConfigError, DatasetConfig
-from conf.submitted_runs import NodeGrants
+from conf.trust import NodeGrants
 from task.datasets import Data, Split, load_data, load_folder
 from task.datasets.data import expect_finite_targets, expect_usable, holdout
 from task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos

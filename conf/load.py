@@ -21,10 +21,16 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.check import check_targets, check_values, expect_declared
 from conf.packages import import_packages, qualified, with_fingerprints
 from conf.schema import OWN, Config, ConfigError, declared, group_types
-from conf.submitted_overrides import submitted_overrides
-from conf.submitted_runs import NodeGrants, confine, expect_plain, is_local, mark_as_local
 from conf.targets import GROUPS
 from conf.targets import HERE as HERE
+from conf.trust import (
+    NodeGrants,
+    confine,
+    expect_plain,
+    is_local,
+    mark_as_local,
+    submitted_overrides,
+)
 from task.model_file import sha256_of
 
 
@@ -178,7 +184,7 @@ def load_config(
     If `config` is empty (plain `flwr run .`), this composes the groups in conf/ with the overrides
     in `overrides`, and sets `nodes=` to `nodes`, the number of online nodes. `config` holds texts
     as they are, because `run_config` has resolved all references. `node_config`: the configuration
-    of the node itself, which may grant more (`conf.submitted_runs`). Results are cached, because
+    of the node itself, which may grant more (`conf.trust`). Results are cached, because
     apps call this for every message. Raises `ConfigError` with a one-line message for any invalid
     values.
     """

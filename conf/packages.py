@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import ConfigError
-from conf.submitted_runs import ALLOW, NodeGrants, abbreviate
+from conf.trust import ALLOW, NodeGrants, abbreviate
 
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
 OURS = ("client", "compression", "conf", "protocol", "strategy", "task")  # the app's own packages
@@ -161,7 +161,9 @@ def _spec_of(name: str) -> ModuleSpec:
 
     If it lies in a folder of `FOLDERS` alone, the function appends this folder to `sys.path`.
     """
-    spec = _on_path(name)
+    spec = None
+    with suppress(ValueError, ImportError):  # a module in memory may have no spec
+        spec = find_spec(name)
     if spec is None or not spec.has_location:
         for folder in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)):
             there = PathFinder.find_spec(name, [folder])
@@ -178,12 +180,6 @@ def _spec_of(name: str) -> ModuleSpec:
     if not spec.has_location:
         raise ConfigError(f"packages=[{name}]: the folder {name} has no __init__.py")
     return spec
-
-
-def _on_path(name: str) -> ModuleSpec | None:
-    with suppress(ValueError, ImportError):  # a module in memory may have no spec
-        return find_spec(name)
-    return None
 
 
 def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:

@@ -47,24 +47,13 @@ class ConfigError(ValueError):
         return ConfigError(f"{line}; this machine's own log says more")
 
 
-def at_least(minimum: float, default: Any) -> Any:
-    """Declare a field with a default and a smallest allowed value, which `conf.check` checks."""
-    return field(default=default, metadata={"at_least": minimum})
+def bounded(default: Any, **bounds: Any) -> Any:
+    """Declare a field with a default and bounds, which `conf.check` checks.
 
-
-def from_to_below(minimum: float, bound: float, default: Any) -> Any:
-    """Declare a field with a default, a minimum, and a bound that values must stay below."""
-    return field(default=default, metadata={"at_least": minimum, "below": bound})
-
-
-def above(bound: float, default: Any) -> Any:
-    """Declare a field with a default and a bound that values must exceed."""
-    return field(default=default, metadata={"above": bound})
-
-
-def one_of(choices: tuple[str, ...], default: str) -> Any:
-    """Declare a field with a default and its allowed values, which `conf.check` checks."""
-    return field(default=default, metadata={"one_of": choices})
+    `at_least`: the smallest allowed value. `below`, `above`: values must stay below, or exceed it.
+    `one_of`: the allowed values.
+    """
+    return field(default=default, metadata=bounds)
 
 
 @dataclass
@@ -82,10 +71,10 @@ class DatasetConfig:
     name: str = ""
     root: str | None = None
     download: bool = False
-    size: int | None = from_to_below(1, 1 << 16, None)
+    size: int | None = bounded(None, at_least=1, below=1 << 16)
     classes: list[str] | None = None
-    holdout: float = from_to_below(0, 1, 0.0)
-    validate: float = from_to_below(0, 1, 0.0)
+    holdout: float = bounded(0.0, at_least=0, below=1)
+    validate: float = bounded(0.0, at_least=0, below=1)
     per_image: bool = False
     own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
 
@@ -103,12 +92,12 @@ class ModelConfig:
     """
 
     name: str = ""
-    lr: float = above(0, 0.05)
-    momentum: float = at_least(0, 0.9)
-    batch_size: int = at_least(1, 64)
+    lr: float = bounded(0.05, above=0)
+    momentum: float = bounded(0.9, at_least=0)
+    batch_size: int = bounded(64, at_least=1)
     file: str | None = None
     sha256: str | None = None
-    dtype: str = one_of(("float32", "float16", "bfloat16"), "float32")
+    dtype: str = bounded("float32", one_of=("float32", "float16", "bfloat16"))
     own: dict[str, Any] = field(default_factory=dict)  # `_target_` and its arguments, if given
 
 
@@ -206,18 +195,18 @@ class Config:
     logger: Any = field(default_factory=dict)
     screen: Screening = field(default_factory=Screening)
 
-    nodes: int = at_least(1, 10)
-    rounds: int = at_least(1, 10)
-    local_epochs: int = at_least(1, 1)
-    local_steps: int | None = at_least(1, None)
+    nodes: int = bounded(10, at_least=1)
+    rounds: int = bounded(10, at_least=1)
+    local_epochs: int = bounded(1, at_least=1)
+    local_steps: int | None = bounded(None, at_least=1)
     trainable: list[str] | None = None
     frozen_eval: bool = True
-    batch_size: int = at_least(1, II("model.batch_size"))
-    lr: float = above(0, II("model.lr"))
-    seed: int = from_to_below(0, 1 << 32, 0)
-    timeout: float = above(0, FOREVER)
-    eval_every: int = at_least(1, 1)
-    checkpoint_every: int | None = at_least(0, 1)
+    batch_size: int = bounded(II("model.batch_size"), at_least=1)
+    lr: float = bounded(II("model.lr"), above=0)
+    seed: int = bounded(0, at_least=0, below=1 << 32)
+    timeout: float = bounded(FOREVER, above=0)
+    eval_every: int = bounded(1, at_least=1)
+    checkpoint_every: int | None = bounded(1, at_least=0)
     compact_records: bool = False
     device: str = "cpu"
     verbose: bool = False

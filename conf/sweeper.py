@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
+from hydra.utils import get_class
 
 from conf.schema import ConfigError
 
@@ -80,12 +81,12 @@ def _as_list(cases: object) -> list[object]:
 
 
 class Register(Callback):
-    """Registers `Cases` with Hydra, which finds plugins in the package `hydra_plugins` only.
+    """Registers a sweeper with Hydra, which finds plugins in the package `hydra_plugins` only.
 
-    Hydra makes the callbacks in hydra/sweeper/cases.yaml before it looks up its sweeper.
+    Hydra makes the callbacks in hydra/sweeper/*.yaml before it looks up its sweeper. `sweeper`: the
+    dotted name of its class.
     """
 
-    NAME = "hydra_plugins.edgewire.Cases"
-
-    def __init__(self) -> None:
-        Plugins.instance().class_name_to_class[self.NAME] = Cases
+    def __init__(self, sweeper: str) -> None:
+        name = f"hydra_plugins.edgewire.{sweeper.rpartition('.')[2]}"
+        Plugins.instance().class_name_to_class[name] = get_class(sweeper)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
@@ -45,10 +45,7 @@ def only_virtual(network: Network) -> str:
 @cache
 def _ideal() -> Network:
     """Return the network of conf/network/ideal.yaml."""
-    values = OmegaConf.load(HERE / "network" / "ideal.yaml")
-    return cast(
-        Network, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Network), values))
-    )
+    return Network(**cast(dict[str, Any], OmegaConf.load(HERE / "network" / "ideal.yaml")))
 
 
 def _word(value: object) -> str:

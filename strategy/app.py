@@ -13,7 +13,7 @@ from compression import PayloadError
 from conf import ConfigError, load_config
 from conf.build import objective_of
 from conf.check import check_target
-from conf.submitted_runs import output_of
+from conf.trust import output_of
 from conf.virtual_only import expect_real_time
 from protocol.choose_grid import bundled
 from protocol.errors import was_stopped
@@ -55,10 +55,8 @@ def main(grid: Grid, context: Context) -> None:
     configure_process()
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")
-    run, shutdown = (
-        Run(config, grid, RunLog(folder, objective, anew=not resume), node_log),
-        GracefulShutdown(folder),
-    )
+    run = Run(config, grid, RunLog(folder, objective, anew=not resume), node_log)
+    shutdown = GracefulShutdown(folder)
     checkpointer = RunCheckpointer(run, lasting, shutdown, nodes)
     run.prepare()
     if resume:

@@ -318,10 +318,9 @@ class Pushes:
         grid.discard = self._session.count_unused
         self._statistics = StatisticsMix(self.layout, state.mix)
         self._mean = SparseMean(self._statistics.trained, state.mean, strategy.sender_exponent)
-        self._late, self._scheduler = (
-            Stragglers(grid, state.late),
-            BackoffScheduler(strategy.sending.most, strategy.failures, state.scheduler),
-        )
+        self._late = Stragglers(grid, state.late)
+        most, failures = strategy.sending.most, strategy.failures
+        self._scheduler = BackoffScheduler(most, failures, state.scheduler)
         filters = UpdateFilters(strategy.screening, state.filters)
         self._inbox = UpdateInbox(self._session, self._statistics, filters, [LOSS])
         self._staleness = strategy.staleness

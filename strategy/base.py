@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, is_dataclass
 from logging import getLogger
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -255,29 +255,11 @@ class ParameterServer(Strategy):
             result.evaluate_metrics_serverapp[done] = metrics
             FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return no messages, because `start` makes the messages."""
-        return []
+    def _in_start(self, *arguments: Any, **options: Any) -> Any:
+        """Raise `NotImplementedError`: `start` makes the messages, and aggregates the updates."""
+        raise NotImplementedError(f"{type(self).__name__}.start runs the whole training")
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return nothing, because `start` aggregates the updates."""
-        return None, None
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return nothing, because the nodes do not evaluate."""
-        return None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return no messages, because the nodes do not evaluate."""
-        return []
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _in_start
 
 
 def expect_positive(**options: int) -> None:

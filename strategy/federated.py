@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,10 +32,9 @@ from compression.flower.records import FlatArray
 from compression.flower.server.compressed_grid import CompressedGridState
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
 from compression.flower.server.session import InitialModel
-from compression.flower.server.statistics_wrapper import values_of_array
+from compression.flower.server.statistics_wrapper import values_of_array, wrapped
 from compression.screening import Screening
 from strategy.base import FLOWER, EvaluateFn
-from strategy.flower_checks import wrapped
 from strategy.node_means import NodeMeans
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, to_plain
@@ -160,8 +159,6 @@ class Federated(StatisticsAveraging):
         Raises `TypeError` with a one-line message for an attribute that cannot be serialized.
         """
         self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
-        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
-            expect_kept(type(strategy).__name__, kept)
         return to_bytes(self._state, self._options())
 
     def load(self, data: bytes) -> None:
@@ -325,20 +322,17 @@ class Federated(StatisticsAveraging):
 
 
 def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
-    """Return a strategy's attributes, without functions, classes and wrapped strategies."""
-    return {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    """Return a strategy's attributes, without functions, classes and wrapped strategies.
 
-
-def expect_kept(name: str, kept: Mapping[str, Tagged]) -> None:
-    """Raise `TypeError` if one of a strategy's attributes `kept` cannot be serialized.
-
-    `name`: the strategy's name, for the message.
+    Raises `TypeError` for an attribute that cannot be serialized.
     """
-    for attribute, value in kept.items():
+    found = {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
+    for name, value in found.items():
         try:
             to_plain(value.value, lambda array: 0)
         except TypeError as error:
-            raise TypeError(f"{name}.{attribute}: {error}") from error
+            raise TypeError(f"{type(strategy).__name__}.{name}: {error}") from error
+    return found
 
 
 def _is_rule(value: Any) -> bool:

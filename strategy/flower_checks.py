@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, Strategy
 
+from compression.flower.server.statistics_wrapper import wrapped
 from conf import Config, ConfigError
 
 # With f malicious nodes, the proof for Krum needs 2 f + 3 nodes (Blanchard et al. 2017, proposition
@@ -23,22 +24,15 @@ def expect_limits(strategy: Strategy, config: Config) -> None:
         _expect_limits(each, config)
 
 
-def wrapped(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and all that it wraps; Flower's differential privacy classes wrap one."""
-    found = [strategy]
-    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
-        found.append(inner)
-    return found
-
-
 def _expect_limits(strategy: Strategy, config: Config) -> None:
+    fedavg = isinstance(strategy, FedAvg)
     if isinstance(strategy, FedAvg):
-        _expect_sampled(strategy, config.nodes)
-    else:  # a user's strategy that has FedAvg's option names
-        for name in LEAST:
-            least = getattr(strategy, name, 0)
-            if isinstance(least, int) and least > config.nodes:
-                _expect_least(name, least, config.nodes)
+        expect_trained(config.nodes, strategy.fraction_train, strategy.min_train_nodes)
+        _expect_share("fraction_evaluate", strategy.fraction_evaluate)
+    for name in LEAST:  # a user's strategy may have FedAvg's option names
+        least = getattr(strategy, name, 0)
+        if fedavg or (isinstance(least, int) and least > config.nodes):
+            _expect_least(name, least, config.nodes)
     if isinstance(strategy, FedProx) and strategy.proximal_mu < 0:
         raise ConfigError(f"strategy.proximal_mu must be at least 0, not {strategy.proximal_mu:g}")
     if isinstance(strategy, MultiKrum):  # Krum is a subclass
@@ -62,14 +56,6 @@ def expect_trained(nodes: int, share: float, least: int) -> int:
             f"not one of nodes={nodes} would train: give a larger strategy.fraction_train"
         )
     return drawn
-
-
-def _expect_sampled(strategy: FedAvg, nodes: int) -> None:
-    """Raise `ConfigError` for shares outside 0..1 and minimum numbers of nodes above `nodes`."""
-    expect_trained(nodes, strategy.fraction_train, strategy.min_train_nodes)
-    _expect_share("fraction_evaluate", strategy.fraction_evaluate)
-    _expect_least("min_evaluate_nodes", strategy.min_evaluate_nodes, nodes)
-    _expect_least("min_available_nodes", strategy.min_available_nodes, nodes)
 
 
 def _expect_tolerated(strategy: FedAvg, malicious: int, times: int, nodes: int) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
 
-from conf.submitted_runs import DATA, OUTPUT
+from conf.trust import DATA, OUTPUT
 from deploy.certificates import CA, SERVER
 from deploy.server.access import LocalOnly
 from protocol.flower_releases import WANTED, installed

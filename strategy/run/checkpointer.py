@@ -211,11 +211,6 @@ def _names(packages: Iterable[str]) -> set[str]:
 def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
     """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
     now = json.loads(_words(config))
-    # Options that earlier versions lacked, as `command.saved_config` sets them for their runs.
-    before = {"frozen_eval": False, **before}
-    data = before.get("dataset", {}).get("own", {})
-    if str(data.get("_target_")).startswith("task.datasets.table."):
-        data.setdefault("index", True)
     for whole in (now, before):
         for group, key in (("dataset", "root"), ("model", "file")):  # the files may have moved
             whole.get(group, {}).pop(key, None)

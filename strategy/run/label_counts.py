@@ -22,10 +22,8 @@ def labels_of(config: Config, data: Data, scheme: object) -> Callable[[int], lis
     the targets are no classes, or the strategy cuts the model (`scheme`).
     """
     targets = data.train.targets
-    cut = not getattr(scheme, "sends_models", True)
-    if not isinstance(targets, Tensor) or targets.ndim != 1 or not len(targets) or cut:
-        return lambda place: None
-    if not 0 < data.classes <= MOST_CLASSES:
+    known = getattr(scheme, "sends_models", True) and 0 < data.classes <= MOST_CLASSES
+    if not known or not isinstance(targets, Tensor) or targets.ndim != 1 or not len(targets):
         return lambda place: None
     partition = partition_of(config, data)
 

@@ -101,10 +101,8 @@ class NodeLog(GridWrapper):
         self._restored: Callable[[RecordDict], RecordDict] | None = None
         self._virtual = self._grid.virtual_seconds is not None
         self._began = 0.0 if self._virtual else self._grid.now
-        self._newest: tuple[int, Mapping[int, FailedNode]] = (
-            0,
-            {},
-        )  # the last arguments of `write`
+        # The last arguments of `write`.
+        self._newest: tuple[int, Mapping[int, FailedNode]] = (0, {})
         self._written, self._cost = -math.inf, 0.0  # when and in how many seconds it was written
 
     def load(self, state: NodeLogState) -> None:
@@ -165,10 +163,8 @@ class NodeLog(GridWrapper):
         now = self._since(self._grid.now)
         self._sent(messages, now)
         for message in messages:  # their ids are not known here
-            self.state.open[f"to {message.metadata.dst_node_id}"] = (
-                message.metadata.dst_node_id,
-                now,
-            )
+            node = message.metadata.dst_node_id
+            self.state.open[f"to {node}"] = node, now
         self._refresh()
         found = super().send_and_receive(messages, timeout=timeout)
         replies = []

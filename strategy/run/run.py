@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -112,10 +113,10 @@ class Run:
         The round becomes a row in `history.jsonl`. `server_round`: the round; 0: before the first.
         `arrays`: the model as one flat vector, and its native tensors. Returns the metrics.
         """
-        last = server_round == self.config.rounds
+        last, main = server_round == self.config.rounds, (self.objective.main.name, "loss")
         metrics, self.newest = MetricRecord(), arrays
         if not count(self.test):
-            metrics = self._only_at_nodes()
+            metrics = MetricRecord({**self._of_nodes(self.objective.names)})
         elif last or server_round % self.config.eval_every == 0:
             metrics = MetricRecord({**self._measure(arrays)})
         trained = self.strategy.train_metrics if server_round else None
@@ -128,7 +129,7 @@ class Run:
                 "train_loss": train_loss,
                 "lr": self.schedule.lr,
                 **{name: trained[name] for name in OWN if trained and name in trained},
-                **self._measured_at_nodes(),
+                **{f"node_{name}": value for name, value in self._of_nodes(main).items()},
                 **self._least_variance(arrays),
                 **self.strategy.traffic.as_dict(),
                 **self._own("details"),
@@ -170,21 +171,10 @@ class Run:
                 self.model.module, self.objective, self.test, self.targets, between=self.grid.tend
             )
 
-    def _measured_at_nodes(self) -> dict[str, float]:
-        """Return the metrics of the nodes' evaluation as `node_*`; {} if there was none."""
-        measured = self.strategy.evaluate_metrics
-        if measured is None:
-            return {}
-        names = (self.objective.main.name, "loss")
-        return {f"node_{key}": cast(float, measured[key]) for key in names if key in measured}
-
-    def _only_at_nodes(self) -> MetricRecord:
-        """Return the metrics of the nodes' evaluation under the names of the server's metrics."""
-        measured = self.strategy.evaluate_metrics
-        if measured is None:
-            return MetricRecord()
-        names = [name for name in self.objective.names if name in measured]
-        return MetricRecord({name: cast(float, measured[name]) for name in names})
+    def _of_nodes(self, names: Iterable[str]) -> dict[str, float]:
+        """Return those of the named metrics that the nodes' last evaluation has measured."""
+        measured = self.strategy.evaluate_metrics or {}
+        return {name: cast(float, measured[name]) for name in names if name in measured}
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
         """Return the smallest running variance of BatchNorm; {} for a model without BatchNorm."""

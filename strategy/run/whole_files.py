@@ -32,14 +32,9 @@ def replace_file(path: Path, *parts: bytes | str, durable: bool = False) -> None
             partial.unlink()
         raise
     if durable:
-        _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Write a folder's entries, such as a renamed file, to the disk if the system supports it."""
-    with suppress(OSError):
-        there = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(there)
-        finally:
-            os.close(there)
+        with suppress(OSError):  # not every system writes a folder's entries to the disk
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from command import main
-from command.saved_config import PLACE, continuing, quoted, resuming, started_in
+from command.saved_config import continuing, quoted, started_in
 
 WORDS = ["algorithm=fedavg_f2i", "strategy=fedadam", "rounds=1", "engine.workers=1", "seed=3"]
 
@@ -112,22 +112,3 @@ def test_a_sweep_over_a_saved_configuration_lists_failed_jobs(first, cli, tmp_pa
     assert code == 2
     assert "1 of 2 jobs failed" in printed.err
     assert (tmp_path / "sweep" / "1" / "result.json").exists()
-
-
-TABLE = "dataset:\n  _target_: task.datasets.table.csv\n"
-
-
-@pytest.mark.parametrize(
-    ("saved", "added"),
-    [
-        ("lr: 1\n", ["++frozen_eval=false"]),
-        ("lr: 1\nfrozen_eval: true\n", []),
-        (TABLE, ["++frozen_eval=false", "++dataset.index=true"]),
-        (f"{TABLE}  index: false\nfrozen_eval: false\n", []),
-    ],
-)
-def test_a_run_of_an_earlier_version_is_resumed_as_it_began(saved, added, tmp_path):
-    (tmp_path / PLACE).touch()
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "config.yaml").write_text(saved)
-    assert [word for word in resuming([f"resume={tmp_path}"]) if word.startswith("++")] == added

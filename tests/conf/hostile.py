@@ -30,7 +30,7 @@ NAMES = [
     *("task.datasets.os.system", "task.datasets.folder.os.system", "task.lazy_imports.os.putenv"),
     *("task.process.ctypes.CDLL", "task.registry.importlib.import_module", "task.partition.copy"),
     *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
-    *("conf.load.compose_config", "conf.submitted_runs.remember", "conf.check.build"),
+    *("conf.load.compose_config", "conf.trust.mark_as_local", "conf.check.build"),
     "command.job.run",
     *("simulation.local.run_local", "launch.ray.run_on_ray", "launch.ray.ask_to_end"),
     "launch.superlink.run_on_superlink",

@@ -21,7 +21,7 @@ from omegaconf.resolvers import oc
 
 from command.saved_config import quoted
 from conf import ConfigError, load, load_config
-from conf.submitted_runs import OF_A_KEY
+from conf.trust import OF_A_KEY
 from tests.conf.hostile import HIDDEN, SECRET, plain, submitted
 from tests.runs import composed
 

@@ -16,7 +16,7 @@ from conf.packages import (
     source_files,
     unsent_files,
 )
-from conf.submitted_runs import NodeGrants
+from conf.trust import NodeGrants
 from tests.conf.hostile import plain, submitted
 from tests.runs import composed
 

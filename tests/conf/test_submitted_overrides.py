@@ -11,8 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf import ConfigError, load_config
 from conf.load import HERE, compose_config
-from conf.submitted_overrides import submitted_overrides
-from conf.submitted_runs import expect_plain
+from conf.trust import expect_plain, submitted_overrides
 from tests.conf.hostile import HIDDEN, WORDS, put
 
 

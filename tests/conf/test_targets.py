@@ -16,8 +16,8 @@ from conf import ConfigError, load_config
 from conf.build import server_optimizer_of
 from conf.check import build, check_target, checked_target, parameters_of
 from conf.load import compose_config, to_config
-from conf.submitted_runs import NodeGrants, confine
 from conf.targets import GROUPS, HERE, KINDS, is_ours, target_of
+from conf.trust import NodeGrants, confine
 from strategy.base import Codecs
 from strategy.synchronous import Participation, SparseAveraging
 from task.local import LocalAlgorithm

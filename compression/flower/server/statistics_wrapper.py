@@ -121,16 +121,15 @@ class StatisticsAveraging(Strategy):
         _expect_strategy(strategy)
         self.exact, self.weighted_by_key = tuple(exact), weighted_by_key
         self._layout = layout
-        wrapped = _wrapped_by(strategy)
-        self._robust = isinstance(wrapped[-1], ROBUST)
-        self._private = any(isinstance(each, PRIVATE) for each in wrapped)
+        self._robust = isinstance(wrapped(strategy)[-1], ROBUST)
+        self._private = any(isinstance(each, PRIVATE) for each in wrapped(strategy))
         # The native tensors sent to nodes; stored only for a strategy with differential privacy.
         self._sent: dict[str, NDArray[Any]] = {}
         self.strategy = strategy  # last, because later attributes may be set on the strategy
 
     def __repr__(self) -> str:
         """Return the kinds of the wrapped strategies."""
-        kinds = ", ".join(type(each).__name__ for each in _wrapped_by(self.strategy))
+        kinds = ", ".join(type(each).__name__ for each in wrapped(self.strategy))
         return f"StatisticsAveraging({kinds})"
 
     def __getattr__(self, name: str) -> Any:
@@ -289,8 +288,8 @@ def values_of_array(array: Array) -> NDArray[Any]:
     return cast(NDArray[Any], array.vector if isinstance(array, FlatArray) else array.numpy())
 
 
-def _wrapped_by(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and all strategies inside it, the innermost last."""
+def wrapped(strategy: Strategy) -> list[Strategy]:
+    """Return a strategy and all that it wraps, as differential privacy does; the innermost last."""
     found = [strategy]
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from conf import ConfigError, load_config, run_config
 from conf.load import compose_config, to_config
-from conf.submitted_runs import (
+from conf.trust import (
     NodeGrants,
     expect_plain,
     is_local,

@@ -1,16 +1,16 @@
-"""Which configurations a machine trusts, and what a submitted configuration may reach on it.
+"""What a submitted run may reach here; nodes without `--app` run the server's code anyway.
 
 A machine trusts the configurations that its own command line has composed (`python run.py`). They
 may name any class and any folder: whoever types the command can do all of that anyway. Every other
 configuration comes with a run that somebody has submitted to a node or to a server, and is not
 trusted. It may name only the classes of `conf.targets` and those of packages that this machine
 allows, and only folders below those that this machine has set apart. It cannot read environment
-variables or files: `conf.load` resolves no text that a reference has resolved to.
+variables or files: `conf.load` resolves no text that a reference has resolved to. It cannot
+configure Hydra itself.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from conf.schema import OWN, Config, ConfigError
-from conf.targets import GROUPS, is_ours, nested
+from conf.targets import GROUPS, HERE, is_ours, nested
 from task import DEFAULT_ROOT
 
 LOCAL_CONFIGS = "EDGEWIRE_LOCAL_CONFIGS"  # checksums of own configurations, for child processes
@@ -60,9 +62,9 @@ class NodeGrants:
 
 def mark_as_local(values: Mapping[str, Any]) -> None:
     """Mark a `run_config` as this machine's own, in this process and in those that it starts."""
-    before = os.environ.get(LOCAL_CONFIGS, "").split()
-    newest = [*(each for each in before if each != _mark(values)), _mark(values)]
-    os.environ[LOCAL_CONFIGS] = " ".join(newest[-REMEMBERED:])
+    mark = _mark(values)
+    before = [each for each in os.environ.get(LOCAL_CONFIGS, "").split() if each != mark]
+    os.environ[LOCAL_CONFIGS] = " ".join([*before, mark][-REMEMBERED:])
 
 
 def is_local(values: Mapping[str, Any]) -> bool:
@@ -71,12 +73,7 @@ def is_local(values: Mapping[str, Any]) -> bool:
 
 
 def _mark(values: Mapping[str, Any]) -> str:
-    return _hash(str(values.get("config", "")), str(values.get("output", "")))
-
-
-@functools.lru_cache(maxsize=REMEMBERED)  # apps call this for every message
-def _hash(config: str, output: str) -> str:
-    text = f"{config}\0{output}"
+    text = f"{values.get('config', '')}\0{values.get('output', '')}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -91,13 +88,43 @@ def expect_plain(node: Any) -> None:
     `node`: containers before OmegaConf resolves them.
     """
     for _, value in nested("", node):
-        keys = map(str, value) if isinstance(value, Mapping) else ()
-        for text in [value] if isinstance(value, str) else keys:
-            if "${" in OF_A_KEY.sub("", text):
+        for text in map(str, value) if isinstance(value, Mapping) else [value]:
+            if isinstance(text, str) and "${" in OF_A_KEY.sub("", text):
                 raise ConfigError(
                     f"{abbreviate(text)}: a run that is submitted may name another key, as in "
                     "${lr}, and nothing else of this machine's"
                 )
+
+
+def submitted_overrides(overrides: list[str]) -> list[str]:
+    """Check a submitted run's overrides; return them unchanged.
+
+    Raises `ConfigError`, or Hydra's own errors, for an override that is neither a choice of a group
+    in conf/ nor a value of a key. The function uses Hydra's own parser, so that quoting and
+    escaping hide nothing. Call it before Hydra composes, because composing opens files by these
+    names and calls some resolvers.
+    """
+    for word in OverridesParser.create().parse_overrides(overrides):
+        key, why = word.get_key_element(), ""
+        parts = re.split(r"[/.@:]", key.lstrip("+~"))
+        if "hydra" in parts:
+            why = "Hydra's own settings are this machine's"
+        elif not all(re.fullmatch(r"\w+", part) for part in parts):
+            why = "keys and groups are names"
+        elif word.is_sweep_override():
+            why = "it is one run, and no sweep"
+        elif not word.is_delete():
+            value = word.value()
+            expect_plain(value)
+            choices = value if isinstance(value, list) else [value]
+            # With a path as a choice, Hydra would open any file.
+            names = all(each is None or re.fullmatch(r"\w+", str(each)) for each in choices)
+            if (HERE / word.key_or_group).is_dir() and not names:
+                why = "a group's choice is a name"
+        if why:
+            line = abbreviate(str(word.input_line))
+            raise ConfigError(f"{line}: {why}, for a run that is submitted")
+    return overrides
 
 
 def confine(config: Config, machine: NodeGrants) -> None:
@@ -108,23 +135,17 @@ def confine(config: Config, machine: NodeGrants) -> None:
     not allow.
     """
     for group in (*GROUPS, *OWN):
-        for key, node in nested(group, _named(config, group)):
+        node = getattr(config, group)
+        for key, name in nested(group, node.own if group in OWN else node):
             if not key.endswith("._target_"):
                 continue
-            name = str(node)
-            if not is_ours(group, name) and not machine.allows(name):
+            if not is_ours(group, str(name)) and not machine.allows(str(name)):
                 raise ConfigError(
-                    f"{key}={abbreviate(name)}: a run that is submitted names classes as "
+                    f"{key}={abbreviate(str(name))}: a run that is submitted names classes as "
                     f"conf/{group}/*.yaml do; others are allowed on this machine itself, by "
                     f"--node-config 'allow=\"PACKAGE\"' or {ALLOW}=PACKAGE"
                 )
     confine_data(config, machine)
-
-
-def _named(config: Config, group: str) -> Any:
-    """Return the values of a group that may name a class."""
-    node = getattr(config, group)
-    return node.own if group in OWN else node
 
 
 def confine_data(config: Config, machine: NodeGrants) -> None:
@@ -134,13 +155,11 @@ def confine_data(config: Config, machine: NodeGrants) -> None:
     same, so that it looks in the folder that the server will use. Raises `ConfigError` for a path
     outside of the machine's data folder.
     """
-    root = config.dataset.root
-    if root is not None:
-        root = resolve_below(machine.data or DEFAULT_ROOT, root, "dataset.root")
-    config.dataset.root = root or machine.data
-    if config.model.file is not None:
-        folder = machine.data or DEFAULT_ROOT
-        config.model.file = resolve_below(folder, config.model.file, "model.file")
+    folder, dataset, model = machine.data or DEFAULT_ROOT, config.dataset, config.model
+    given = dataset.root is not None
+    dataset.root = resolve_below(folder, dataset.root, "dataset.root") if given else machine.data
+    if model.file is not None:
+        model.file = resolve_below(folder, model.file, "model.file")
 
 
 def output_of(values: Mapping[str, Any]) -> str:
