@@ -137,7 +137,7 @@ class CompressedGrid(GridWrapper):
         self._layout = layout = self._session.layout
         plain_bytes = self._session.plain_bytes
         self._models = SentModels(layout, exact, plain_bytes, state.models, apart)
-        self._uncompressed = Uncompressed(self.traffic) if layout is None else None
+        self._uncompressed = Uncompressed(self.traffic, enabled=layout is None)
         self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
         self._inbox = ModelInbox(
             self._session,
@@ -225,8 +225,8 @@ class CompressedGrid(GridWrapper):
             if id(message.content) not in models:
                 found = self._models.of(message.content, first=not self.state.round)
                 models[id(message.content)] = found
-        if self._uncompressed:
-            self._uncompressed.called({message.metadata.message_type for message in messages})
+        if messages:
+            self._uncompressed.called()
         self._inferred_acks.give(
             messages, {key: each.model for key, each in models.items() if each}
         )
@@ -234,7 +234,7 @@ class CompressedGrid(GridWrapper):
         for message in messages:
             if (model := models[id(message.content)]) is None:
                 self.traffic.downlink_other_bytes += size_of(message.content)
-                self._look_at(message, None)
+                self._uncompressed.sent(message, None)
                 made.append(message)
                 sent.append(None)
                 continue
@@ -264,24 +264,16 @@ class CompressedGrid(GridWrapper):
         name = records(content, ArrayRecord)[0][0]
         session = self._session
         unheard = session.versions.base_of(node) is None and session.versions.silent(node)
-        encoded, model_update, size, _ = session.encoded(
+        encoded, model_update, _, _ = session.encoded(
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
-        self._look_at(message, name)
-        unknown = unheard and self._deltas.unheard is None
-        if self._uncompressed and (unknown or self._whole):
-            why = NO_DOWNLINK if self._whole else UNKNOWN
-            self._uncompressed.whole(message.metadata.message_type, name, size[0], why)
+        unknown = UNKNOWN if unheard and self._deltas.unheard is None else ""
+        self._uncompressed.sent(message, name, NO_DOWNLINK if self._whole else unknown)
         if payload := next(iter(model_update.arrays.values()), None):
             self._look_at_names(form, payload.data)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)
         sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
-
-    def _look_at(self, message: Message, model: str | None) -> None:
-        """Record which records of a message are sent uncompressed; `model`: the model's record."""
-        if self._uncompressed and self._uncompressed.open:
-            self._uncompressed.sent(message.metadata.message_type, message.content, model)
 
     def _look_at_names(
         self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()
