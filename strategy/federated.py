@@ -32,10 +32,9 @@ from compression.flower.records import FlatArray
 from compression.flower.server.compressed_grid import CompressedGridState
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
 from compression.flower.server.session import InitialModel
-from compression.flower.server.statistics_wrapper import values_of_array
+from compression.flower.server.statistics_wrapper import values_of_array, wrapped_by
 from compression.screening import Screening
 from strategy.base import FLOWER, EvaluateFn
-from strategy.flower_checks import wrapped
 from strategy.node_means import NodeMeans
 from strategy.run.serialization import from_bytes, to_bytes
 from strategy.run.tagged import Tagged, to_plain
@@ -152,15 +151,15 @@ class Federated(StatisticsAveraging):
     @property
     def evaluates(self) -> bool:
         """Whether the strategy asks nodes to evaluate the model."""
-        return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped(self.strategy))
+        return any(getattr(each, "fraction_evaluate", 0) > 0 for each in wrapped_by(self.strategy))
 
     def save(self) -> bytes:
         """Return the state as bytes.
 
         Raises `TypeError` with a one-line message for an attribute that cannot be serialized.
         """
-        self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
-        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
+        self._state.kept = [attributes_of(each) for each in wrapped_by(self.strategy)]
+        for strategy, kept in zip(wrapped_by(self.strategy), self._state.kept, strict=True):
             expect_kept(type(strategy).__name__, kept)
         return to_bytes(self._state, self._options())
 
@@ -170,7 +169,7 @@ class Federated(StatisticsAveraging):
         Raises `StateError` for a state of another strategy, and for one saved with other options.
         """
         self._state, self._goes_on = from_bytes(FederatedState, data, self._options()), True
-        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
+        for strategy, kept in zip(wrapped_by(self.strategy), self._state.kept, strict=True):
             for name, value in kept.items():
                 setattr(strategy, name, value.value)
 
@@ -186,7 +185,7 @@ class Federated(StatisticsAveraging):
 
         A state can be loaded only if it was saved with the same classes.
         """
-        return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
+        return {"strategy": " of ".join(type(each).__name__ for each in wrapped_by(self.strategy))}
 
     def start(
         self,

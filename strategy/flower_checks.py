@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, Strategy
 
+from compression.flower.server.statistics_wrapper import wrapped_by
 from conf import Config, ConfigError
 
 # With f malicious nodes, the proof for Krum needs 2 f + 3 nodes (Blanchard et al. 2017, proposition
@@ -19,16 +20,8 @@ def expect_limits(strategy: Strategy, config: Config) -> None:
             "network.crash and network.join_seconds need a strategy that stands them: "
             "strategy=asynchronous or sparse_averaging"
         )
-    for each in wrapped(strategy):
+    for each in wrapped_by(strategy):
         _expect_limits(each, config)
-
-
-def wrapped(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and all that it wraps; Flower's differential privacy classes wrap one."""
-    found = [strategy]
-    while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
-        found.append(inner)
-    return found
 
 
 def _expect_limits(strategy: Strategy, config: Config) -> None:

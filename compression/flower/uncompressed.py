@@ -74,14 +74,16 @@ class Uncompressed:
 
         `whole`: why this record holds the whole model all the same; "": it does not.
         """
-        self._count(message, "messages of type", None if whole else model, whole or SECOND)
+        if self._open:
+            self._count(message, "messages of type", None if whole else model, whole or SECOND)
 
     def received(self, reply: Message, *, asked: bool) -> None:
         """Count a reply's uncompressed records. `asked`: True if the message held a model."""
-        payload = payload_of(reply.content)
-        why = SECOND if asked else NO_MODEL
-        trained = reply.metadata.message_type.startswith("train")
-        self._count(reply, "replies to", payload and payload[0], why if trained else NOT_TRAINED)
+        if self._open:
+            payload = payload_of(reply.content)
+            trained = reply.metadata.message_type.startswith("train")
+            why = NOT_TRAINED if not trained else SECOND if asked else NO_MODEL
+            self._count(reply, "replies to", payload and payload[0], why)
 
     @property
     def _payloads(self) -> int:
@@ -89,8 +91,6 @@ class Uncompressed:
 
     def _count(self, message: Message, where: str, compressed: str | None, floats: str) -> None:
         """Count the records but `compressed`; `floats`: why other records of floats are not."""
-        if not self._open:
-            return
         for name, record in values_of(message.content).items():
             if name in (HEADER, compressed):
                 continue
@@ -108,15 +108,15 @@ class Uncompressed:
         """Warn of large uncompressed records that no earlier warning named."""
         traffic = self._traffic
         every = self._payloads + traffic.uplink_other_bytes + traffic.downlink_other_bytes
-        found = {
-            record: size
+        found = [
+            record
             for record, size in self._bytes.most_common(MOST_SAID)
             if size > LEAST_SHARE * every
             and record not in self._said
             # If at least the replies are compressed, uncompressed messages are the user's choice.
             and not (record[1] == NO_DOWNLINK and traffic.uplink_bytes)
-        }
-        self._said |= found.keys()
+        ]
+        self._said.update(found)
         if found:
-            lines = [f"{said}, {size:,} bytes so far ({why})" for (said, why), size in found.items()]
+            lines = (f"{one[0]}, {self._bytes[one]:,} bytes so far ({one[1]})" for one in found)
             log.warning("not compressed: %s", "; ".join(lines))

@@ -121,7 +121,7 @@ class StatisticsAveraging(Strategy):
         _expect_strategy(strategy)
         self.exact, self.weighted_by_key = tuple(exact), weighted_by_key
         self._layout = layout
-        wrapped = _wrapped_by(strategy)
+        wrapped = wrapped_by(strategy)
         self._robust = isinstance(wrapped[-1], ROBUST)
         self._private = any(isinstance(each, PRIVATE) for each in wrapped)
         # The native tensors sent to nodes; stored only for a strategy with differential privacy.
@@ -130,7 +130,7 @@ class StatisticsAveraging(Strategy):
 
     def __repr__(self) -> str:
         """Return the kinds of the wrapped strategies."""
-        kinds = ", ".join(type(each).__name__ for each in _wrapped_by(self.strategy))
+        kinds = ", ".join(type(each).__name__ for each in wrapped_by(self.strategy))
         return f"StatisticsAveraging({kinds})"
 
     def __getattr__(self, name: str) -> Any:
@@ -289,8 +289,8 @@ def values_of_array(array: Array) -> NDArray[Any]:
     return cast(NDArray[Any], array.vector if isinstance(array, FlatArray) else array.numpy())
 
 
-def _wrapped_by(strategy: Strategy) -> list[Strategy]:
-    """Return a strategy and all strategies inside it, the innermost last."""
+def wrapped_by(strategy: Strategy) -> list[Strategy]:
+    """Return a strategy and all that it wraps; Flower's differential privacy classes wrap one."""
     found = [strategy]
     while isinstance(inner := getattr(found[-1], "strategy", None), Strategy):
         found.append(inner)
