@@ -22,8 +22,7 @@ OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", 
 NO_ARRAYS = "what is no ArrayRecord travels as it is; a model goes as named arrays of floats"
 NO_FLOATS = "its arrays are no floats (trees, say), which no method here makes smaller"
 SECOND = "the first ArrayRecord of a message is the model, others travel as they are"
-NO_MODEL = "its message held no model that it could be a change of"
-NOT_TRAINED = "replies are compressed to messages to train, whose model they change"
+NOT_TRAINED = "replies are compressed to messages to train with a model, which they change"
 UNKNOWN = (
     "the model whole, as no reply says which version a node has and the downlink's method needs "
     'one: pull the replies, or give downlink="int8"'
@@ -34,9 +33,16 @@ NO_DOWNLINK = (
 )
 
 
-def old_record(content: RecordDict) -> str | None:
-    """Return the name of the first record of Flower's old API; None if there is no such record."""
-    return next((name for name in values_of(content) if name.startswith(OLD_API)), None)
+def old_api(content: RecordDict, whose: str) -> str | None:
+    """Return advice for a message of Flower's old API, whose arrays have no names; None for others.
+
+    `whose`: the class that cannot compress the message.
+    """
+    name = next((name for name in values_of(content) if name.startswith(OLD_API)), None)
+    return name and (
+        f"{whose}: the server is of Flower's old API (it sends {name!r}), of which nothing can be "
+        f"compressed: move it to the message API, flwr.serverapp, or take {whose} away"
+    )
 
 
 def holds_floats(arrays: ArrayRecord) -> bool:
@@ -81,8 +87,8 @@ class Uncompressed:
         """Count a reply's uncompressed records. `asked`: True if the message held a model."""
         if self._open:
             payload = payload_of(reply.content)
-            trained = reply.metadata.message_type.startswith("train")
-            why = NOT_TRAINED if not trained else SECOND if asked else NO_MODEL
+            changed = asked and reply.metadata.message_type.startswith("train")
+            why = SECOND if changed else NOT_TRAINED
             self._count(reply, "replies to", payload and payload[0], why)
 
     @property

@@ -120,7 +120,6 @@ class CompressedGrid(GridWrapper):
         self._downlink = codec = None if downlink is None else chosen(downlink)
         if codec is not None:
             codec.expect_receiver("differences")
-        self._whole = codec is None  # the server sends whole models
         self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
         self._session = ServerSession(
             self._deltas,
@@ -135,8 +134,7 @@ class CompressedGrid(GridWrapper):
         self._failures = FailurePolicy(self.traffic, failures, state.failures)
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout
-        plain_bytes = self._session.plain_bytes
-        self._models = SentModels(layout, exact, plain_bytes, state.models, apart)
+        self._models = SentModels(layout, exact, self._session.plain_bytes, state.models, apart)
         self._uncompressed = Uncompressed(self.traffic, enabled=layout is None)
         self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
         self._inbox = ModelInbox(
@@ -240,10 +238,10 @@ class CompressedGrid(GridWrapper):
                 continue
             node, train = message.metadata.dst_node_id, trains(message)
             decided = node not in busy and not self._inbox.in_flight.owes(node)
-            one, get_or_zeros = self._encoded(message, model, len(messages), cache, decided)
+            one, data = self._encoded(message, model, len(messages), cache, decided)
             busy |= {node} if train else set()
             made.append(one)
-            sent.append(get_or_zeros)
+            sent.append(data)
         return made, sent
 
     def _encoded(
@@ -268,7 +266,7 @@ class CompressedGrid(GridWrapper):
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
         unknown = UNKNOWN if unheard and self._deltas.unheard is None else ""
-        self._uncompressed.sent(message, name, NO_DOWNLINK if self._whole else unknown)
+        self._uncompressed.sent(message, name, NO_DOWNLINK if self._downlink is None else unknown)
         if payload := next(iter(model_update.arrays.values()), None):
             self._look_at_names(form, payload.data)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)
