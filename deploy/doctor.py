@@ -6,7 +6,8 @@
 It prints one line per check: ok, warning or wrong, and what to do. It changes nothing, on this
 machine and on the server. The exit code is 0 if no line says wrong. The doctor does not check what
 the start of a node or of the server names in one line by itself: a folder that cannot be written, a
-port in use, a missing package, a wrong option.
+port or a key in use, a missing package, a wrong option. `python -m deploy.keys list` says which
+nodes are online.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import datetime
 import os
 import platform
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -34,12 +34,10 @@ from simulation.proxies import by_proxy
 from simulation.surroundings import free_memory, print_any_text
 
 if MISSING is None:
-    from flwr.proto.control_pb2 import ListNodesRequest
-
-    from deploy.device.backoff import ONLINE_SECONDS, WORTH_WAITING, clock_trouble, reason_of
+    from deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
     from deploy.device.client import BUNDLED, FleetClient, ServerRefusal, ahead_of, says_bundled
     from deploy.device.node_folder import is_taken, own_key
-    from launch.superlink_client import Superlink, one_line_errors
+    from launch.superlink_client import Superlink
 
 PROG = "python -m deploy.doctor"
 SERVER = "--server"
@@ -303,7 +301,6 @@ def _registered(
     said: dict[str, Any] = response.json()
     if said.get("registered"):
         yield Finding(OK, "registered", f"as node {said.get('node')}")
-        yield _online(said.get("status") == "online", is_taken(options.state))
         theirs = str(said.get("flwr", ""))
         text = (
             f"Flower {installed()}, Python {platform.python_version()} here; "
@@ -319,23 +316,6 @@ def _registered(
     else:
         text = "the server does not know this node's own key: it takes it with --any-node"
         yield Finding(WARNING, "registered", text)
-
-
-def _online(there: bool, here: bool) -> Finding:
-    """Check that the node is online if it runs on this machine, and offline otherwise.
-
-    `there`: whether the server counts the node as online. `here`: whether a node runs here.
-    """
-    if there and not here:
-        return Finding(
-            WARNING,
-            "online",
-            "yes, and no node runs on this --state: another machine uses the key, or its "
-            f"earlier life ended less than {ONLINE_SECONDS:.0f} s ago; look again then",
-        )
-    if here and not there:
-        return Finding(WARNING, "online", "no, though a node runs here: its log says why")
-    return Finding(OK, "online", "the node that runs here" if there else "no, none runs here")
 
 
 # The server's machine.
@@ -361,16 +341,12 @@ def server_certificate(options: argparse.Namespace) -> Iterable[Finding]:
         yield Finding(WARNING, "certificate", "--insecure: none, for trying on this machine")
         return
     files = [options.keys / name for name in (f"{CA}.crt", f"{OWN}.crt", f"{OWN}.key")]
-    for file in files:
-        if not file.is_file():
-            text = f"there is no {file}: `python -m deploy.keys server NAME` makes it"
-            yield Finding(WRONG, "certificate", text)
-            return
     try:
         ca, own = (x509.load_pem_x509_certificate(file.read_bytes()) for file in files[:2])
         private = load_pem_private_key(files[2].read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        yield Finding(WRONG, "certificate", f"{options.keys} holds a file that is none: {error}")
+        text = f"{error}: `python -m deploy.keys server NAME` makes certificates"
+        yield Finding(WRONG, "certificate", text)
         return
     yield from _secret(files[2], "certificate")
     if private.public_key() != own.public_key():
@@ -386,8 +362,6 @@ def server_certificate(options: argparse.Namespace) -> Iterable[Finding]:
 def running_server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the server if it is running."""
     from deploy.certificates import CA
-    from deploy.keys import GONE
-    from deploy.server.node_registry import ONLINE
     from deploy.server.server import is_local
 
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
@@ -410,10 +384,6 @@ def running_server(options: argparse.Namespace) -> Iterable[Finding]:
         else:
             text = "none: who reaches the port can start runs; start `python -m deploy.server`"
             yield Finding(WARNING if is_local(options.host) else WRONG, "gate", text)
-        with closing(superlink.control()) as control, one_line_errors(superlink.address):
-            found = control.ListNodes(ListNodesRequest()).nodes_info
-        count = Counter(each.status for each in found if each.status not in GONE)
-        yield Finding(OK, "online", f"{count[ONLINE]} of {count.total()} nodes")
 
 
 if __name__ == "__main__":

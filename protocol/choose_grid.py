@@ -11,12 +11,10 @@ from logging import getLogger
 import httpx
 from flwr.serverapp import Grid
 
-from compression.flower.timed_grid import TimedGrid
-
 log = getLogger("edgewire")
 
 
-def bundled(grid: Grid | TimedGrid) -> Grid | TimedGrid:
+def bundled(grid: Grid) -> Grid:
     """Return a `BundledGrid` if `grid` is Flower's and its server accepts bundles, else `grid`."""
     try:
         from flwr.superlink.grid.http_grid import HttpGrid

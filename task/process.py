@@ -16,13 +16,6 @@ KEPT = 1 << 30  # bytes of freed memory that a process keeps for later allocatio
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of mallopt(3)
 
 
-def allowed_cores() -> int:
-    """Return the number of cores that this process may use; containers may have fewer."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 _before: list[int] = []  # torch's numbers of threads before `configure_process`
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -22,14 +23,19 @@ if TYPE_CHECKING:  # earlier versions of Flower have these in other modules, or 
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 0.25  # seconds between two polls for replies
 
 
-class TimedGrid(Protocol):
-    """Flower's `Grid` with the methods that a server needs in simulation and in deployment."""
+class TimedGrid(Grid):
+    """Flower's `Grid` with the methods that a server needs in simulation and in deployment.
+
+    A method that needs a virtual clock does nothing here: this is right for grids in real time.
+    """
 
     @property
     def virtual_seconds(self) -> float | None:
         """The time of the virtual clock, in seconds since the run began; None in real time."""
+        return None
 
     @property
+    @abstractmethod
     def now(self) -> float:
         """Seconds since a fixed moment, in virtual or real time; deadlines are compared with it."""
 
@@ -37,15 +43,19 @@ class TimedGrid(Protocol):
     def next_change(self) -> float | None:
         """The moment (as in `now`) at which the next node appears.
 
-        Infinity: no node will appear. None: unknown.
+        Infinity: no node will appear. None: unknown, as in real time.
         """
+        return None
 
+    @abstractmethod
     def get_node_ids(self) -> Sequence[int]:
         """Return the ids of the present nodes, ordered by data partition."""
 
+    @abstractmethod
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """Send messages and return their ids; a node must start on one within `ttl` seconds."""
 
+    @abstractmethod
     def pull_before(self, message_ids: Iterable[str], deadline: float) -> list[Message]:
         """Wait for the next replies to these messages; return an empty list at the deadline.
 
@@ -75,39 +85,10 @@ class TimedGrid(Protocol):
 
         Empty without an estimate.
         """
-
-    # the methods of Flower's `Grid`
-
-    @property
-    def run(self) -> Run:
-        """Flower's description of the run (`Run`)."""
-
-    def set_run(self, run: Run) -> None:
-        """Set Flower's description of the run (`Run`)."""
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message, as in older versions of Flower."""
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return Flower's descriptions of the present nodes."""
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that have arrived."""
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Send messages and wait for the replies, at most `timeout` seconds."""
+        return {}
 
 
-def timed(grid: Grid | TimedGrid) -> TimedGrid:
+def timed(grid: Grid) -> TimedGrid:
     """Return the grid itself if it is a `TimedGrid`, else a `PolledGrid` around it.
 
     The check reads attributes of the grid's class. A check of the instance would call the
@@ -116,13 +97,13 @@ def timed(grid: Grid | TimedGrid) -> TimedGrid:
     declared = (name for name in vars(TimedGrid) if not name.startswith("_"))
     if all(hasattr(type(grid), name) for name in declared):
         return cast(TimedGrid, grid)
-    return PolledGrid(cast(Grid, grid))
+    return PolledGrid(grid)
 
 
-class _Forwarding(Grid):
+class _Forwarding(TimedGrid):
     """Forwards the methods of Flower's `Grid` to the grid inside."""
 
-    _grid: Grid | TimedGrid
+    _grid: Grid
 
     @property
     def run(self) -> Run:
@@ -164,7 +145,7 @@ class GridWrapper(_Forwarding):
 
     _grid: TimedGrid
 
-    def __init__(self, grid: Grid | TimedGrid) -> None:
+    def __init__(self, grid: Grid) -> None:
         self._grid = timed(grid)
 
     @property
@@ -224,17 +205,9 @@ class PolledGrid(_Forwarding):
         self._known: dict[int, str] = {}  # node -> when it registered
 
     @property
-    def virtual_seconds(self) -> None:
-        """None, because this grid runs in real time."""
-
-    @property
     def now(self) -> float:
         """Real seconds since a fixed moment."""
         return time.monotonic()
-
-    @property
-    def next_change(self) -> None:
-        """None: it is unknown when the next node appears."""
 
     def get_node_ids(self) -> Sequence[int]:
         """Return the ids of the present nodes, by time of registration or, if unknown, by id."""
@@ -263,17 +236,3 @@ class PolledGrid(_Forwarding):
             time.sleep(min(pause, left))
             pause = min(2 * pause, LONGEST_PAUSE)
         return replies
-
-    def tend(self) -> None:
-        """Do nothing, because Flower's nodes fetch messages themselves."""
-
-    def follow(self, plain_bytes: int, header: str = "") -> None:
-        """Do nothing, because the estimate needs a virtual clock."""
-
-    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """Do nothing, because only a virtual clock reads the steps."""
-
-    @property
-    def comparison(self) -> Mapping[str, float | None]:
-        """An empty dictionary, because the estimate needs a virtual clock."""
-        return {}

@@ -7,7 +7,8 @@ Flower and this project's own calls read a whole request into memory. So
   the signature themselves: it is at the start of their body;
 - all large bodies together may take a quarter of the memory that is free when the server starts. A
   single body may take half of that, and several of one node an eighth. A further request waits: the
-  server does not read it, so its sender stops sending.
+  server does not read it, so its sender stops sending. While no other body arrives, a single body
+  may have 256 MB (`LEAST`) in any case, so that a server with 1 GB takes models of 200 MB.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ LARGEST = {
     f"{FLEET}push-messages": 1 << 23,  # the names of 65,536 objects
     f"{FLEET}push-object": LIMIT,
 }
+LEAST = 1 << 28  # bytes that a single body may have on any server
 BUDGET_WAIT = 50.0  # seconds that a request waits for memory: less than a node waits to send
 
 
@@ -61,18 +63,13 @@ class BodyBudget:
 
         Raises `HTTPException` 413 for a body that never fits, and 503 if none fits for some time.
         """
-        most = self._total // 2
+        most = max(self._total // 2, LEAST)
         if size > most:
             raise HTTPException(413, f"this server takes at most {most} bytes in a request")
         async with self._freed:
             try:
                 async with asyncio.timeout(BUDGET_WAIT):
-                    await self._freed.wait_for(
-                        lambda: (
-                            self._held.total() + size <= self._total
-                            and (not self._held[node] or self._held[node] + size <= most // 4)
-                        )
-                    )
+                    await self._freed.wait_for(lambda: self._fits(node, size))
             except TimeoutError as error:
                 raise HTTPException(503, "the server is receiving too much: try again") from error
             self._held[node] += size
@@ -83,6 +80,11 @@ class BodyBudget:
                 self._held[node] -= size
                 self._held += Counter()  # drops the nodes that hold nothing
                 self._freed.notify_all()
+
+    def _fits(self, node: int, size: int) -> bool:
+        own = self._held[node]
+        within = self._held.total() + size <= self._total
+        return not self._held or (within and (not own or own + size <= self._total // 8))
 
 
 class SignedUploads:

@@ -11,7 +11,7 @@ from logging import getLogger
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from compression.flower.timed_grid import GridWrapper, TimedGrid
+from compression.flower.timed_grid import GridWrapper
 from conf import ConfigError
 from protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
 from strategy.flower_checks import LEAST
@@ -46,7 +46,7 @@ class MembershipGrid(GridWrapper):
     their replies (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
     """
 
-    def __init__(self, grid: Grid | TimedGrid, run_id: int, most: int | None = None) -> None:
+    def __init__(self, grid: Grid, run_id: int, most: int | None = None) -> None:
         super().__init__(grid)
         self._most = most
         self._first: set[int] = set()  # the first `most` nodes of the run

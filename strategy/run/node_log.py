@@ -22,7 +22,7 @@ from compression.flower.headers import EXAMPLES, LOSS
 from compression.flower.message_size import size_of
 from compression.flower.records import records
 from compression.flower.server.failure_policy import FailedNode
-from compression.flower.timed_grid import GridWrapper, TimedGrid
+from compression.flower.timed_grid import GridWrapper
 from strategy.run.whole_files import replace_file
 
 Labels = Callable[[int], list[int] | None]
@@ -89,7 +89,7 @@ class NodeLog(GridWrapper):
 
     def __init__(
         self,
-        grid: Grid | TimedGrid,
+        grid: Grid,
         folder: str,
         metric: str,
         measured: Callable[[Mapping[str, Any], Any], Mapping[str, float]] | None = None,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from task.tensors import Tensors, mapped
 from task.transforms import unchanged
 
 LARGEST_INTEGER = (1 << 63) - 1  # of torch's integers
+READERS = 8  # threads: few, because each holds a file's content, and containers may have few cores
 WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}")
 
 
@@ -160,3 +162,10 @@ def group_ids(*parts: NDArray[np.generic]) -> list[torch.Tensor]:
     _, places = np.unique(np.concatenate(parts), return_inverse=True)
     ends = np.cumsum([len(part) for part in parts])[:-1]
     return [torch.from_numpy(each) for each in np.split(places.reshape(-1).astype(np.int64), ends)]
+
+
+def read_each(read: Callable[[int], None], count: int) -> None:
+    """Call `read` with each number below `count`, in several threads, and raise its errors."""
+    with ThreadPoolExecutor(READERS) as pool:  # decoders, and reading a file, release the GIL
+        for _ in pool.map(read, range(count)):
+            pass

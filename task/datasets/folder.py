@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from logging import getLogger
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from numpy.typing import NDArray
 
 from task import DEFAULT_ROOT
 from task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
+from task.datasets.files import read_each
 from task.errors import NoData, TaskError
-from task.process import allowed_cores
 from task.tensors import only
 from task.transforms import ImageTransform
 
@@ -139,9 +138,7 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
     def read(index: int) -> None:
         images[index] = torch.from_numpy(_read(samples[index][0], size))
 
-    with ThreadPoolExecutor(allowed_cores()) as pool:  # Pillow releases the GIL while it decodes
-        for _ in pool.map(read, range(len(samples))):
-            pass  # iterating raises the errors of `read`
+    read_each(read, len(samples))
     return Split(images, torch.tensor([label for _, label in samples]))
 
 

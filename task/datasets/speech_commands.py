@@ -3,7 +3,6 @@
 import re
 import wave
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,8 @@ import torch
 
 from task import DEFAULT_ROOT
 from task.datasets.data import Data, Split, shown
-from task.datasets.files import class_names, group_ids, with_test
+from task.datasets.files import class_names, group_ids, read_each, with_test
 from task.errors import NoData, TaskError
-from task.process import allowed_cores
 from task.transforms import LogMel
 
 RATE = 16000  # samples per second
@@ -114,9 +112,7 @@ def _waves(files: Sequence[Path]) -> torch.Tensor:
         values = _read(files[index])
         waves[index, : len(values)] = values
 
-    with ThreadPoolExecutor(allowed_cores()) as pool:  # reading a file releases the GIL
-        for _ in pool.map(read, range(len(files))):
-            pass  # iterating raises the errors of `read`
+    read_each(read, len(files))
     return waves
 
 

@@ -13,7 +13,6 @@ from deploy.doctor import OK, WARNING, WRONG, lasting
 from deploy.node import key_of
 from protocol import flower_releases
 from tests.deploy.device.test_backoff import DAY, NOW, issued
-from tests.deploy.entering import Kitchen
 from tests.deploy.fake_superlink import FakeSuperLink
 
 MB = 1 << 20
@@ -39,7 +38,7 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos))
     assert code == 0
     assert [*found] == [
-        "memory", "data", "key", "certificate", "server", "clock", "registered", "online",
+        "memory", "data", "key", "certificate", "server", "clock", "registered",
         "versions",
     ]  # fmt: skip
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
@@ -47,7 +46,6 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
     assert "for here, localhost, 127.0.0.1, ::1, until " in found["certificate"][1][1]
     here = flower_releases.installed()
     assert re.search(rf"Flower {here}, .* here; Flower {here}, .* there", found["versions"][0][1])
-    assert found["online"] == [(OK, "no, none runs here")]
     assert not (tmp_path / "state").exists()  # the doctor changes nothing
 
 
@@ -58,23 +56,6 @@ def test_a_node_s_own_data(tmp_path):
     assert [each.level for each in found] == [OK, OK, WRONG, WRONG]
     assert "a file of 3 kB" in found[0].text
     assert "1 folders, 1 files" in found[1].text
-
-
-def test_a_node_that_is_online_here_or_elsewhere(place, look, tmp_path, photos):
-    server, folder = place
-    words = words_for(place, tmp_path, photos)
-    node_folder = NodeFolder(tmp_path / "elsewhere")
-    node = Kitchen(server, folder, node_folder)
-    code, found = look(*words)
-    assert code == 0
-    assert found["online"][0][0] == WARNING
-    assert "another machine uses the key" in found["online"][0][1]
-    words[words.index("--state") + 1] = tmp_path / "elsewhere"
-    assert look(*words)[1]["online"] == [(OK, "the node that runs here")]
-    node.leave()
-    assert "its log says why" in look(*words)[1]["online"][0][1]
-    node_folder.close()
-    assert look(*words)[1]["online"] == [(OK, "no, none runs here")]
 
 
 def test_an_unregistered_key(place, look, tmp_path, photos):
@@ -197,13 +178,10 @@ def test_a_failing_check_gives_one_line(superlink, look, tmp_path, monkeypatch):
 def test_a_ready_server_has_no_problem(place, look, tmp_path):
     server, folder = place
     port = server.address.rpartition(":")[2]
-    node = Kitchen(server, folder)
     code, found = look("--server", "--keys", folder, "--port", port, "--state", tmp_path)
-    node.leave()
     assert code == 0
-    assert [*found] == ["memory", "data", "certificate", "server", "gate", "online"]
+    assert [*found] == ["memory", "data", "certificate", "server", "gate"]
     assert found["gate"] == [(OK, "from outside, /v1/fleet/ alone is open")]
-    assert found["online"] == [(OK, "1 of 1 nodes")]
 
 
 def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, superlink):

@@ -7,9 +7,6 @@ import sys
 
 import pytest
 
-import simulation.workers.limits
-import task.process
-
 FAULTS = """
 import os, resource, torch
 from task.process import configure_process
@@ -47,12 +44,3 @@ def test_large_tensors_reuse_memory_unless_the_user_chose_settings():
     assert chosen > 10 * pages
     assert kept < chosen / 5
     assert threads == 1
-
-
-@pytest.mark.parametrize("module", [task.process, simulation.workers.limits])
-def test_cores_are_those_that_this_process_may_use(module, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
-    assert module.allowed_cores() == 2
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert module.allowed_cores() == 64

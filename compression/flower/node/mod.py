@@ -63,7 +63,7 @@ from ..tensor_split import (
     moved,
 )
 from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
-from ..uncompressed import holds_floats, old_record
+from ..uncompressed import holds_floats, old_api
 from .state import MEMORY, NUMBERS, PENDING, NodeState, take_up
 
 log = getLogger("edgewire")
@@ -363,20 +363,14 @@ class CompressionMod:
         """
         if self._warned:
             return
-        if name := old_record(message.content):
+        if line := old_api(message.content, "CompressionMod"):
             self._warned = True
-            log.warning(
-                "CompressionMod: the server is of Flower's old API (it sends %r), of which "
-                "nothing can be "
-                "compressed: move it to the message API, flwr.serverapp, or take this mod away",
-                name,
-            )
+            log.warning("%s", line)
         elif any(holds_floats(each) for _, each in records(message.content, ArrayRecord)):
             self._warned = True
             log.warning(
-                "CompressionMod: the server's messages carry no payload, so nothing is "
-                "compressed: start "
-                "its strategy with CompressedGrid(grid), and put this mod before all others"
+                "CompressionMod: the server's messages carry no payload, so nothing is compressed: "
+                "start its strategy with CompressedGrid(grid), and put this mod before all others"
             )
 
 

@@ -120,7 +120,6 @@ class CompressedGrid(GridWrapper):
         self._downlink = codec = None if downlink is None else chosen(downlink)
         if codec is not None:
             codec.expect_receiver("differences")
-        self._whole = codec is None  # the server sends whole models
         self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
         self._session = ServerSession(
             self._deltas,
@@ -135,9 +134,8 @@ class CompressedGrid(GridWrapper):
         self._failures = FailurePolicy(self.traffic, failures, state.failures)
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout
-        plain_bytes = self._session.plain_bytes
-        self._models = SentModels(layout, exact, plain_bytes, state.models, apart)
-        self._uncompressed = Uncompressed(self.traffic) if layout is None else None
+        self._models = SentModels(layout, exact, self._session.plain_bytes, state.models, apart)
+        self._uncompressed = Uncompressed(self.traffic, enabled=layout is None)
         self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
         self._inbox = ModelInbox(
             self._session,
@@ -225,8 +223,8 @@ class CompressedGrid(GridWrapper):
             if id(message.content) not in models:
                 found = self._models.of(message.content, first=not self.state.round)
                 models[id(message.content)] = found
-        if self._uncompressed:
-            self._uncompressed.called({message.metadata.message_type for message in messages})
+        if messages:
+            self._uncompressed.called()
         self._inferred_acks.give(
             messages, {key: each.model for key, each in models.items() if each}
         )
@@ -234,16 +232,16 @@ class CompressedGrid(GridWrapper):
         for message in messages:
             if (model := models[id(message.content)]) is None:
                 self.traffic.downlink_other_bytes += size_of(message.content)
-                self._look_at(message, None)
+                self._uncompressed.sent(message, None)
                 made.append(message)
                 sent.append(None)
                 continue
             node, train = message.metadata.dst_node_id, trains(message)
             decided = node not in busy and not self._inbox.in_flight.owes(node)
-            one, get_or_zeros = self._encoded(message, model, len(messages), cache, decided)
+            one, data = self._encoded(message, model, len(messages), cache, decided)
             busy |= {node} if train else set()
             made.append(one)
-            sent.append(get_or_zeros)
+            sent.append(data)
         return made, sent
 
     def _encoded(
@@ -264,24 +262,16 @@ class CompressedGrid(GridWrapper):
         name = records(content, ArrayRecord)[0][0]
         session = self._session
         unheard = session.versions.base_of(node) is None and session.versions.silent(node)
-        encoded, model_update, size, _ = session.encoded(
+        encoded, model_update, _, _ = session.encoded(
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
-        self._look_at(message, name)
-        unknown = unheard and self._deltas.unheard is None
-        if self._uncompressed and (unknown or self._whole):
-            why = NO_DOWNLINK if self._whole else UNKNOWN
-            self._uncompressed.whole(message.metadata.message_type, name, size[0], why)
+        unknown = UNKNOWN if unheard and self._deltas.unheard is None else ""
+        self._uncompressed.sent(message, name, NO_DOWNLINK if self._downlink is None else unknown)
         if payload := next(iter(model_update.arrays.values()), None):
             self._look_at_names(form, payload.data)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)
         sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
-
-    def _look_at(self, message: Message, model: str | None) -> None:
-        """Record which records of a message are sent uncompressed; `model`: the model's record."""
-        if self._uncompressed and self._uncompressed.open:
-            self._uncompressed.sent(message.metadata.message_type, message.content, model)
 
     def _look_at_names(
         self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()

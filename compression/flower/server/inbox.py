@@ -224,7 +224,7 @@ class ModelInbox:
         filters: UpdateFilters,
         rules: ReplyRules,
         counts: Collection[str],
-        uncompressed: Uncompressed | None,
+        uncompressed: Uncompressed,
         look_at_names: Callable[[TensorSplit, bytes, tuple[int, ...]], None],
     ) -> None:
         self._session, self._failures, self._filters = session, failures, filters
@@ -250,7 +250,7 @@ class ModelInbox:
             bad = inconsistent(replies, asked, self._rules.weighted_by_key)
             replies = self._without(replies, asked, bad, server_round)
         replies = self._without(replies, asked, self._screened(replies, asked), server_round)
-        if replies and self._uncompressed:
+        if replies:
             self._uncompressed.answered()
         return replies, count_used(replies, asked)
 
@@ -266,7 +266,7 @@ class ModelInbox:
             return reply  # its message held no model
         if sent is None and payload_of(reply.content) is None:
             self._traffic.uplink_other_bytes += size_of(reply.content)
-            self._look_at_reply(reply, None)
+            self._uncompressed.received(reply, asked=False)
             return self._readable(reply, server_round)
         if sent is None:
             self._traffic.count_received(measured(reply.content, HEADER), 0)
@@ -275,7 +275,7 @@ class ModelInbox:
         try:
             header = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
             reply.content.pop(HEADER, None)
-            self._look_at_reply(reply, sent)
+            self._uncompressed.received(reply, asked=True)
             expect_readable(reply.content)
             if not sent.kind.startswith("query"):
                 expect_weight(reply.content, self._rules.weighted_by_key)
@@ -339,14 +339,6 @@ class ModelInbox:
             self._norms[reply.metadata.reply_to_message_id] = change
         reply.content[name] = answer
         self._look_at_names(form, payload, update.exact)
-
-    def _look_at_reply(self, reply: Message, sent: SentMessage | None) -> None:
-        """Record which records of a reply are sent uncompressed."""
-        if self._uncompressed and self._uncompressed.open:
-            kind, found = reply.metadata.message_type, payload_of(reply.content)
-            self._uncompressed.count_received(
-                kind, reply.content, found and found[0], sent is not None
-            )
 
     def _screened(
         self, replies: Sequence[Message], asked: Sequence[SentMessage | None]

@@ -30,7 +30,7 @@ from ..tensor_split import (
 )
 from ..tied_weights import Ties, still_tied, ties_in
 from ..traffic import flower_bytes, warn_of_variances
-from ..uncompressed import holds_floats, old_record
+from ..uncompressed import holds_floats, old_api
 
 log = getLogger("edgewire")
 
@@ -65,17 +65,6 @@ class FoundModel(NamedTuple):
     ties: Ties = ()
 
 
-def expect_no_old_api(content: RecordDict) -> None:
-    """Raise `ValueError` for a message of Flower's old API, because its arrays have no names."""
-    if name := old_record(content):
-        raise ValueError(
-            f"CompressedGrid: the server is of Flower's old API (it sends {name!r}), of "
-            f"which nothing can"
-            " be compressed: move it to the message API, flwr.serverapp, or take "
-            "CompressedGrid away"
-        )
-
-
 class SentModels:
     """Finds the model in a message's content; the model is the first ArrayRecord.
 
@@ -103,7 +92,8 @@ class SentModels:
         old API, and for a record with the header's name. Also raises `ValueError` for a pattern in
         `exact` that matches no tensor. Raises `PayloadError` if the first model holds NaN.
         """
-        expect_no_old_api(content)
+        if line := old_api(content, "CompressedGrid"):
+            raise ValueError(line)
         there = records(content, ArrayRecord)
         if not there or payload_of(content) is not None:
             return None

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from compression import make_codec
@@ -97,7 +97,10 @@ def methods(draw):
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(methods())
 def test_what_is_accepted_ends_near_the_uncompressed_model(options):
-    codec = make_codec(**options)
+    try:
+        codec = make_codec(**options)
+    except ValueError:  # these options never go together
+        reject()
     if options.get("momentum", 0.9) and options["sparsifier"] in ("dgc", "ef21"):
         with pytest.raises(ValueError, match=options["sparsifier"]):
             CompressionMod(codec)

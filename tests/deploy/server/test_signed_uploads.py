@@ -49,6 +49,7 @@ def test_small_bodies_are_not_counted_and_large_calls_are_pushes():
 
 def test_large_bodies_share_a_budget(monkeypatch):
     monkeypatch.setattr(signed_uploads, "BUDGET_WAIT", 0.05)
+    monkeypatch.setattr(signed_uploads, "LEAST", 0)
     budget, events = BodyBudget(160), []
 
     async def hold(node, size, seconds=0.02):
@@ -71,6 +72,30 @@ def test_large_bodies_share_a_budget(monkeypatch):
         await hold(3, 80)  # nothing stays held
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("free", [-1 << 20, 1 << 20, 300 << 20, 700 << 20])
+def test_a_server_with_little_memory_takes_one_large_body_at_a_time(free, monkeypatch):
+    """Models of 45 and 200 MB, sent as float32, reach a server with 1 GB, of which much is used."""
+    monkeypatch.setattr(signed_uploads, "free_memory", lambda: free)
+    budget, held, most = BodyBudget(), 0, 0
+
+    async def hold(node, size):
+        nonlocal held, most
+        async with budget.held(node, size):
+            held += size
+            most = max(most, held)
+            await asyncio.sleep(0.001)
+            held -= size
+
+    async def main():
+        sizes = [200 << 20, 45 << 20, 200 << 20, 45 << 20, 256 << 20]
+        await asyncio.gather(*(hold(node, size) for node, size in enumerate(sizes)))
+        with pytest.raises(HTTPException, match="413"):
+            await hold(1, (256 << 20) + 1)
+
+    asyncio.run(main())
+    assert most == 256 << 20
 
 
 def test_a_push_waits_unread_until_there_is_memory():

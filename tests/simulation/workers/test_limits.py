@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from simulation.clock import VirtualClock
 from simulation.errors import UsageError
 from simulation.grid import LocalGrid
-from simulation.workers.limits import Limits
+from simulation.workers.limits import Limits, allowed_cores
 from simulation.workers.node_host import NodeHostSpec
 from simulation.workers.pool import make_pool
 
@@ -58,3 +58,11 @@ def test_without_limits_a_worker_has_the_machines_resources():
 def test_impossible_limits_are_refused(memory):
     with pytest.raises(UsageError, match="memory_mb must be above 0"):
         Limits(memory).check()
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert allowed_cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert allowed_cores() == 64
