@@ -11,7 +11,7 @@ from typing import Any
 from report.advise.presets import effective, preset
 from report.errors import ResultsError
 from report.files.reader import read_yaml
-from report.link_time import Progress, local_steps, network_from
+from report.link_time import Progress, local_steps, network_from, progress_of
 from report.run_archive import FOLDER, ROOT
 from report.runs import HYDRA, Row, Run, in_order, read_archive, read_runs
 
@@ -135,7 +135,7 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
         plain(result.get("strategy")) == "asynchronous"
     )
     replies = nodes if asynchronous else max(1, round(messages / total))
-    progress = _progress(run, rows, nodes if asynchronous else 1, replies)
+    progress = progress_of(rows, result, replies, nodes if asynchronous else 1)
     seconds = [row.get("virtual_seconds") for row in rows]
     steps = local_steps(progress, seconds, network, replies, asynchronous)
     if steps[-1] is None and (known := _steps_of_a_cycle(values)) is not None:
@@ -163,28 +163,6 @@ def _steps_of_a_cycle(values: Mapping[str, str]) -> int | None:
 
 def _known(values: Mapping[str, str]) -> bool:
     return bool(preset("dataset", values.get("dataset", "")))
-
-
-def _progress(run: Run, rows: Sequence[Row], per_cycle: int, replies: int) -> list[Progress]:
-    """Return what an average node had done at each row, without its local steps.
-
-    `per_cycle`: how many rounds of the history are one cycle of a node.
-    """
-    found = []
-    last = max(run.result.get("round") or 0, rows[-1]["round"])
-    for row in rows:
-        totals = []
-        for way in ("downlink", "uplink"):
-            beside = [f"{way}_other_bytes", f"{way}_header_bytes"]
-            if all(row.get(key) is not None for key in beside):
-                extra = sum(row[key] for key in beside)
-            else:  # an archive stores only the sums at the end
-                extra = sum(run.result.get(key) or 0 for key in beside) * row["round"] / last
-            totals.append(((row.get(f"{way}_bytes") or 0) + extra) / replies)
-        if per_cycle > 1:  # asynchronous: the server has sent messages that are not answered yet
-            totals[0] *= row["round"] / (row["round"] + per_cycle - 1)
-        found.append(Progress(row["round"] / per_cycle, totals[0], totals[1], None))
-    return found
 
 
 def _saved_config(folder: Path | None) -> dict[str, Any] | None:
