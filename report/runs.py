@@ -17,13 +17,22 @@ from typing import Any
 
 from report.errors import ResultsError
 from report.files.reader import folders as folders_below
-from report.files.reader import lines_of, open_file, parse_json, read_json, read_yaml, refuse
+from report.files.reader import (
+    lines_of,
+    open_file,
+    parse_json,
+    read_json,
+    read_yaml,
+    readable,
+    refuse,
+)
 from report.format import NOTHING
 from report.metric import ACCURACY, LOSS, MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
-OVERRIDES = HYDRA / "overrides.yaml"
+OVERRIDES, CONFIG = HYDRA / "overrides.yaml", HYDRA / "config.yaml"
+FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # the value of another key of a configuration
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
 # overrides that do not change what a run computes, and the seed
@@ -184,11 +193,7 @@ def read_run(folder: Path) -> Run:
     if not isinstance(result.get("stopped"), str | None):
         raise ValueError(f"{folder / RESULT} does not say why the run stopped")
     expect_numbers(result)
-    overrides = {
-        key: value
-        for key, value in read_overrides(folder).items()
-        if not WITHOUT_EFFECT.fullmatch(key)
-    }
+    overrides = with_effect(read_overrides(folder))
     name = main_of(result).name
     run = Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
     if result.get("stopped") and not run.diverged:
@@ -205,6 +210,12 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not isinstance(result, dict):
         raise ValueError(f"{folder / RESULT} holds no result")
     return result
+
+
+def failed_line(folder: Path) -> str | None:
+    """Return why a sweep's job has failed; None if its `failed.json` does not say."""
+    note = readable(read_json, folder / FAILED) or {}
+    return str(note["line"]) if isinstance(note, dict) and "line" in note else None
 
 
 def read_history(file: Path, main: str = "accuracy") -> list[Row]:
@@ -250,6 +261,11 @@ def _is_row(row: Any, main: str) -> bool:
 def read_overrides(folder: Path) -> dict[str, str]:
     """Return all command-line overrides of a run by their keys; see `override_words`."""
     return split_overrides(override_words(folder))
+
+
+def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return the overrides that change what a run computes."""
+    return {key: value for key, value in overrides.items() if not WITHOUT_EFFECT.fullmatch(key)}
 
 
 def override_words(folder: Path) -> list[str]:
@@ -329,11 +345,15 @@ def expect_numbers(result: Mapping[str, Any]) -> None:
         _expect_number(result.get(key), may_miss=key not in SURE)
 
 
+def number(value: Any) -> float | None:
+    """Return a value if it is a finite number of usual size; else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) <= LARGEST else None  # False for NaN
+
+
 def _expect_number(value: Any, may_miss: bool) -> None:
-    if value is None and may_miss:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) <= LARGEST:  # also refuses NaN
+    if number(value) is None and not (value is None and may_miss):
         raise ValueError(f"{str(value)[:40]!r} is out of place")
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from report.advise.presets import effective, preset
 from report.errors import ResultsError
-from report.files.reader import read_yaml
+from report.files.reader import read_yaml, readable
 from report.link_time import Progress, local_steps, network_from, progress_of
 from report.run_archive import FOLDER, ROOT
-from report.runs import HYDRA, Row, Run, in_order, read_archive, read_runs
+from report.runs import CONFIG, Row, Run, in_order, read_archive, read_runs
 
 # strategies that divide the layers of one model among the nodes
 CUT = ("split_backprop", "synthetic_gradients")
@@ -109,7 +108,9 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
     None: the run has no curve, it divides a model among nodes, its link decides which replies are
     used, or its numbers do not fit together.
     """
-    saved = _saved_config(run.folder)
+    # the configuration in the run's folder
+    saved = run.folder and readable(read_yaml, run.folder / CONFIG)
+    saved = saved if isinstance(saved, dict) else {}
     values = effective(run.overrides, experiment)
     result = run.result
     if plain(values.get("strategy")) in map(plain, CUT) or plain(result.get("strategy")) in (
@@ -120,8 +121,8 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
         return None
     try:
         rows = [row for row in run.history() if row.get(run.metric.name) is not None]
-        network = network_from(values, saved.get("network") if saved else None)
-        nodes = int(result.get("nodes") or (saved or {}).get("nodes") or values.get("nodes") or 0)
+        network = network_from(values, saved.get("network"))
+        nodes = int(result.get("nodes") or saved.get("nodes") or values.get("nodes") or 0)
     except (OSError, ValueError, TypeError, ResultsError):
         return None
     messages = (result.get("client_updates") or 0) + (result.get("failures") or 0)
@@ -163,17 +164,6 @@ def _steps_of_a_cycle(values: Mapping[str, str]) -> int | None:
 
 def _known(values: Mapping[str, str]) -> bool:
     return bool(preset("dataset", values.get("dataset", "")))
-
-
-def _saved_config(folder: Path | None) -> dict[str, Any] | None:
-    """Return the configuration in a run's folder; None if there is none, or if it is damaged."""
-    if folder is None:
-        return None
-    try:
-        content = read_yaml(folder / HYDRA / "config.yaml")
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def choose(runs: Iterable[Measured], task: str | None, model: str | None) -> Found:
@@ -239,7 +229,7 @@ def nearest(missing: NoRun, parameters: float) -> Found:
 def _scaled(run: Measured, factor: float) -> Measured:
     """Return a run as if all its messages were `factor` times as large."""
     progress = [row._replace(down=row.down * factor, up=row.up * factor) for row in run.progress]
-    return Measured(**{**vars(run), "progress": progress})
+    return replace(run, progress=progress)
 
 
 def _one_kind(

@@ -20,11 +20,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 LARGEST = 16_000_000  # bytes; `nodes.json` of 2,000 nodes with 1,000 classes has about 7 MB
 LARGEST_HISTORY = 2_000_000_000  # bytes; 250,000 rounds have about 200 MB
@@ -39,6 +39,7 @@ RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*\.|.*-[0-9a-f]{12
 INNER = (".hydra", ".loggers")  # folders of a run's folder
 MARK = 200  # bytes before the offset: they show whether a file is still the same
 Notes = dict[Path, str]
+Found = TypeVar("Found")
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
@@ -166,6 +167,14 @@ def read_yaml(file: Path) -> Any:
         return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
         refuse(file, f"cannot be read: {' '.join(str(error).split())[:80]}")
+
+
+def readable(read: Callable[[Path], Found], path: Path) -> Found | None:
+    """Return what `read` reads at a path; None if a file is missing or damaged."""
+    try:
+        return read(path)
+    except (OSError, ValueError):
+        return None
 
 
 def folders(top: Path) -> Iterator[tuple[Path, set[str]]]:

@@ -14,9 +14,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from report.html.counters import Row, number
 from report.html.run_data import ReportGroup
 from report.link_time import link_seconds, progress_of, work_seconds
+from report.runs import Row, number
 from simulation.network import Network
 
 NETWORKS = Path(__file__).parents[2] / "conf" / "network"
@@ -96,17 +96,17 @@ def seconds_over(link: Link, rows: Sequence[Row], group: ReportGroup) -> list[fl
     """
     needed = ("round", "uplink_bytes", "downlink_bytes")
     complete = [
-        all((value := number(row, key)) is not None and value >= 0 for key in needed)
+        all((value := number(row.get(key))) is not None and value >= 0 for key in needed)
         for row in rows
     ]
     known = list(compress(rows, complete))
     if group.cut or not known:
         return [None] * len(rows)
-    messages = sum(number(known[-1], key) or 0 for key in ("client_updates", "failures"))
-    nodes = max(1, int(number(group.first, "nodes") or 1))
+    messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
+    nodes = max(1, int(number(group.first.get("nodes")) or 1))
     replies = nodes if group.asynchronous else max(1, round(messages / max(known[-1]["round"], 1)))
     progress = progress_of(known, group.first, replies, nodes if group.asynchronous else 1)
-    virtual = [number(row, "virtual_seconds") for row in known]
+    virtual = [number(row.get("virtual_seconds")) for row in known]
     work = work_seconds(progress, virtual, own_link(group).network, replies, group.asynchronous)
     worked = [row._replace(steps=each) for row, each in zip(progress, work, strict=True)]
     over = replace(link.network, seconds_per_step=1.0)  # a step is a second of work

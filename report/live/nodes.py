@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from report.files.reader import Notes, noting, read_json
-from report.live.history import number
 from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
+from report.runs import number
 
 NODES = "nodes.json"
 SHOWN = 2000  # nodes, at most
@@ -52,15 +52,20 @@ class Nodes:
         self.updated = found.st_mtime
 
 
+def nodes_in(content: Any) -> list[dict[str, Any]]:
+    """Return the nodes of `nodes.json`. Raises `ValueError` if it has no list of nodes."""
+    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
+        raise ValueError(f"{NODES} has no list of nodes")
+    return [each for each in content["nodes"] if isinstance(each, dict)]
+
+
 def table(content: Any) -> dict[str, Any]:
     """Return the nodes as columns, each a list, with the `state` and `metric` of each node.
 
     `metric`: the name of the values in the column `metric`, null if no node has one. Values of a
     wrong type become null. Raises `ValueError` if the content has no list of nodes.
     """
-    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
-        raise ValueError(f"{NODES} has no list of nodes")
-    nodes = [each for each in content["nodes"] if isinstance(each, dict)][:SHOWN]
+    nodes = nodes_in(content)[:SHOWN]
     seconds = number(content.get("seconds"))
     columns: dict[str, list[Any]] = {
         key: [number(node.get(key)) for node in nodes] for key in NUMBERS
