@@ -112,14 +112,14 @@ def _round(network: Network, nodes: int, down: float, up: float, steps: float) -
     """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
     work = steps * network.seconds_per_step + (network.encoding_seconds if steps else 0.0)
     if network.server_mbps is None:
-        each = _transfer(down, network.down_mbps) + _transfer(up, network.up_mbps)
+        each = transfer_seconds(down, network.down_mbps) + transfer_seconds(up, network.up_mbps)
         return work + (2 * network.latency_ms / 1000 + each)
     # On the server's link the messages of some nodes wait while others compute. The replies arrive
     # in the order of the messages. The link is busy until the end from the first reply on, or it
     # waits for the last reply.
-    sending, receiving = (_transfer(size, network.server_mbps) for size in (down, up))
-    beside = 2 * network.latency_ms / 1000 + work + _transfer(up, network.up_mbps)
-    own = _transfer(down, network.down_mbps)
+    sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
+    beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
+    own = transfer_seconds(down, network.down_mbps)
     first, last = (beside + max(own, place * sending) for place in (1, nodes))
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
@@ -136,12 +136,13 @@ def _node_cycle(
     alone = _round(network, 1, down, up, steps)
     if network.server_mbps is None:
         return alone, 0.0
-    busy = _transfer(nodes * max(down, up), network.server_mbps)
-    waits = _transfer((nodes - 1) * down, network.server_mbps)
+    busy = transfer_seconds(nodes * max(down, up), network.server_mbps)
+    waits = transfer_seconds((nodes - 1) * down, network.server_mbps)
     return (busy, 0.0) if busy > alone else (alone, waits)
 
 
-def _transfer(size: float, mbps: float | None) -> float:
+def transfer_seconds(size: float, mbps: float | None) -> float:
+    """Return the seconds in which a link carries bytes; 0 without a limit (None)."""
     return size * 8 / (mbps * 1e6) if mbps else 0.0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -224,26 +224,22 @@ def read_history(file: Path, main: str = "accuracy") -> list[Row]:
     `main`: the name of the run's main metric. Raises `ResultsError` for a line that cannot be read.
     """
     rows: list[Row] = []
-    damaged: int | None = None  # the number of a line
     try:
         opened = open_file(file)
     except ValueError as error:
         raise ResultsError(str(error)) from error
     with opened:
-        for number, line in enumerate(lines_of(opened), 1):
-            if damaged is not None:
-                break
+        for place, line in enumerate(lines_of(opened), 1):
             try:
                 row = parse_json(line)
             except ValueError:
-                damaged = number
-                continue
+                if not opened.read(1):  # only the last line may be damaged
+                    break
+                row = None
             if not _is_row(row, main):
-                raise ResultsError(f"{file}: line {number} cannot be read")
+                raise ResultsError(f"{file}: line {place} cannot be read")
             rows.append(row)
-        else:  # only the last line may be damaged
-            return rows
-    raise ResultsError(f"{file}: line {damaged} cannot be read")
+    return rows
 
 
 def _is_row(row: Any, main: str) -> bool:
@@ -373,6 +369,16 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     """Return overrides such as `a=1` and `+b=2` as a dict: key -> value."""
     pairs = (word.lstrip("+").partition("=") for word in overrides)
     return {key: value for key, _, value in pairs}
+
+
+def dotted(node: Any, between: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values inside a mapping with their joined keys; those of a list if joined by /."""
+    for key, value in (node if isinstance(node, Mapping) else dict(enumerate(node))).items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) or (isinstance(value, list) and between == "/"):
+            yield from dotted(value, between, f"{name}{between}")
+        else:
+            yield name, value
 
 
 def in_order(overrides: Mapping[str, str]) -> str:

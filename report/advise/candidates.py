@@ -113,9 +113,8 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
     saved = saved if isinstance(saved, dict) else {}
     values = effective(run.overrides, experiment)
     result = run.result
-    if plain(values.get("strategy")) in map(plain, CUT) or plain(result.get("strategy")) in (
-        *map(plain, CUT),
-    ):
+    strategies = {plain(each.get("strategy")) for each in (values, result)}
+    if not strategies.isdisjoint(map(plain, CUT)):
         return None
     if any(values.get(key, "null") not in ("null", "None", "1", "1.0") for key in DECIDED_BY_LINK):
         return None
@@ -132,9 +131,7 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
         return None
     if any(row.get("round") is None for row in rows):
         return None
-    asynchronous = values.get("strategy") == "asynchronous" or (
-        plain(result.get("strategy")) == "asynchronous"
-    )
+    asynchronous = "asynchronous" in strategies
     replies = nodes if asynchronous else max(1, round(messages / total))
     progress = progress_of(rows, result, replies, nodes if asynchronous else 1)
     seconds = [row.get("virtual_seconds") for row in rows]

@@ -244,10 +244,9 @@ class GrowingFile:
             for line in lines_of(opened):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     break
-                self._offset += len(line)
-                self._mark = (self._mark + line)[-MARK:]
-                if not line.endswith(b"\n"):  # a line whose rest was left out
-                    self._offset, self._mark = opened.tell(), b""
+                self._offset = opened.tell()
+                # after a line whose rest was left out there is no mark
+                self._mark = (self._mark + line)[-MARK:] if line.endswith(b"\n") else b""
                 yield line
 
     def rows(self) -> list[dict[str, Any]]:

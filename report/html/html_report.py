@@ -121,11 +121,11 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
     main = summary_table(report, links) if report.groups else None
     if main is not None:
         write_csv(out / SUMMARY, main)
-    several = [table for table in (time_table(report, links),) if table is not None]
     sections = [
         Section("metric", f"Test {report.metric.name} against bytes and rounds", "Metric",
                 METRIC, pictures["metric"], legend=True),
-        Section("time", "Time over links", "Time", TIME, pictures["time"], several, legend=True),
+        Section("time", "Time over links", "Time", TIME, pictures["time"],
+                _known(time_table(report, links)), legend=True),
         Section("bytes", "Bytes", "Bytes", BYTES, pictures["bytes"], legend=True),
         Section("nodes", "Nodes", "Nodes", NODES if nodes else NO_NODES, pictures["nodes"],
                 _known(nodes_table(notable(nodes)))),

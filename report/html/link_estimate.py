@@ -80,12 +80,8 @@ def link_of(network: Mapping[str, Any], name: str = "") -> Link:
 
 def own_link(group: ReportGroup) -> Link:
     """Return the link over which the runs of a group were simulated; no limits if unknown."""
-    found = {
-        key.removeprefix("network."): text
-        for key, text in group.settings.items()
-        if key.startswith("network.")
-    }
-    return link_of(found)
+    keys = ("up_mbps", "down_mbps", "server_mbps", "latency_ms")
+    return link_of({key: group.settings.get(f"network.{key}") for key in keys})
 
 
 def seconds_over(link: Link, rows: Sequence[Row], group: ReportGroup) -> list[float | None]:

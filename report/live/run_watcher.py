@@ -6,6 +6,7 @@ import shlex
 import threading
 import time
 from collections import Counter
+from os.path import getmtime
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,8 @@ class RunWatcher:
 
     def _silence(self) -> float | None:
         """Return the seconds since the run wrote its last row or `nodes.json`."""
-        times = []
-        for name in (HISTORY, NODES):
-            try:
-                times.append((self.folder / name).stat().st_mtime)
-            except OSError:
-                continue
+        found = [readable(getmtime, self.folder / name) for name in (HISTORY, NODES)]
+        times = [each for each in found if each is not None]
         return max(time.time() - max(times), 0.0) if times else None
 
     def _stage(self, result: dict[str, Any]) -> tuple[str, str | None]:
@@ -195,11 +192,8 @@ class FolderWatcher:
             return found
         others = Counter(state for job, state in states.items() if job != shown)
         text = ", ".join(f"{count} {state}" for state, count in others.items())
-        said = f"job {shown.name} of the sweep {self.folder.name}" + f"; others: {text}" * bool(
-            text
-        )
-        reason = found["reason"]
-        return found | {"reason": f"{said}; {reason}" if reason else said}
+        said = [f"job {shown.name} of the sweep {self.folder.name}", text and f"others: {text}"]
+        return found | {"reason": "; ".join(filter(None, [*said, found["reason"]]))}
 
 
 def sweep_jobs(folder: Path) -> list[Path]:
