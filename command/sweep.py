@@ -29,8 +29,8 @@ from command.errors import clear_errors
 from command.run_lock import SWEEP_LOCK, run_lock
 from command.saved_config import continues, resumes
 from conf import ConfigError
-from report.progress.sweep_progress import FAILED, VIEW, silent_jobs, sweep_progress
-from report.runs import OVERRIDES, read_run
+from report.progress.sweep_progress import VIEW, silent_jobs, sweep_progress
+from report.runs import FAILED, OVERRIDES, read_run
 from report.sweep_table import WIDTH, sweep_table
 from simulation.early_stop import under_way
 from simulation.job import PLACE

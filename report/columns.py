@@ -85,11 +85,8 @@ class TableRow:
     ) -> list[Row | None]:
         if self.reach is None:
             return []
-        bounds = [self.reach / 100 if run.metric.share else self.reach for run in self.runs]
-        return [
-            find(run.evaluations(), bound, run.metric)
-            for run, bound in zip(self.runs, bounds, strict=True)
-        ]
+        shares = {True: self.reach / 100, False: self.reach}
+        return [find(r.evaluations(), shares[r.metric.share], r.metric) for r in self.runs]
 
 
 def main_metric(runs: Iterable[Run]) -> MainMetric:

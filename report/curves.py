@@ -10,9 +10,9 @@ import argparse
 import io
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,12 @@ class Curve:
     low: Values
     high: Values
 
+    def drawn(self, log_x: bool) -> Self | None:
+        """Return the points that an axis can show, those above 0 if it is logarithmic; or None."""
+        shown = self.x > 0 if log_x else np.ones(len(self.x), dtype=bool)
+        parts = {key: getattr(self, key)[shown] for key in ("x", "mean", "low", "high")}
+        return replace(self, **parts) if shown.any() else None
+
     def add_to(self, axes: Axes, number: int, label: str) -> None:
         """Draw the mean in a band from lowest to highest; `number` selects colour and style."""
         colour, style = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
@@ -81,31 +87,31 @@ def curve(
     covers all values that the averages include, also for a single run. `metric`: the runs' main
     metric.
     """
-    seeds = [_points(rows, x, y) for rows in histories]
-    rounds = sorted(set(seeds[0]).intersection(*seeds)) if seeds else []
-    if not rounds:
+    keys = ("round", x, y)
+    across, up = aligned([[row.get(key) for key in keys] for row in rows] for rows in histories)
+    across, raw = across / X[x][1], up / axis_of(y, metric)[1]
+    if not len(across):
         return None
-    table = np.array(
-        [[points[r] for r in rounds] for points in seeds]
-    )  # shape (seeds, rounds, 2): x and y
-    across = table[:, :, 0].mean(axis=0) / X[x][1]
-    drawn = across > 0 if log_x else np.ones(len(rounds), dtype=bool)
-    raw = table[:, :, 1] / axis_of(y, metric)[1]
     up = np.array([moving_average(row, smooth) for row in raw])
     low, high = up.min(axis=0), up.max(axis=0)
     if extremes:
-        seen = [raw[:, window(at, len(rounds), smooth)] for at in range(len(rounds))]
+        seen = [raw[:, window(at, len(across), smooth)] for at in range(len(across))]
         low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
-    found = Curve(across[drawn], up.mean(axis=0)[drawn], low[drawn], high[drawn])
-    return found if drawn.any() else None
+    return Curve(across, up.mean(axis=0), low, high).drawn(log_x)
 
 
-def _points(rows: Iterable[Row], x: str, y: str) -> dict[int, tuple[float, float]]:
-    return {
-        row["round"]: (row[x], row[y])
-        for row in rows
-        if row.get(x) is not None and row.get(y) is not None
-    }
+def aligned(seeds: Iterable[Iterable[Sequence[Any]]]) -> tuple[Values, Values]:
+    """Return the mean x, shape (rounds,), and each run's y, shape (seeds, rounds).
+
+    `seeds`: of each run the round, x and y of its rows. Only rounds count in which all runs have
+    both; the arrays are empty if there is none.
+    """
+    runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
+    rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
+    table = np.array([[run[r] for r in rounds] for run in runs], dtype=np.float64)
+    if not rounds:
+        return np.empty(0), np.empty((0, 0))
+    return table[:, :, 0].mean(axis=0), table[:, :, 1]
 
 
 def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import TypeVar
 
 from report.metric import ACCURACY, MainMetric
 from report.runs import Row, Run
+
+Each = TypeVar("Each")
 
 
 def smoothed(run: Run, count: int) -> Run:
@@ -33,6 +36,13 @@ def smoothed(run: Run, count: int) -> Run:
         "evaluations": len(means),
     }
     return replace(run, result=run.result | result, history=lambda: means)
+
+
+def evenly(values: Sequence[Each], most: int) -> list[Each]:
+    """Return at most `most` of the values, evenly chosen, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
 
 
 def stays_above(rows: Sequence[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:

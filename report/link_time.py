@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from report.errors import ResultsError
 from simulation.network import Network, network_named
@@ -112,13 +112,14 @@ def _round(network: Network, nodes: int, down: float, up: float, steps: float) -
     """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
     work = steps * network.seconds_per_step + (network.encoding_seconds if steps else 0.0)
     if network.server_mbps is None:
-        return work + exchange_seconds(network, down, up, nodes)
+        each = transfer_seconds(down, network.down_mbps) + transfer_seconds(up, network.up_mbps)
+        return work + (2 * network.latency_ms / 1000 + each)
     # On the server's link the messages of some nodes wait while others compute. The replies arrive
     # in the order of the messages. The link is busy until the end from the first reply on, or it
     # waits for the last reply.
-    sending, receiving = (_transfer(size, network.server_mbps) for size in (down, up))
-    beside = 2 * network.latency_ms / 1000 + work + _transfer(up, network.up_mbps)
-    own = _transfer(down, network.down_mbps)
+    sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
+    beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
+    own = transfer_seconds(down, network.down_mbps)
     first, last = (beside + max(own, place * sending) for place in (1, nodes))
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
@@ -135,26 +136,58 @@ def _node_cycle(
     alone = _round(network, 1, down, up, steps)
     if network.server_mbps is None:
         return alone, 0.0
-    busy = _transfer(nodes * max(down, up), network.server_mbps)
-    waits = _transfer((nodes - 1) * down, network.server_mbps)
+    busy = transfer_seconds(nodes * max(down, up), network.server_mbps)
+    waits = transfer_seconds((nodes - 1) * down, network.server_mbps)
     return (busy, 0.0) if busy > alone else (alone, waits)
 
 
-def exchange_seconds(network: Network, down: float, up: float, nodes: float) -> float:
-    """Return the seconds in which nodes get a message each and send a reply, without their work.
-
-    `down`, `up`: the bytes of a message and of a reply. `nodes`: how many nodes do so at the same
-    time. If they share the server's link, it carries the messages of all of them, which may take
-    longer than a node's own link. Then the seconds are an upper bound.
-    """
-    return 2 * network.latency_ms / 1000 + sum(
-        max(_transfer(size, own), _transfer(size * nodes, network.server_mbps))
-        for size, own in ((down, network.down_mbps), (up, network.up_mbps))
-    )
-
-
-def _transfer(size: float, mbps: float | None) -> float:
+def transfer_seconds(size: float, mbps: float | None) -> float:
+    """Return the seconds in which a link carries bytes; 0 without a limit (None)."""
     return size * 8 / (mbps * 1e6) if mbps else 0.0
+
+
+def progress_of(
+    rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any], replies: int, per_cycle: int
+) -> list[Progress]:
+    """Return what an average node had done at each row of a history, without its local steps.
+
+    `result`: of the run, whose bytes beside the payloads a row of an archive lacks. `replies`: of
+    a cycle. `per_cycle`: how many rounds of the history are one cycle of a node.
+    """
+    found = []
+    last = max(result.get("round") or 0, rows[-1]["round"]) if rows else 0
+    for row in rows:
+        totals = []
+        for way in ("downlink", "uplink"):
+            beside = [f"{way}_other_bytes", f"{way}_header_bytes"]
+            if all(row.get(key) is not None for key in beside):
+                extra = sum(row[key] for key in beside)
+            else:  # an archive stores only the sums at the end
+                extra = sum(result.get(key) or 0 for key in beside) * row["round"] / (last or 1)
+            totals.append(((row.get(f"{way}_bytes") or 0) + extra) / replies)
+        if per_cycle > 1:  # asynchronous: the server has sent messages that are not answered yet
+            totals[0] *= row["round"] / (row["round"] + per_cycle - 1)
+        found.append(Progress(row["round"] / per_cycle, totals[0], totals[1], None))
+    return found
+
+
+def work_seconds(
+    rows: Sequence[Progress],
+    virtual_seconds: Sequence[float | None],
+    own: Network,
+    nodes: int,
+    asynchronous: bool,
+) -> list[float | None]:
+    """Return the seconds of a node's own work up to each row: the virtual time without messages.
+
+    `own`: the network of the run. None for a row without a virtual time.
+    """
+    plain = replace(own, waiting="none", classes={})
+    links = link_seconds([row._replace(steps=0.0) for row in rows], plain, nodes, asynchronous)
+    return [
+        None if seconds is None else max(0.0, seconds - link)
+        for seconds, link in zip(virtual_seconds, links, strict=True)
+    ]
 
 
 def local_steps(
@@ -166,22 +199,18 @@ def local_steps(
 ) -> list[float | None]:
     """Return a node's local steps up to each row, from the virtual time of the run itself.
 
-    `own`: the network of the run. Its links' share of the time is subtracted. A value is None if
-    the row has no virtual time, if a step takes none, and for asynchronous nodes that share a link:
-    while some nodes compute, others send.
+    `own`: the network of the run. A value is None if the row has no virtual time, if a step takes
+    none, and for asynchronous nodes that share a link: while some nodes compute, others send.
     """
-    if asynchronous and own.server_mbps is not None:
+    step = own.seconds_per_step
+    if not step or (asynchronous and own.server_mbps is not None):
         return [None] * len(rows)
-    plain = replace(own, waiting="none", classes={})
     waits = 0.0 if own.waiting == "none" else own.waiting_seconds
-    links = link_seconds([row._replace(steps=0.0) for row in rows], plain, nodes, asynchronous)
-    found: list[float | None] = []
-    for row, seconds, link in zip(rows, virtual_seconds, links, strict=True):
-        if seconds is None or not own.seconds_per_step:
-            found.append(None)
-            continue
-        found.append(max(0.0, (seconds - link - waits * row.cycles) / own.seconds_per_step))
-    return found
+    work = work_seconds(rows, virtual_seconds, own, nodes, asynchronous)
+    return [
+        None if seconds is None else max(0.0, (seconds - waits * row.cycles) / step)
+        for row, seconds in zip(rows, work, strict=True)
+    ]
 
 
 def network_from(values: Mapping[str, str], own: Mapping[str, object] | None = None) -> Network:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError, mistakes_are_lines
+from report.learning_curve import evenly
 from report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,7 @@ def archived(run: Run, name: str, commit: str) -> Run:
     if overrides.pop("experiment", None) != name:
         raise ResultsError(f"{run.folder} was not run with experiment={name}")
     evaluations = run.evaluations()
-    rows = _thinned(evaluations)
+    rows = evenly(evaluations, ROWS)
     columns = dict.fromkeys((*CURVE, run.metric.name))
     curve = {key: [row.get(key) for row in rows] for key in columns}
     stored = {
@@ -64,13 +65,6 @@ def archived(run: Run, name: str, commit: str) -> Run:
         return stored_run(stored)
     except ValueError as error:
         raise ResultsError(f"{run.folder}: {error}") from error
-
-
-def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most `ROWS` of the rows, evenly spaced, with the first and the last one."""
-    if len(rows) <= ROWS:
-        return rows
-    return [rows[round(at * (len(rows) - 1) / (ROWS - 1))] for at in range(ROWS)]
 
 
 def merge(old: Iterable[Run], new: Iterable[Run]) -> list[Run]:

@@ -17,15 +17,16 @@ from report.errors import ResultsError
 from report.files.reader import folders, read_json, read_yaml
 from report.metric import main_of
 from report.runs import (
+    CONFIG,
+    FAILED,
     HISTORY,
-    HYDRA,
     REFERENCE,
-    WITHOUT_EFFECT,
     Run,
     group_runs,
     read_history,
     read_result,
     read_runs,
+    with_effect,
 )
 from report.runs import read_overrides as overrides_of
 from report.summary import summary_rows, whole_bytes
@@ -35,7 +36,6 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
     from matplotlib.figure import Figure
     from torch import Tensor
 
-FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
 
 
@@ -109,7 +109,7 @@ class RunResult:
         folder of somebody else it could read this machine's environment. Raises `ResultsError`.
         """
         with _reading(self.folder):
-            found = read_yaml(self.folder / HYDRA / "config.yaml")
+            found = read_yaml(self.folder / CONFIG)
             return DictConfig(_without_resolvers(found))
 
     @property
@@ -174,8 +174,7 @@ class RunResult:
 
     def as_run(self) -> Run:
         """Return the run as the programs of `report` read it."""
-        kept = {k: v for k, v in self.overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
-        return Run(kept, self.values, self._rows, self.folder)
+        return Run(with_effect(self.overrides), self.values, self._rows, self.folder)
 
 
 class SweepResult(Sequence[RunResult]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,13 +17,22 @@ from typing import Any
 
 from report.errors import ResultsError
 from report.files.reader import folders as folders_below
-from report.files.reader import lines_of, open_file, parse_json, read_json, read_yaml, refuse
+from report.files.reader import (
+    lines_of,
+    open_file,
+    parse_json,
+    read_json,
+    read_yaml,
+    readable,
+    refuse,
+)
 from report.format import NOTHING
 from report.metric import ACCURACY, LOSS, MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
-OVERRIDES = HYDRA / "overrides.yaml"
+OVERRIDES, CONFIG = HYDRA / "overrides.yaml", HYDRA / "config.yaml"
+FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # the value of another key of a configuration
 GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
 # overrides that do not change what a run computes, and the seed
@@ -184,11 +193,7 @@ def read_run(folder: Path) -> Run:
     if not isinstance(result.get("stopped"), str | None):
         raise ValueError(f"{folder / RESULT} does not say why the run stopped")
     expect_numbers(result)
-    overrides = {
-        key: value
-        for key, value in read_overrides(folder).items()
-        if not WITHOUT_EFFECT.fullmatch(key)
-    }
+    overrides = with_effect(read_overrides(folder))
     name = main_of(result).name
     run = Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
     if result.get("stopped") and not run.diverged:
@@ -207,32 +212,34 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
+def failed_line(folder: Path) -> str | None:
+    """Return why a sweep's job has failed; None if its `failed.json` does not say."""
+    note = readable(read_json, folder / FAILED) or {}
+    return str(note["line"]) if isinstance(note, dict) and "line" in note else None
+
+
 def read_history(file: Path, main: str = "accuracy") -> list[Row]:
     """Return the rows of a `history.jsonl`, one per round, without a truncated last line.
 
     `main`: the name of the run's main metric. Raises `ResultsError` for a line that cannot be read.
     """
     rows: list[Row] = []
-    damaged: int | None = None  # the number of a line
     try:
         opened = open_file(file)
     except ValueError as error:
         raise ResultsError(str(error)) from error
     with opened:
-        for number, line in enumerate(lines_of(opened), 1):
-            if damaged is not None:
-                break
+        for place, line in enumerate(lines_of(opened), 1):
             try:
                 row = parse_json(line)
             except ValueError:
-                damaged = number
-                continue
+                if not opened.read(1):  # only the last line may be damaged
+                    break
+                row = None
             if not _is_row(row, main):
-                raise ResultsError(f"{file}: line {number} cannot be read")
+                raise ResultsError(f"{file}: line {place} cannot be read")
             rows.append(row)
-        else:  # only the last line may be damaged
-            return rows
-    raise ResultsError(f"{file}: line {damaged} cannot be read")
+    return rows
 
 
 def _is_row(row: Any, main: str) -> bool:
@@ -250,6 +257,11 @@ def _is_row(row: Any, main: str) -> bool:
 def read_overrides(folder: Path) -> dict[str, str]:
     """Return all command-line overrides of a run by their keys; see `override_words`."""
     return split_overrides(override_words(folder))
+
+
+def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return the overrides that change what a run computes."""
+    return {key: value for key, value in overrides.items() if not WITHOUT_EFFECT.fullmatch(key)}
 
 
 def override_words(folder: Path) -> list[str]:
@@ -329,11 +341,15 @@ def expect_numbers(result: Mapping[str, Any]) -> None:
         _expect_number(result.get(key), may_miss=key not in SURE)
 
 
+def number(value: Any) -> float | None:
+    """Return a value if it is a finite number of usual size; else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) <= LARGEST else None  # False for NaN
+
+
 def _expect_number(value: Any, may_miss: bool) -> None:
-    if value is None and may_miss:
-        return
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) <= LARGEST:  # also refuses NaN
+    if number(value) is None and not (value is None and may_miss):
         raise ValueError(f"{str(value)[:40]!r} is out of place")
 
 
@@ -353,6 +369,16 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     """Return overrides such as `a=1` and `+b=2` as a dict: key -> value."""
     pairs = (word.lstrip("+").partition("=") for word in overrides)
     return {key: value for key, _, value in pairs}
+
+
+def dotted(node: Any, between: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values inside a mapping with their joined keys; those of a list if joined by /."""
+    for key, value in (node if isinstance(node, Mapping) else dict(enumerate(node))).items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) or (isinstance(value, list) and between == "/"):
+            yield from dotted(value, between, f"{name}{between}")
+        else:
+            yield name, value
 
 
 def in_order(overrides: Mapping[str, str]) -> str:

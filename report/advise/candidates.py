@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from report.advise.presets import effective, preset
 from report.errors import ResultsError
-from report.files.reader import read_yaml
-from report.link_time import Progress, local_steps, network_from
+from report.files.reader import read_yaml, readable
+from report.link_time import Progress, local_steps, network_from, progress_of
 from report.run_archive import FOLDER, ROOT
-from report.runs import HYDRA, Row, Run, in_order, read_archive, read_runs
+from report.runs import CONFIG, Row, Run, in_order, read_archive, read_runs
 
 # strategies that divide the layers of one model among the nodes
 CUT = ("split_backprop", "synthetic_gradients")
@@ -109,19 +108,20 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
     None: the run has no curve, it divides a model among nodes, its link decides which replies are
     used, or its numbers do not fit together.
     """
-    saved = _saved_config(run.folder)
+    # the configuration in the run's folder
+    saved = run.folder and readable(read_yaml, run.folder / CONFIG)
+    saved = saved if isinstance(saved, dict) else {}
     values = effective(run.overrides, experiment)
     result = run.result
-    if plain(values.get("strategy")) in map(plain, CUT) or plain(result.get("strategy")) in (
-        *map(plain, CUT),
-    ):
+    strategies = {plain(each.get("strategy")) for each in (values, result)}
+    if not strategies.isdisjoint(map(plain, CUT)):
         return None
     if any(values.get(key, "null") not in ("null", "None", "1", "1.0") for key in DECIDED_BY_LINK):
         return None
     try:
         rows = [row for row in run.history() if row.get(run.metric.name) is not None]
-        network = network_from(values, saved.get("network") if saved else None)
-        nodes = int(result.get("nodes") or (saved or {}).get("nodes") or values.get("nodes") or 0)
+        network = network_from(values, saved.get("network"))
+        nodes = int(result.get("nodes") or saved.get("nodes") or values.get("nodes") or 0)
     except (OSError, ValueError, TypeError, ResultsError):
         return None
     messages = (result.get("client_updates") or 0) + (result.get("failures") or 0)
@@ -131,11 +131,9 @@ def measured(run: Run, of: str, experiment: str) -> Measured | None:
         return None
     if any(row.get("round") is None for row in rows):
         return None
-    asynchronous = values.get("strategy") == "asynchronous" or (
-        plain(result.get("strategy")) == "asynchronous"
-    )
+    asynchronous = "asynchronous" in strategies
     replies = nodes if asynchronous else max(1, round(messages / total))
-    progress = _progress(run, rows, nodes if asynchronous else 1, replies)
+    progress = progress_of(rows, result, replies, nodes if asynchronous else 1)
     seconds = [row.get("virtual_seconds") for row in rows]
     steps = local_steps(progress, seconds, network, replies, asynchronous)
     if steps[-1] is None and (known := _steps_of_a_cycle(values)) is not None:
@@ -163,39 +161,6 @@ def _steps_of_a_cycle(values: Mapping[str, str]) -> int | None:
 
 def _known(values: Mapping[str, str]) -> bool:
     return bool(preset("dataset", values.get("dataset", "")))
-
-
-def _progress(run: Run, rows: Sequence[Row], per_cycle: int, replies: int) -> list[Progress]:
-    """Return what an average node had done at each row, without its local steps.
-
-    `per_cycle`: how many rounds of the history are one cycle of a node.
-    """
-    found = []
-    last = max(run.result.get("round") or 0, rows[-1]["round"])
-    for row in rows:
-        totals = []
-        for way in ("downlink", "uplink"):
-            beside = [f"{way}_other_bytes", f"{way}_header_bytes"]
-            if all(row.get(key) is not None for key in beside):
-                extra = sum(row[key] for key in beside)
-            else:  # an archive stores only the sums at the end
-                extra = sum(run.result.get(key) or 0 for key in beside) * row["round"] / last
-            totals.append(((row.get(f"{way}_bytes") or 0) + extra) / replies)
-        if per_cycle > 1:  # asynchronous: the server has sent messages that are not answered yet
-            totals[0] *= row["round"] / (row["round"] + per_cycle - 1)
-        found.append(Progress(row["round"] / per_cycle, totals[0], totals[1], None))
-    return found
-
-
-def _saved_config(folder: Path | None) -> dict[str, Any] | None:
-    """Return the configuration in a run's folder; None if there is none, or if it is damaged."""
-    if folder is None:
-        return None
-    try:
-        content = read_yaml(folder / HYDRA / "config.yaml")
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def choose(runs: Iterable[Measured], task: str | None, model: str | None) -> Found:
@@ -261,7 +226,7 @@ def nearest(missing: NoRun, parameters: float) -> Found:
 def _scaled(run: Measured, factor: float) -> Measured:
     """Return a run as if all its messages were `factor` times as large."""
     progress = [row._replace(down=row.down * factor, up=row.up * factor) for row in run.progress]
-    return Measured(**{**vars(run), "progress": progress})
+    return replace(run, progress=progress)
 
 
 def _one_kind(

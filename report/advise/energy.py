@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from report.errors import ResultsError
-from report.link_time import Progress
+from report.link_time import Progress, transfer_seconds
 from simulation.network import Network
 
 HUANG = "Huang et al. 2012, A close examination of performance and power characteristics of 4G LTE"
@@ -72,14 +72,10 @@ def joules(radio: Radio, network: Network, spent: Progress, seconds: float) -> f
     `spent`: what the device has done until then; `seconds`: the time until then. The tail of each
     message ends when the next transfer begins. A link without a limit transfers in no time.
     """
-    sending = _seconds(spent.up, network.up_mbps)
-    receiving = _seconds(spent.down, network.down_mbps)
+    sending = transfer_seconds(spent.up, network.up_mbps)
+    receiving = transfer_seconds(spent.down, network.down_mbps)
     energy = sending * (radio.base_up + radio.up * (network.up_mbps or 0.0))
     energy += receiving * (radio.base_down + radio.down * (network.down_mbps or 0.0))
     idle = max(0.0, seconds - sending - receiving)
     transfers = 2 * spent.cycles  # a message to the device, and its reply
     return energy + radio.tail * min(idle, transfers * radio.tail_seconds)
-
-
-def _seconds(size: float, mbps: float | None) -> float:
-    return 0.0 if mbps is None else size * 8 / (mbps * 1e6)

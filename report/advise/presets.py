@@ -15,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from report.errors import ResultsError
 from report.run_archive import ROOT
+from report.runs import dotted
 
 CONF = ROOT / "conf"
 
@@ -60,7 +61,7 @@ def preset(group: str, name: str) -> Mapping[str, str]:
             if not plain.startswith("hydra") and choice is not None:
                 found[plain] = str(choice)
     content.pop("hydra", None)
-    return found | _flat(content)
+    return found | {key: str(value) for key, value in dotted(content) if value is not None}
 
 
 def description(group: str, name: str) -> str:
@@ -82,13 +83,3 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ResultsError(f"{file} holds no keys")
     return content
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{before}{key}.")
-        elif value is not None:
-            found[f"{before}{key}"] = str(value)
-    return found

@@ -12,7 +12,6 @@ from report.advise.candidates import ARCHIVED, Measured
 from report.advise.energy import Radio, joules
 from report.advise.options import share_of
 from report.errors import ResultsError
-from report.learning_curve import first_at
 from report.link_time import Progress, link_seconds
 from report.metric import LOSS, MainMetric
 from simulation.network import Network
@@ -153,13 +152,11 @@ def reached(
     `nodes`: the number of devices, None: as in the run. They share the server's link, if it is
     limited.
     """
-    metric = goal.metric
-    rows = [row for row in run.rows if row.get(metric.name) is not None]
-    found = first_at(rows, goal.bound, metric)
-    if found is None:
-        return None
-    at = next(at for at, row in enumerate(run.rows) if row is found)
-    return _at_row(run, at, network, nodes)
+    for at, row in enumerate(run.rows):
+        value = row.get(goal.metric.name)
+        if value is not None and goal.metric.reaches(value, goal.bound):
+            return _at_row(run, at, network, nodes)
+    return None
 
 
 def mean_reached(
@@ -244,10 +241,7 @@ def rank(
 
 def _best(runs: Sequence[Measured], metric: MainMetric) -> float | None:
     """Return the mean of the runs' best values; None if a run has no value."""
-    found = []
-    for run in runs:
-        values = [row[metric.name] for row in run.rows if row.get(metric.name) is not None]
-        if not values:
-            return None
-        found.append(metric.best(values))
-    return fmean(value for value in found if value is not None)
+    values = ([row.get(metric.name) for row in run.rows] for run in runs)
+    bests = [metric.best([value for value in each if value is not None]) for each in values]
+    known = [best for best in bests if best is not None]
+    return fmean(known) if len(known) == len(bests) else None

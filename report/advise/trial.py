@@ -31,7 +31,7 @@ from report.format import NOTHING, human_bytes, human_seconds
 from report.learning_curve import first_at
 from report.metric import LOSS, MainMetric
 from report.run_archive import ROOT
-from report.runs import HYDRA, Row, Run, read_overrides, read_runs, split_overrides
+from report.runs import CONFIG, Row, Run, read_overrides, read_runs, split_overrides
 from simulation.network import Network
 
 # presets for training whole models in rounds of several local steps
@@ -250,7 +250,7 @@ def _trial(run: Run, metric: MainMetric, level: float) -> Trial:
 
 def write_config(folder: Path, trial: Trial) -> Path:
     """Write the configuration of a run as `advised.yaml`; return the file."""
-    content = read_yaml(trial.folder / HYDRA / "config.yaml")
+    content = read_yaml(trial.folder / CONFIG)
     file = folder / FILE
     text = yaml.safe_dump(content, sort_keys=False)
     file.write_text(HEAD.format(name=trial.name, folder=shlex.quote(str(folder))) + text)

@@ -20,11 +20,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 LARGEST = 16_000_000  # bytes; `nodes.json` of 2,000 nodes with 1,000 classes has about 7 MB
 LARGEST_HISTORY = 2_000_000_000  # bytes; 250,000 rounds have about 200 MB
@@ -39,6 +39,7 @@ RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*\.|.*-[0-9a-f]{12
 INNER = (".hydra", ".loggers")  # folders of a run's folder
 MARK = 200  # bytes before the offset: they show whether a file is still the same
 Notes = dict[Path, str]
+Found = TypeVar("Found")
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
@@ -168,6 +169,14 @@ def read_yaml(file: Path) -> Any:
         refuse(file, f"cannot be read: {' '.join(str(error).split())[:80]}")
 
 
+def readable(read: Callable[[Path], Found], path: Path) -> Found | None:
+    """Return what `read` reads at a path; None if a file is missing or damaged."""
+    try:
+        return read(path)
+    except (OSError, ValueError):
+        return None
+
+
 def folders(top: Path) -> Iterator[tuple[Path, set[str]]]:
     """Yield `top` and each folder below it with the names in it. Links are not followed."""
     waiting = [(top, 0)]
@@ -235,10 +244,9 @@ class GrowingFile:
             for line in lines_of(opened):
                 if not line.endswith(b"\n") and len(line) < LONGEST_LINE:
                     break
-                self._offset += len(line)
-                self._mark = (self._mark + line)[-MARK:]
-                if not line.endswith(b"\n"):  # a line whose rest was left out
-                    self._offset, self._mark = opened.tell(), b""
+                self._offset = opened.tell()
+                # after a line whose rest was left out there is no mark
+                self._mark = (self._mark + line)[-MARK:] if line.endswith(b"\n") else b""
                 yield line
 
     def rows(self) -> list[dict[str, Any]]:

@@ -7,29 +7,23 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
-import numpy as np
-from numpy.typing import NDArray
-
+from report.curves import Curve, aligned
 from report.estimate import student
-from report.html.counters import Row, number, sent_bytes
 from report.html.run_data import ReportGroup
+from report.runs import Row, number
+from report.summary import sent_bytes
 
-Values = NDArray[np.float64]
 OfRows = Callable[[Sequence[Row], ReportGroup], Sequence[float | None]]
 
 
 @dataclass(frozen=True)
-class AveragedCurve:
+class AveragedCurve(Curve):
     """The mean of some runs' y at the mean of their x, and a band around it.
 
     `seeds`: how many runs. The band is the 95 % interval of the mean for three or more seeds, the
     lowest and highest value for two, and the mean itself for one.
     """
 
-    x: Values
-    y: Values
-    low: Values
-    high: Values
     seeds: int
 
 
@@ -37,7 +31,7 @@ def column(key: str, scale: float = 1) -> OfRows:
     """Return the function that reads a key of each row, times `scale`."""
 
     def read(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
-        found = (number(row, key) for row in rows)
+        found = (number(row.get(key)) for row in rows)
         return [None if value is None else value * scale for value in found]
 
     return read
@@ -62,7 +56,7 @@ def a_round(total: OfRows) -> OfRows:
     def read(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
         totals, rounds = total(rows, group), column("round")(rows, group)
         grown: list[float | None] = [None] * min(len(rows), 1)
-        for (t0, t1), (r0, r1) in zip(_pairs(totals), _pairs(rounds), strict=True):
+        for (t0, t1), (r0, r1) in zip(pairwise(totals), pairwise(rounds), strict=True):
             known = None not in (t0, t1, r0, r1)
             steps = (r1 or 0) - (r0 or 0)
             grown.append(((t1 or 0) - (t0 or 0)) / steps if known and steps > 0 else None)
@@ -82,30 +76,20 @@ def density(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
     ]
 
 
-def _pairs(values: Sequence[float | None]) -> list[tuple[float | None, float | None]]:
-    return list(pairwise(values))
-
-
 def averaged(group: ReportGroup, x: OfRows, y: OfRows, log_x: bool = False) -> AveragedCurve | None:
     """Return the mean curve of a group's runs; None if no round has x and y in all of them.
 
     The curve has a point for each round in which every run has both. `log_x`: leave out points at
     0 or below.
     """
-    seeds = []
-    for rows in group.histories.values():
-        points = zip(column("round")(rows, group), x(rows, group), y(rows, group), strict=True)
-        seeds.append({r: (a, b) for r, a, b in points if None not in (r, a, b)})
-    rounds = sorted(set(seeds[0]).intersection(*seeds), key=lambda r: r or 0) if seeds else []
-    if not rounds:
+    across, up = aligned(
+        zip(column("round")(rows, group), x(rows, group), y(rows, group), strict=True)
+        for rows in group.histories.values()
+    )
+    if not len(across):
         return None
-    table = np.array([[points[r] for r in rounds] for points in seeds], dtype=np.float64)
-    across, up = table[:, :, 0].mean(axis=0), table[:, :, 1]
     mean, low, high = up.mean(axis=0), up.min(axis=0), up.max(axis=0)
-    if (count := len(seeds)) > 2:
+    if (count := len(up)) > 2:
         half = student(count - 1) * up.std(axis=0, ddof=1) / sqrt(count)
         low, high = mean - half, mean + half
-    kept = across > 0 if log_x else np.ones(len(rounds), dtype=bool)
-    if not kept.any():
-        return None
-    return AveragedCurve(across[kept], mean[kept], low[kept], high[kept], count)
+    return AveragedCurve(across, mean, low, high, count).drawn(log_x)

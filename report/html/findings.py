@@ -9,7 +9,6 @@ from typing import NamedTuple
 from report.columns import by_seed, decimals
 from report.estimate import Estimate, paired
 from report.format import human_bytes, human_seconds
-from report.html.counters import plain_of, sent_of
 from report.html.node_table import NodeRecord, NotableNode, notable
 from report.html.run_data import (
     ReportGroup,
@@ -21,6 +20,7 @@ from report.html.run_data import (
 )
 from report.live.node_state import SLOW
 from report.metric import MainMetric
+from report.summary import whole_bytes
 
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
@@ -215,8 +215,9 @@ def _times(ratio: float | None) -> str:
 
 def _bytes(report: ReportRuns) -> Finding:
     runs = [run for group in report.groups for run in group.runs]
-    total = {way: sum(sent_of(run, way) for run in runs) for way in ("uplink", "downlink")}
-    plain = sum(plain_of(run, way) for run in runs for way in total)
+    found = {way: [whole_bytes(run.result, way) for run in runs] for way in ("uplink", "downlink")}
+    total = {way: sum(sent for sent, _ in each) for way, each in found.items()}
+    plain = sum(plain for each in found.values() for _, plain in each)
     answer = f"{human_bytes(total['uplink'])} up and {human_bytes(total['downlink'])} down"
     ratio = plain / sum(total.values()) if sum(total.values()) else None
     many = len(runs) > 1

@@ -13,7 +13,6 @@ from typing import Any
 
 from report.format import NOTHING
 from report.html.canvas import MARKERS, THEME, LegendEntry, Picture
-from report.html.counters import Row
 from report.html.findings import findings
 from report.html.link_estimate import FORMULA, named_links
 from report.html.node_table import RUNS, notable, read_nodes
@@ -28,7 +27,7 @@ from report.html.page_tables import (
 from report.html.pictures import GREY, draw_all, legend_of
 from report.html.run_data import COLOURED, ReportRuns, load
 from report.html.text import one_line
-from report.runs import Run
+from report.runs import Row, Run
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
 COLUMNS, CELL = 1000, 32_000  # columns of a CSV file, and characters of a cell
@@ -122,11 +121,11 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
     main = summary_table(report, links) if report.groups else None
     if main is not None:
         write_csv(out / SUMMARY, main)
-    several = [table for table in (time_table(report, links),) if table is not None]
     sections = [
         Section("metric", f"Test {report.metric.name} against bytes and rounds", "Metric",
                 METRIC, pictures["metric"], legend=True),
-        Section("time", "Time over links", "Time", TIME, pictures["time"], several, legend=True),
+        Section("time", "Time over links", "Time", TIME, pictures["time"],
+                _known(time_table(report, links)), legend=True),
         Section("bytes", "Bytes", "Bytes", BYTES, pictures["bytes"], legend=True),
         Section("nodes", "Nodes", "Nodes", NODES if nodes else NO_NODES, pictures["nodes"],
                 _known(nodes_table(notable(nodes)))),

@@ -1,32 +1,29 @@
 """Estimates how long a run takes over a link, from the bytes in its history.
 
-A round over a link takes the time of its messages (`report.link_time.exchange_seconds`) and of the
-devices' work. The work is the virtual time of the round without the messages over the run's own
-link; 0 without a virtual clock. An asynchronous server has a message under way to each node. So in
-the time of one exchange it gets a reply from each node.
-
-The virtual clock (simulation/clock.py) follows every message. The estimate takes the mean over a
-round's nodes, and knows nothing of lost messages, and of devices of several speeds.
+The time is that of `report.link_time`: messages and the devices' work. The work is the virtual time
+without the messages over the run's own link; 0 without a virtual clock. The estimate takes the mean
+over a round's nodes, and knows nothing of lost messages, and of devices of several speeds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from report.html.counters import Row, number, sent_bytes
 from report.html.run_data import ReportGroup
-from report.link_time import exchange_seconds
+from report.link_time import link_seconds, progress_of, work_seconds
+from report.runs import Row, number
 from simulation.network import Network
 
 NETWORKS = Path(__file__).parents[2] / "conf" / "network"
-WAYS = ("downlink", "uplink")
 FORMULA = (
     "time of a round = 2 × latency + bytes down ÷ rate down + bytes up ÷ rate up + work",
     "bytes: those of one node that takes part in the round, whole messages",
-    "shared server link: at least the bytes of all the round's nodes ÷ the server's rate",
+    "shared server link: it carries one message of the round's nodes after another",
     "work: the round's virtual time without its messages; 0 if no virtual clock was recorded",
     "asynchronous run: one exchange, divided by the number of nodes, for each reply",
 )
@@ -50,10 +47,6 @@ class Link:
         )
         shared = ", shared by all nodes" if network.server_mbps is not None else ""
         return f"{rates}{shared}, latency {network.latency_ms:g} ms"
-
-    def seconds(self, down: float, up: float, nodes: float) -> float:
-        """Return the seconds that one exchange takes on the link (`exchange_seconds`)."""
-        return exchange_seconds(self.network, down, up, nodes)
 
 
 def named_links(folder: Path = NETWORKS) -> list[Link]:
@@ -87,12 +80,8 @@ def link_of(network: Mapping[str, Any], name: str = "") -> Link:
 
 def own_link(group: ReportGroup) -> Link:
     """Return the link over which the runs of a group were simulated; no limits if unknown."""
-    found = {
-        key.removeprefix("network."): text
-        for key, text in group.settings.items()
-        if key.startswith("network.")
-    }
-    return link_of(found)
+    keys = ("up_mbps", "down_mbps", "server_mbps", "latency_ms")
+    return link_of({key: group.settings.get(f"network.{key}") for key in keys})
 
 
 def seconds_over(link: Link, rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
@@ -101,64 +90,22 @@ def seconds_over(link: Link, rows: Sequence[Row], group: ReportGroup) -> list[fl
     None for each row of a cut model, whose nodes exchange many small messages in a round, and for
     rows without bytes.
     """
-    if group.cut:
+    needed = ("round", "uplink_bytes", "downlink_bytes")
+    complete = [
+        all((value := number(row.get(key))) is not None and value >= 0 for key in needed)
+        for row in rows
+    ]
+    known = list(compress(rows, complete))
+    if group.cut or not known:
         return [None] * len(rows)
-    own, nodes = own_link(group), number(group.first, "nodes") or 1.0
-    seconds: list[float | None] = []
-    total, before = 0.0, Row()
-    for row in rows:
-        grown = _growth(before, row)
-        if grown is None:
-            seconds.append(None)
-            continue
-        total += _added(link, own, grown, nodes, group.asynchronous)
-        seconds.append(total)
-        before = row
-    return seconds
-
-
-@dataclass(frozen=True)
-class _Growth:
-    rounds: float
-    replies: float
-    down: float
-    up: float
-    virtual: float | None
-
-
-def _growth(before: Row, row: Row) -> _Growth | None:
-    """Return what happened between two rows; None if a row lacks its bytes."""
-    down, up = (sent_bytes(row, way) for way in WAYS)
-    rounds = number(row, "round")
-    if down is None or up is None or rounds is None:
-        return None
-    then = [sent_bytes(before, way) or 0.0 for way in WAYS]
-    now, past = number(row, "virtual_seconds"), number(before, "virtual_seconds") or 0.0
-    replies = sum(
-        (number(row, key) or 0.0) - (number(before, key) or 0.0)
-        for key in ("client_updates", "failures")
-    )
-    return _Growth(
-        rounds - (number(before, "round") or 0.0),
-        replies,
-        down - then[0],
-        up - then[1],
-        None if now is None else now - past,
-    )
-
-
-def _added(link: Link, own: Link, grown: _Growth, nodes: float, asynchronous: bool) -> float:
-    """Return the seconds over a link between two rows."""
-    replies = max(grown.replies, 1.0) if grown.down or grown.up else grown.replies
-    if replies <= 0:
-        return 0.0
-    if asynchronous:
-        exchanges, together = replies / nodes, nodes
-    else:
-        exchanges = max(grown.rounds, 1.0)
-        together = replies / exchanges
-    each = grown.down / replies, grown.up / replies
-    messages = exchanges * link.seconds(*each, together)
-    if grown.virtual is None:
-        return messages
-    return messages + max(0.0, grown.virtual - exchanges * own.seconds(*each, together))
+    messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
+    nodes = max(1, int(number(group.first.get("nodes")) or 1))
+    replies = nodes if group.asynchronous else max(1, round(messages / max(known[-1]["round"], 1)))
+    progress = progress_of(known, group.first, replies, nodes if group.asynchronous else 1)
+    virtual = [number(row.get("virtual_seconds")) for row in known]
+    work = work_seconds(progress, virtual, own_link(group).network, replies, group.asynchronous)
+    worked = [row._replace(steps=each) for row, each in zip(progress, work, strict=True)]
+    over = replace(link.network, seconds_per_step=1.0)  # a step is a second of work
+    seconds = iter(link_seconds(worked, over, replies, group.asynchronous))
+    found = (next(seconds) if each else math.inf for each in complete)
+    return [each if math.isfinite(each) else None for each in found]

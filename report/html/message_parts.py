@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from report.html.counters import number
 from report.html.run_data import ReportGroup
+from report.runs import number
 
 VALUES, INDICES, HEADER, PAYLOAD = "values", "indices", "payload header", "payload"
 RECORD, OTHER = "EdgeWire's record", "other records"
@@ -30,6 +30,6 @@ def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
 
 def _mean(group: ReportGroup, key: str) -> float | None:
     """Return the mean of a counter; None unless all runs have it."""
-    found = [number(run.result, key) for run in group.runs]
+    found = [number(run.result.get(key)) for run in group.runs]
     known = [value for value in found if value is not None and value >= 0]
     return sum(known) / len(known) if known and len(known) == len(found) else None

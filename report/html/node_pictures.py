@@ -11,8 +11,9 @@ from report.format import human_bytes, human_seconds
 from report.html.averaged_curve import column
 from report.html.canvas import LIGHT, Canvas, LegendEntry, colour_of
 from report.html.node_table import NodeRecord, by_run
-from report.html.picture_axes import Axis, Ticks, evenly, set_scale, shortened
+from report.html.picture_axes import Axis, Ticks, set_scale, shortened
 from report.html.run_data import ReportRuns
+from report.learning_curve import evenly
 
 NODES, CLASSES = 100, 30  # most nodes and classes of a heat map
 BAR = 38  # points of height for a group

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from report.files.reader import read_json
-from report.html.counters import number
 from report.html.run_data import ReportGroup
 from report.html.run_records import ended_early
 from report.html.text import one_line
 from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
+from report.live.nodes import NODES, nodes_in
+from report.runs import number
 
-NODES = "nodes.json"
 RUNS = 3  # runs of a group whose nodes are shown
 NOTABLE = 12  # nodes of each kind in the table
 
@@ -27,7 +27,6 @@ class NodeRecord:
     the node's samples of each class. `unanswered`: it has left its last message unanswered.
     """
 
-    node: str
     place: int
     group: ReportGroup
     seed: int
@@ -38,11 +37,10 @@ class NodeRecord:
     uplink_bytes: float | None
     downlink_bytes: float | None
     lag: float | None
-    samples: float | None
     train_loss: float | None
     accuracy: float | None
     labels: tuple[float, ...]
-    unanswered: bool = False
+    unanswered: bool
 
 
 @dataclass(frozen=True)
@@ -75,43 +73,33 @@ def nodes_of(file: Path, group: ReportGroup, seed: int, gave_up: bool = False) -
     """
     try:
         content = read_json(file)
-        listed = content["nodes"]
-        lost = not_answering(listed, number(content, "seconds"), gave_up)
-        records = [
-            replace(_record(each, at, group, seed), unanswered=dead)
-            for at, (each, dead) in enumerate(zip(listed, lost, strict=True))
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        listed = nodes_in(content)
+    except (OSError, ValueError):
         return []
+    lost = not_answering(listed, number(content.get("seconds")), gave_up)
+    known = enumerate(zip(listed, lost, strict=True))
+    records = [_record(each, at, group, seed, dead) for at, (each, dead) in known]
     return sorted(records, key=lambda record: record.place)
 
 
-def _record(each: Mapping[str, Any], at: int, group: ReportGroup, seed: int) -> NodeRecord:
-    place, reason = number(each, "partition"), each.get("reason")
-    main = number(each, group.metric.name)
+def _record(
+    each: Mapping[str, Any], at: int, group: ReportGroup, seed: int, unanswered: bool
+) -> NodeRecord:
+    place, reason, labels = number(each.get("partition")), each.get("reason"), each.get("labels")
+    main = number(each.get(group.metric.name))
+    known = ("messages", "replies", "uplink_bytes", "downlink_bytes", "train_loss")
     return NodeRecord(
-        one_line(str(each.get("node")), 24),
-        at if place is None else int(place),
-        group,
-        seed,
-        number(each, "messages"),
-        number(each, "replies"),
-        number(each, "failures") or 0.0,
-        one_line(reason) if isinstance(reason, str) else "",
-        number(each, "uplink_bytes"),
-        number(each, "downlink_bytes"),
-        lag_of(each),
-        number(each, "samples"),
-        number(each, "train_loss"),
-        number(each, "accuracy") if main is None else main,
-        _labels(each.get("labels")),
+        place=at if place is None else int(place),
+        group=group,
+        seed=seed,
+        failures=number(each.get("failures")) or 0.0,
+        reason=one_line(reason) if isinstance(reason, str) else "",
+        lag=lag_of(each),
+        accuracy=number(each.get("accuracy")) if main is None else main,
+        labels=tuple(number(n) or 0.0 for n in labels) if isinstance(labels, list) else (),
+        unanswered=unanswered,
+        **{key: number(each.get(key)) for key in known},
     )
-
-
-def _labels(found: Any) -> tuple[float, ...]:
-    if not isinstance(found, list):
-        return ()
-    return tuple(number({"": count}, "") or 0.0 for count in found)
 
 
 def by_run(records: Sequence[NodeRecord]) -> list[list[NodeRecord]]:

@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 from report.columns import REMARKS, with_interval
 from report.format import NOTHING, human_bytes, human_seconds
-from report.html.counters import number, sent_of
 from report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from report.html.link_estimate import Link, seconds_over
 from report.html.node_table import NotableNode
 from report.html.run_data import ReportGroup, ReportRuns, sent_mean
 from report.html.run_records import RunRecord, ended_early
 from report.html.text import one_line
+from report.runs import number
+from report.summary import whole_bytes
 
+WAYS = ("uplink", "downlink")
 TYPICAL = "lte"  # the link whose estimate is in the main table
 MOST_CELLS = 12  # columns of settings; more groups are counted instead
 Number = float | int | None
@@ -204,9 +206,9 @@ def _estimates(links: Sequence[Link], name: str = "") -> list[Maker]:
 
 def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | None:
     """Return the rates for which the runs recorded a time, down and up; None if they did not."""
-    if number(group.first, "link_seconds") is None:
+    if number(group.first.get("link_seconds")) is None:
         return None
-    return number(group.first, "link_down_mbps"), number(group.first, "link_up_mbps")
+    return number(group.first.get("link_down_mbps")), number(group.first.get("link_up_mbps"))
 
 
 def estimated(link: Link, group: ReportGroup) -> Cell:
@@ -217,7 +219,7 @@ def estimated(link: Link, group: ReportGroup) -> Cell:
     known = {
         run.seed
         for run in group.runs
-        if not run.diverged and sent_of(run, "uplink") + sent_of(run, "downlink") > 0
+        if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0
     }
     found = [
         seconds_over(link, rows, group) for seed, rows in group.histories.items() if seed in known

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Ticks = Callable[[float], str]
-Each = TypeVar("Each")
 NEAR, LINE = 24, 12  # points: ends of curves that are close; the height of a number
 MOST_NUMBERS = 6  # numbers at ends that are close
 
@@ -190,11 +189,3 @@ def shortened(text: str, longest: int) -> str:
         return text
     half = (longest - 1) // 2
     return f"{text[: longest - 1 - half]}…{text[-half:]}"
-
-
-def evenly(values: Sequence[Each], most: int) -> list[Each]:
-    """Return at most `most` of the values, evenly chosen, with the first and the last."""
-    if len(values) <= most:
-        return list(values)
-    step = (len(values) - 1) / (most - 1)
-    return [values[round(at * step)] for at in range(most)]

@@ -28,14 +28,15 @@ from report.html.canvas import (
     is_dashed,
     marker_of,
 )
-from report.html.counters import number
 from report.html.link_estimate import Link, seconds_over
 from report.html.message_parts import PARTS, parts_of
 from report.html.node_pictures import label_maps, node_strips
 from report.html.node_table import NodeRecord
-from report.html.picture_axes import Axis, evenly, finish, limit, number_ends, shortened
+from report.html.picture_axes import Axis, finish, limit, number_ends, shortened
 from report.html.run_data import ReportGroup, ReportRuns, sent_mean
+from report.learning_curve import evenly
 from report.pages.scatter_plot import front
+from report.runs import number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 GREY = 60  # curves of groups in grey
@@ -106,7 +107,7 @@ STALENESS = Axis("mean staleness (server steps)", column("staleness"))
 
 def _differ(report: ReportRuns, key: str) -> bool:
     """Return whether a counter at the ends of the runs differs so much that its axis is log."""
-    found = [group.estimate(lambda result: number(result, key)) for group in report.coloured]
+    found = [group.estimate(lambda result: number(result.get(key))) for group in report.coloured]
     ends = [each.mean for each in found if each is not None and each.mean > 0]
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
@@ -132,12 +133,12 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     for group in evenly(report.others, GREY):
         if (found := averaged(group, x.of, y.of, x.log)) is not None:
             found = decimated(found, GREY_POINTS)
-            canvas.axes.plot(found.x, found.y, color=LIGHT["other"], linewidth=0.7, zorder=1)
+            canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
     for group, whole in coloured:
         _add_curve(canvas, group, decimated(whole, POINTS))
-    limit(canvas.axes, [value for _, curve in coloured for value in curve.y])
+    limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
-    number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.y[-1])) for g, c in coloured])
+    number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
     return canvas
 
 
@@ -149,7 +150,7 @@ def _add_curve(canvas: Canvas, group: ReportGroup, curve: AveragedCurve) -> None
         )
     (line,) = canvas.axes.plot(
         curve.x,
-        curve.y,
+        curve.mean,
         color=colour,
         linestyle="--" if is_dashed(group.rank) else "-",
         marker=marker_of(rank),
@@ -157,7 +158,7 @@ def _add_curve(canvas: Canvas, group: ReportGroup, curve: AveragedCurve) -> None
         zorder=3,
     )
     seeds = f"{curve.seeds} seeds" if curve.seeds > 1 else "1 seed"
-    canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.y[-1]:.4g} at the end")
+    canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
 
 
 def decimated(curve: AveragedCurve, most: int) -> AveragedCurve:
@@ -165,7 +166,7 @@ def decimated(curve: AveragedCurve, most: int) -> AveragedCurve:
     if len(curve.x) <= most:
         return curve
     at = np.linspace(0, len(curve.x) - 1, most).round().astype(int)
-    return AveragedCurve(curve.x[at], curve.y[at], curve.low[at], curve.high[at], curve.seeds)
+    return AveragedCurve(curve.x[at], curve.mean[at], curve.low[at], curve.high[at], curve.seeds)
 
 
 def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -15,9 +15,8 @@ from report.columns import Measure, by_seed
 from report.curves import legend
 from report.errors import ResultsError
 from report.estimate import Estimate, estimate
-from report.files.reader import read_yaml
+from report.files.reader import read_yaml, readable
 from report.format import NOTHING
-from report.html.counters import Row, number, plain_of, sent_of
 from report.html.run_records import (
     NOT_FINISHED,
     RunRecord,
@@ -29,17 +28,21 @@ from report.html.run_records import (
     without_settings,
 )
 from report.html.text import one_line
+from report.learning_curve import evenly
 from report.metric import ACCURACY, MainMetric
 from report.runs import (
-    HYDRA,
+    CONFIG,
     REFERENCE,
-    WITHOUT_EFFECT,
+    Row,
     Run,
     find_runs,
     group_runs,
+    number,
     varying,
+    with_effect,
 )
 from report.runs import Group as SeedGroup
+from report.summary import whole_bytes
 
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
@@ -136,14 +139,14 @@ class ReportGroup:
 
     def ratio(self, *ways: str) -> float | None:
         """Return Flower's bytes without compression, divided by the bytes sent; None if unknown."""
-        top = sum(plain_of(run, way) for run in self.runs for way in ways)
-        bottom = sum(sent_of(run, way) for run in self.runs for way in ways)
+        found = [whole_bytes(run.result, way) for run in self.runs for way in ways]
+        bottom, top = (sum(each) for each in zip(*found, strict=True))
         return top / bottom if top and bottom else None
 
 
 def sent_mean(group: ReportGroup, way: str) -> float:
     """Return the mean of all bytes that the runs of a group sent in a direction."""
-    return fmean(sent_of(run, way) for run in group.runs)
+    return fmean(whole_bytes(run.result, way)[0] for run in group.runs)
 
 
 @dataclass(frozen=True)
@@ -231,10 +234,7 @@ def ranked(groups: Sequence[ReportGroup], metric: MainMetric) -> list[ReportGrou
     able = [group for group in groups if group.metric == metric]
     chosen = able if len(able) <= COLOURED else best_first(able, metric)[:COLOURED]
     places = {id(group): place for place, group in enumerate(chosen)}
-    return [
-        ReportGroup(g.label, g.values, g.group, g.histories, g.settings, places.get(id(g)))
-        for g in groups
-    ]
+    return [replace(group, rank=places.get(id(group))) for group in groups]
 
 
 def best_first(groups: Iterable[ReportGroup], metric: MainMetric) -> list[ReportGroup]:
@@ -255,23 +255,16 @@ def thinned(rows: list[Row], main: str, most: int = MOST_ROWS) -> list[Row]:
     """
     if len(rows) <= most:
         return rows
-    evaluated = [at for at, row in enumerate(rows) if number(row, main) is not None]
-    chosen = {*_evenly(range(len(rows)), most), *_evenly(evaluated, most)}
+    evaluated = [at for at, row in enumerate(rows) if number(row.get(main)) is not None]
+    chosen = {*evenly(range(len(rows)), most), *evenly(evaluated, most)}
     return [rows[at] for at in sorted(chosen)]
-
-
-def _evenly(places: Sequence[int], most: int) -> list[int]:
-    if len(places) <= most:
-        return list(places)
-    step = (len(places) - 1) / (most - 1)
-    return [places[round(at * step)] for at in range(most)]
 
 
 def settings_of(group: SeedGroup) -> dict[str, str]:
     """Return the resolved configuration of a group's first run; its overrides without one."""
     for run in group.runs:
         if run.folder is not None and (found := read_settings(run.folder)):
-            return {key: text for key, text in found.items() if not WITHOUT_EFFECT.fullmatch(key)}
+            return with_effect(found)
     return {key: one_line(value) for key, value in group.overrides.items()}
 
 
@@ -281,12 +274,8 @@ def read_settings(folder: Path) -> dict[str, str]:
     References to other keys are replaced. OmegaConf's other resolvers are not used: a folder that
     someone else has made could read environment variables with them.
     """
-    try:
-        content = read_yaml(folder / HYDRA / "config.yaml")
-    except (OSError, ValueError):
-        return {}
     flat: dict[str, str] = {}
-    _flatten("", content, flat)
+    _flatten("", readable(read_yaml, folder / CONFIG), flat)
     return {key: _resolved(text, flat) for key, text in flat.items()}
 
 

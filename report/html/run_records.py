@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from report.errors import ResultsError
-from report.files.reader import folders, lines_of, open_file, parse_json, read_json
+from report.files.reader import folders, lines_of, open_file, parse_json, readable
 from report.format import NOTHING
-from report.html.counters import Row, number, sent_bytes
 from report.html.text import one_line
 from report.live.history import metric_in
 from report.metric import main_of
@@ -21,16 +20,20 @@ from report.runs import (
     OVERRIDES,
     RESULT,
     SURE,
-    WITHOUT_EFFECT,
+    Row,
     Run,
     expect_numbers,
+    failed_line,
     in_order,
+    number,
     read_history,
     read_overrides,
     read_result,
+    with_effect,
 )
+from report.summary import sent_bytes
 
-FAILED, CHECKPOINT = "failed.json", "checkpoint"
+CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
 
 
@@ -67,7 +70,7 @@ def repeat_command(folder: Path) -> str:
 
 def ended_early(result: Row) -> bool:
     """Return whether a run has ended before its planned rounds, or updates."""
-    done, planned = number(result, "round"), number(result, "rounds")
+    done, planned = number(result.get("round")), number(result.get("rounds"))
     return done is not None and planned is not None and done < planned
 
 
@@ -90,7 +93,7 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
     if damaged:
         outcome += f", but its {HISTORY} cannot be read: it has no curves and no times over links"
     group = label or one_line(in_order(run.overrides))
-    value = run.metric.text(number(result, run.metric.name))
+    value = run.metric.text(number(result.get(run.metric.name)))
     fine, command = outcome == "finished", repeat_command(run.folder)
     return _record(run.folder, group, str(run.seed), outcome, result, command, value, fine)
 
@@ -100,7 +103,7 @@ def _record(folder: Path, group: str, seed: str, outcome: str, row: Row, command
     """Return a line of the table; `row`: the run's result, or its last row."""
     up, down = (sent_bytes(row, way) for way in ("uplink", "downlink"))
     names = ("round", "failures", "seconds", "client_updates")
-    rounds, failures, seconds, updates = (number(row, name) for name in names)
+    rounds, failures, seconds, updates = (number(row.get(name)) for name in names)
     group, seed = group or NOTHING, one_line(seed)
     return RunRecord(folder, group, seed, outcome, fine, value, rounds, up, down, failures,
                      seconds, updates, command)  # fmt: skip
@@ -108,12 +111,9 @@ def _record(folder: Path, group: str, seed: str, outcome: str, row: Row, command
 
 def unfinished_record(folder: Path) -> RunRecord:
     """Return the line of a run without a usable result: why, and how to go on."""
-    try:
-        overrides = read_overrides(folder)
-    except (OSError, ValueError):
-        overrides = {}
+    overrides = readable(read_overrides, folder) or {}
     seed = overrides.pop("seed", NOTHING)
-    label = in_order({k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)})
+    label = in_order(with_effect(overrides))
     last = _last_row(folder)
     command = repeat_command(folder)
     if (folder / CHECKPOINT).is_file():
@@ -147,8 +147,7 @@ def run_so_far(folder: Path) -> Run | None:
         expect_numbers(found)
     except (OSError, ValueError, KeyError, TypeError, ResultsError):
         return None
-    shown = {k: v for k, v in overrides.items() if not WITHOUT_EFFECT.fullmatch(k)}
-    return Run({**shown, NOT_FINISHED: "yes"}, found, lambda: rows, folder)
+    return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
 
 
 def without_settings(tops: Sequence[Path]) -> list[Path]:
@@ -159,21 +158,15 @@ def without_settings(tops: Sequence[Path]) -> list[Path]:
 
 def foreign_record(folder: Path) -> RunRecord:
     """Return the line of a folder that holds a result and no overrides."""
-    try:
-        result = read_result(folder)
-    except (OSError, ValueError):
-        result = {}
+    result = readable(read_result, folder) or {}
     why = f"left out: it has no {OVERRIDES}"
     return _record(folder, NOTHING, str(result.get("seed", NOTHING)), why, result)
 
 
 def why_unfinished(folder: Path) -> str:
     """Return why a run has no usable result, in one line."""
-    try:
-        note = read_json(folder / FAILED)
-        return one_line(f"failed: {note['line']}")
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    if (line := failed_line(folder)) is not None:
+        return one_line(f"failed: {line}")
     try:
         stopped = read_result(folder).get("stopped")
     except FileNotFoundError:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from report.files.reader import GrowingFile, parse_json
 from report.metric import ACCURACY, LOSS, MainMetric, fit_to_show
-from report.runs import HISTORY_NUMBERS, LARGEST, Row
-from report.summary import whole_bytes
+from report.runs import HISTORY_NUMBERS, Row, number
+from report.summary import sent_bytes
 
 POINTS = 500  # of a curve, at most
 # before the run has a result, these names tell that a value is a share of which more is better
@@ -19,13 +18,6 @@ SHARES = ("accuracy", "top5", "auroc", "iou")
 AXES = ("round", "seconds", "virtual_seconds", "uplink")
 Axes = tuple[float | None, ...]
 Point = tuple[Axes, float]  # the places on the axes, and the value
-
-
-def number(value: Any) -> float | None:
-    """Return a value if it is a finite number of usual size; else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return value if abs(value) <= LARGEST else None  # False for NaN
 
 
 def ratio(top: float | None, bottom: float | None) -> float | None:
@@ -108,14 +100,14 @@ class History:
         before, self.last = self.last, row
         self.rows += 1
         self.metric = self.metric or metric_in(row)
-        up, _ = sent(row, "uplink")
+        up = sent_bytes(row, "uplink")
         axes = (*(number(row.get(key)) for key in AXES[:-1]), up)
         for name, value in self._values(row, before):
             if value is not None:
                 self._curves.setdefault(name, Curve()).add((axes, value))
         self._note_best(number(row.get(self.metric.name)))
         if (seconds := number(row.get("seconds"))) is not None:
-            down, _ = sent(row, "downlink")
+            down = sent_bytes(row, "downlink")
             updates = number(row.get("client_updates"))
             self._progress.add(((row["round"], updates, (up or 0) + (down or 0)), seconds))
 
@@ -159,17 +151,6 @@ def density(row: Row, before: Row) -> float | None:
         for key in ("uplink_entries", "uplink_entries_whole")
     )
     return ratio(part, whole)
-
-
-def sent(row: Row, way: str) -> tuple[float | None, float | None]:
-    """Return the bytes of a direction, and these bytes without compression; None if unknown.
-
-    `way`: "uplink" or "downlink".
-    """
-    numbers = {key: number(value) for key, value in row.items() if key.startswith(way)}
-    if None in (numbers.get(f"{way}_bytes"), numbers.get(f"{way}_bytes_float32")):
-        return numbers.get(f"{way}_bytes"), None
-    return whole_bytes(numbers, way)
 
 
 def metric_in(row: Row) -> MainMetric:

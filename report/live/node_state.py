@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from report.live.history import number
+from report.runs import number
 
 SLOW = 2.0  # a node is slow if its lag is above so many times the usual lag
 ENOUGH = 2  # nodes whose lag is known, without which no node is slow

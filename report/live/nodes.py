@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from report.files.reader import Notes, noting, read_json
-from report.live.history import number
+from report.html.text import one_line
 from report.live.node_state import is_slow, lag_of, not_answering, usual_lag
+from report.runs import number
 
 NODES = "nodes.json"
 SHOWN = 2000  # nodes, at most
@@ -52,15 +53,20 @@ class Nodes:
         self.updated = found.st_mtime
 
 
+def nodes_in(content: Any) -> list[dict[str, Any]]:
+    """Return the nodes of `nodes.json`. Raises `ValueError` if it has no list of nodes."""
+    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
+        raise ValueError(f"{NODES} has no list of nodes")
+    return [each for each in content["nodes"] if isinstance(each, dict)]
+
+
 def table(content: Any) -> dict[str, Any]:
     """Return the nodes as columns, each a list, with the `state` and `metric` of each node.
 
     `metric`: the name of the values in the column `metric`, null if no node has one. Values of a
     wrong type become null. Raises `ValueError` if the content has no list of nodes.
     """
-    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
-        raise ValueError(f"{NODES} has no list of nodes")
-    nodes = [each for each in content["nodes"] if isinstance(each, dict)][:SHOWN]
+    nodes = nodes_in(content)[:SHOWN]
     seconds = number(content.get("seconds"))
     columns: dict[str, list[Any]] = {
         key: [number(node.get(key)) for node in nodes] for key in NUMBERS
@@ -70,7 +76,9 @@ def table(content: Any) -> dict[str, Any]:
     # A browser's numbers have 53 bits, and Flower's ids have 64.
     columns["node"] = [str(node.get("node", "?"))[:40] for node in nodes]
     columns["online"] = [node.get("online") is not False for node in nodes]
-    columns["reason"] = [_line(node.get("reason")) for node in nodes]
+    reasons = (node.get("reason") for node in nodes)
+    lines = (one_line(text, LONGEST) if isinstance(text, str) else "" for text in reasons)
+    columns["reason"] = [line or None for line in lines]
     columns["labels"] = [_counts(node.get("labels")) for node in nodes]
     columns["state"] = states(nodes, seconds)
     others = number(content.get("others")) or 0
@@ -119,14 +127,6 @@ def metric_of(nodes: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the name of the metric that nodes measure: the key that no other column has."""
     names = (key for node in nodes for key, value in node.items() if number(value) is not None)
     return next((str(name)[:40] for name in names if name not in KNOWN), None)
-
-
-def _line(value: Any) -> str | None:
-    """Return a text in one line of at most `LONGEST` characters."""
-    if not isinstance(value, str) or not value.strip():
-        return None
-    line = " ".join(value.split())
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def _counts(value: Any) -> list[float] | None:

@@ -6,17 +6,19 @@ import shlex
 import threading
 import time
 from collections import Counter
+from os.path import getmtime
 from pathlib import Path
 from typing import Any
 
 from report.errors import ResultsError
-from report.files.reader import folders, left_out, noting, read_json
-from report.live.history import AXES, History, number, ratio, sent
+from report.files.reader import folders, left_out, noting, readable
+from report.live.history import AXES, History, ratio
 from report.live.nodes import NODES, Nodes
 from report.metric import LOSS, MainMetric, main_of
-from report.runs import HISTORY, RESULT, read_overrides, read_result
+from report.runs import FAILED, HISTORY, RESULT, failed_line, number, read_overrides, read_result
+from report.summary import sent_bytes
 
-FAILED, CHECKPOINT, PLACE = "failed.json", "checkpoint", "superlink.json"
+CHECKPOINT, PLACE = "checkpoint", "superlink.json"
 FILES = (".hydra", RESULT, HISTORY, NODES, CHECKPOINT, FAILED, PLACE, "model.safetensors")
 SILENT = 60.0  # seconds without news, at least, after which a run may be dead
 LONG = 10.0  # this is also so many times the time of a round
@@ -49,10 +51,10 @@ class RunWatcher:
         with self._lock:
             self._history.read()
             self._nodes.read()
-            return self._stage(self._result())[0]
+            return self._stage(readable(read_result, self.folder) or {})[0]
 
     def _state(self, history: str, nodes: str) -> dict[str, Any]:
-        result, rows = self._result(), self._history
+        result, rows = readable(read_result, self.folder) or {}, self._history
         # The result has values that only the end of the run tells; a damaged value replaces none.
         last = rows.last | {
             key: value
@@ -62,12 +64,12 @@ class RunWatcher:
         metric = self._metric(result)
         state, reason = self._stage(result)
         at, of = self._round(last, state), number(last.get("rounds"))
-        speeds = rows.speeds()
+        speeds, overrides = rows.speeds(), readable(read_overrides, self.folder) or {}
         rest = ratio(of - at, speeds["rounds"]) if at is not None and of is not None else None
         found: dict[str, Any] = {
             "name": self.folder.name,
             "folder": str(self.folder),
-            "overrides": self._overrides(),
+            "overrides": " ".join(f"{key}={value}" for key, value in overrides.items()) or None,
             "state": state,
             "reason": reason,
             "silence": self._silence(),
@@ -105,35 +107,16 @@ class RunWatcher:
             return max(at, self._nodes.content["round"] or 0.0)
         return at
 
-    def _result(self) -> dict[str, Any]:
-        """Return the run's result; {} if there is none that can be read."""
-        try:
-            return read_result(self.folder)
-        except (OSError, ValueError):
-            return {}
-
     def _metric(self, result: dict[str, Any]) -> MainMetric:
         try:
             return main_of(result) if result else self._history.metric or LOSS
         except ValueError:
             return self._history.metric or LOSS
 
-    def _overrides(self) -> str | None:
-        """Return the command-line overrides of the run; None if they are not stored."""
-        try:
-            overrides = read_overrides(self.folder)
-        except (OSError, ValueError):
-            return None
-        return " ".join(f"{key}={value}" for key, value in overrides.items()) or None
-
     def _silence(self) -> float | None:
         """Return the seconds since the run wrote its last row or `nodes.json`."""
-        times = []
-        for name in (HISTORY, NODES):
-            try:
-                times.append((self.folder / name).stat().st_mtime)
-            except OSError:
-                continue
+        found = [readable(getmtime, self.folder / name) for name in (HISTORY, NODES)]
+        times = [each for each in found if each is not None]
         return max(time.time() - max(times), 0.0) if times else None
 
     def _stage(self, result: dict[str, Any]) -> tuple[str, str | None]:
@@ -142,8 +125,8 @@ class RunWatcher:
             return "removed", "the run's folder is not there any more"
         if result:
             return self._end(result)
-        if failed := self._failure():
-            return failed
+        if (line := failed_line(self.folder)) is not None:
+            return "failed", " ".join(line.split())[:LINES]
         if not self._history.rows and self._nodes.content is None:
             if (self.folder / PLACE).exists():
                 return "waiting", "the run has been submitted to a server, and has not begun"
@@ -166,14 +149,6 @@ class RunWatcher:
         if done is not None and planned is not None and done < planned:
             return "ended early", f"the run ended at {done:g} of {planned:g}"
         return "finished", None
-
-    def _failure(self) -> tuple[str, str | None] | None:
-        """Return the state of a sweep's job that has failed, from its `failed.json`; or None."""
-        try:
-            found = read_json(self.folder / FAILED)
-            return "failed", " ".join(str(found["line"]).split())[:LINES]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
 
     def _resume(self) -> str:
         if not any((self.folder / name).exists() for name in (CHECKPOINT, PLACE)):
@@ -217,11 +192,8 @@ class FolderWatcher:
             return found
         others = Counter(state for job, state in states.items() if job != shown)
         text = ", ".join(f"{count} {state}" for state, count in others.items())
-        said = f"job {shown.name} of the sweep {self.folder.name}" + f"; others: {text}" * bool(
-            text
-        )
-        reason = found["reason"]
-        return found | {"reason": f"{said}; {reason}" if reason else said}
+        said = [f"job {shown.name} of the sweep {self.folder.name}", text and f"others: {text}"]
+        return found | {"reason": "; ".join(filter(None, [*said, found["reason"]]))}
 
 
 def sweep_jobs(folder: Path) -> list[Path]:
@@ -238,7 +210,9 @@ def sweep_jobs(folder: Path) -> list[Path]:
 
 def direction(row: dict[str, Any], way: str) -> dict[str, float | None]:
     """Return the bytes of a direction ("uplink" or "downlink"), in parts, and their ratio."""
-    count, plain = sent(row, way)
+    count, plain = sent_bytes(row, way), number(row.get(f"{way}_bytes_float32"))
+    if plain is not None:
+        plain += number(row.get(f"{way}_other_bytes")) or 0
     return {
         "bytes": count,
         "float32": plain,

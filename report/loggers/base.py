@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from report.runs import Row
+from report.runs import Row, dotted
 
 Ended = Literal["finished", "diverged", "interrupted", "failed"]
 COUNTS = ("client_updates", "failures", "uplink_entries", "uplink_entries_whole", "staleness")
@@ -43,7 +43,7 @@ class LoggedRun:
 
     def parameters(self) -> dict[str, Any]:
         """Return the configuration with dotted keys and plain values; without null."""
-        return {key: plain(value) for key, value in _dotted(self.config) if value is not None}
+        return {key: plain(value) for key, value in dotted(self.config) if value is not None}
 
     def time_of(self, row: Row) -> float:
         """Return the Unix time of a row, without the pauses of a run that was resumed."""
@@ -102,7 +102,7 @@ def grouped(row: Row) -> dict[str, float]:
 
     Null is left out. A list becomes `GROUP/KEY/0`, `GROUP/KEY/1` and so on.
     """
-    pairs = _dotted({key: value for key, value in row.items() if key not in STEPS}, "/")
+    pairs = dotted({key: value for key, value in row.items() if key not in STEPS}, "/")
     return {f"{group_of(key.split('/')[0])}/{key}": value for key, value in _numbers(pairs)}
 
 
@@ -124,13 +124,3 @@ def _numbers(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, float]]:
     for key, value in pairs:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             yield key, float(value)
-
-
-def _dotted(node: Any, between: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values inside a mapping with their joined keys; those of a list if joined by /."""
-    for key, value in (node if isinstance(node, Mapping) else dict(enumerate(node))).items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) or (isinstance(value, list) and between == "/"):
-            yield from _dotted(value, between, f"{name}{between}")
-        else:
-            yield name, value

@@ -7,13 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from logging import getLogger
-from pathlib import Path
 from typing import Any
 
-from report.files.reader import GrowingFile, file_name, read_json
+from report.files.reader import GrowingFile, file_name, read_json, readable
 from report.loggers.base import Ended, LoggedRun, Logger, LoggerError
 from report.runs import HISTORY, Row, read_result
 
@@ -47,7 +46,7 @@ def logging_run(loggers: Mapping[str, Logger], run: LoggedRun) -> Iterator[None]
         ended = "interrupted"
         raise
     finally:
-        result = _result(run.folder)
+        result = readable(read_result, run.folder) or {}
         for thread in begun:
             thread.end(how_ended(ended, result), result)
         deadline = time.monotonic() + LAST
@@ -85,13 +84,6 @@ def _spread(places: Sequence[int], count: int) -> list[int]:
     if len(places) <= count:
         return list(places)
     return [places[number * len(places) // count] for number in range(count)]
-
-
-def _result(folder: Path) -> Row:
-    try:
-        return read_result(folder)
-    except (OSError, ValueError):
-        return {}
 
 
 class _LoggerThread(threading.Thread):
@@ -182,10 +174,8 @@ class _LoggerThread(threading.Thread):
         self._told = True
 
     def _saved(self) -> dict[str, Any]:
-        with suppress(OSError, ValueError):
-            saved = read_json(self._file)
-            return saved if isinstance(saved, dict) else {}
-        return {}
+        saved = readable(read_json, self._file) or {}
+        return saved if isinstance(saved, dict) else {}
 
     def _save(self) -> None:
         self._file.parent.mkdir(exist_ok=True)

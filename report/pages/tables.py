@@ -154,14 +154,13 @@ class FilledTable:
         if self.definition.heads_across():
             return self._across(row)
         runs = self.runs_of(row)
-        return [
-            (row.paper or NOTHING)
-            if column == PAPER
-            else self._show(runs, column).cell
-            if runs
-            else ""
-            for column in self.definition.columns
-        ]
+
+        def cell(column: str) -> str:
+            if column == PAPER:
+                return row.paper or NOTHING
+            return self._show(runs, column).cell if runs else ""
+
+        return [cell(column) for column in self.definition.columns]
 
     def _across(self, row: RowDefinition) -> list[str]:
         """Return a row's cells in a table whose columns show runs with different overrides.

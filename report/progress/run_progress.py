@@ -142,12 +142,8 @@ class ProgressLine:
     def __init__(
         self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
     ) -> None:
-        self._metric = metric
-        self._rows, self._rounds, self._name = (
-            NewestRow(folder / HISTORY, metric.name),
-            rounds,
-            name,
-        )
+        self._metric, self._rounds, self._name = metric, rounds, name
+        self._rows = NewestRow(folder / HISTORY, metric.name)
         self._row: Row = {}
         self._pace = Pace()
 

@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from report.files.reader import readable
 from report.format import NOTHING, human_bytes, human_seconds
 from report.metric import ACCURACY, LOSS
 from report.progress.run_progress import NewestRow, Pace
-from report.runs import HISTORY, OVERRIDES, RESULT, Row, override_words, read_result
+from report.runs import FAILED, HISTORY, OVERRIDES, RESULT, Row, override_words, read_result
 
 VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
-FAILED = "failed.json"  # in a job's folder, if it has failed
 BEFORE_ROWS = 6  # lines of the terminal that the table's head, its title and the prompt need
 STARTING, RUNNING, FINISHED, STOPPED, BAD = "starting", "running", "finished", "stopped", "failed"
 DIVERGED = "diverged"
@@ -91,9 +91,7 @@ class SweepJob:
         self.left = self._pace.left(now, self.row) if self.row and self.state == RUNNING else None
 
     def _state(self) -> str:
-        result: Row = {}
-        with suppress(OSError, ValueError):
-            result = read_result(self.folder)
+        result = readable(read_result, self.folder) or {}
         if result.get("diverged"):
             return DIVERGED
         if (self.folder / FAILED).exists():
@@ -117,7 +115,7 @@ class SweepView:
         for file in self._top.glob(f"*/{OVERRIDES}"):
             folder = file.parents[1]
             if folder not in self._jobs and file.stat().st_mtime >= self._began:
-                self._jobs[folder] = SweepJob(folder, words_of(folder))
+                self._jobs[folder] = SweepJob(folder, readable(override_words, folder) or [])
         for job in self._jobs.values():
             if job.state not in DONE[:1] or not (job.folder / RESULT).exists():
                 job.update(now)
@@ -162,11 +160,3 @@ class SweepView:
         if self._count and done and done < self._count:
             parts.append(f"about {human_seconds(round(passed / done * (self._count - done)))} left")
         return ", ".join(parts)
-
-
-def words_of(folder: Path) -> list[str]:
-    """Return the overrides of a job; none if they cannot be read."""
-    try:
-        return override_words(folder)
-    except (OSError, ValueError):
-        return []

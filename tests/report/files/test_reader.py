@@ -20,7 +20,9 @@ from report.files.reader import (
     read_json,
     read_yaml,
 )
+from report.live.run_watcher import FolderWatcher
 from report.run_result import RunResult
+from report.runs import read_runs
 from tests.report.html.made_runs import add_run
 
 TEXTS = st.text(max_size=300) | st.text(alphabet="aA./\\-_@ é\n\0", max_size=12)
@@ -111,6 +113,19 @@ def test_inner_folders_are_no_links_and_walks_follow_none(tmp_path):
     (run / ".hydra").symlink_to(tmp_path / "hydra")
     with pytest.raises(ValueError, match="hydra is a link"):
         read_yaml(run / ".hydra" / "overrides.yaml")
+
+
+def test_a_link_to_a_run_and_one_above_it_are_the_users_own(tmp_path):
+    add_run(tmp_path / "real" / "0", "lr=1 seed=0")
+    (tmp_path / "latest").symlink_to(tmp_path / "real" / "0")
+    (tmp_path / "parent").symlink_to("real")
+    with noting() as notes:
+        for folder in (tmp_path / "latest", tmp_path / "parent" / "0"):
+            assert RunResult(folder).overrides == {"lr": "1", "seed": "0"}
+            assert [run.folder for run in read_runs([folder])[0]] == [folder]
+            assert FolderWatcher(folder).look()["state"] == "finished"
+        assert len(read_runs([tmp_path / "parent"])[0]) == 1
+    assert not notes
 
 
 def test_a_deep_folder_ends_no_walk(tmp_path):

@@ -8,6 +8,7 @@ from simulation.network import Network
 from tests.report.html.made_runs import add_run, history
 
 LINK = Link("made", Network(up_mbps=1.0, down_mbps=2.0, latency_ms=100))
+SHARED = ("network=ideal", "algorithm=fedavg", "network.down_mbps=10", "network.latency_ms=20")
 EACH = 0.2 + 8 * 1000 / 1e6 + 8 * 2000 / 2e6  # 1,000 bytes up, 2,000 down
 
 
@@ -31,13 +32,18 @@ def test_the_devices_work_is_the_virtual_time_without_messages(tmp_path):
 
 def test_nodes_share_the_servers_link(tmp_path):
     found = estimated(tmp_path, Link("", Network(100.0, 100.0, 1.0)), virtual_seconds=None)
-    assert found[-1] == pytest.approx(2 * 10 * 8 * (1000 + 2000) / 1e6)
+    last = 8 * 10 * 2000 / 1e6 + 8 * 1000 / 1e8  # it sends after the messages to all ten nodes
+    assert found[-1] == pytest.approx(2 * last)
 
 
 def test_an_asynchronous_server_hears_from_all_nodes_in_one_exchange(tmp_path):
-    about = {"staleness": 3.0, "nodes": 5}  # ten replies a row: two of each node
-    found = estimated(tmp_path, LINK, about, virtual_seconds=None)
-    assert found == pytest.approx([0, 2 * EACH, 4 * EACH])
+    add_run(tmp_path, "x=1 seed=0", result={"staleness": 3.0, "nodes": 5})
+    (group,) = load([tmp_path]).groups
+    # each row has ten replies, two of each node, and a further message is under way to four nodes
+    made = [(reply, 1000 * reply, 2000 * (reply + 4)) for reply in (10, 20)]
+    keys = ("round", "uplink_bytes", "downlink_bytes")
+    found = seconds_over(LINK, [dict(zip(keys, row, strict=True)) for row in made], group)
+    assert found == pytest.approx([2 * EACH, 4 * EACH])
 
 
 def test_rows_without_bytes_and_cut_models_have_no_time(tmp_path):
@@ -67,6 +73,8 @@ def test_the_named_links_are_those_with_a_speed():
         ["network=ideal", "algorithm=edgewire"],
         ["network=wifi", "algorithm=fedavg"],
         ["network=lte", "algorithm=adacomp", "nodes=5", "strategy.pushes=100", "eval_every=50"],
+        [*SHARED, "network.server_mbps=5", "network.up_mbps=2"],
+        [*SHARED, "network.server_mbps=2", "network.up_mbps=1"],
     ],
 )
 def test_the_estimate_is_close_to_the_virtual_clock(overrides, command):

@@ -23,7 +23,7 @@ def test_bands_say_what_the_seeds_allow(seeds, tmp_path):
     found = averaged(group, column("round"), column("accuracy"))
     assert list(found.x) == [0, 2]
     known = estimate(ENDS[:seeds])
-    assert found.y[-1] == pytest.approx(known.mean)
+    assert found.mean[-1] == pytest.approx(known.mean)
     ends = {1: (0.7, 0.7), 2: (0.7, 0.8)}
     ends[3] = known.mean - (known.half or 0), known.mean + (known.half or 0)
     assert (found.low[-1], found.high[-1]) == pytest.approx(ends[seeds])
