@@ -122,10 +122,13 @@ class Codec:
         """
         expect_one_of("a codec", "receiver", receiver, RECEIVERS)
         method, gain = self.sparsifier, self.sparsifier.gain_of_momentum
+        sums = receiver == "sums"
         wrong = {
-            "sparsifier=ef21 goes with strategy=sparse_averaging and strategy/optimizer=ef21, and "
-            "the other way round: it sends changes, which the server adds up": method.incremental
-            != (receiver == "sums"),
+            f"sparsifier={method.name} sends changes, and only strategy/optimizer=ef21 of "
+            "strategy=sparse_averaging adds up those of nodes: choose topk": method.incremental
+            and not sums,
+            "strategy/optimizer=ef21 adds up changes: give compression=ef21": sums
+            and not method.incremental,
             f"sparsifier={method.name} counts each update up to {gain:g} times, as is right for "
             "gradients and a server without momentum: give momentum=0": receiver == "models"
             and gain > 1,

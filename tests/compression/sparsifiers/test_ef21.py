@@ -68,11 +68,11 @@ def test_a_lost_reply_is_no_change(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algorithm=sgd", "downlink=average", "compression=ef21"], "adds them up"),
-        (["algorithm=ef21_sgdm", "compression=topk"], "adds them up"),
-        (["algorithm=fedavg", "compression=ef21"], "adds them up"),
-        (["algorithm=fedbuff", "compression=ef21"], "adds them up"),
-        (["algorithm=synthetic_gradients", "compression=ef21"], "adds them up"),
+        (["algorithm=sgd", "downlink=average", "compression=ef21"], "adds up"),
+        (["algorithm=ef21_sgdm", "compression=topk"], "adds up"),
+        (["algorithm=fedavg", "compression=ef21"], "adds up"),
+        (["algorithm=fedbuff", "compression=ef21"], "adds up"),
+        (["algorithm=synthetic_gradients", "compression=ef21"], "adds up"),
         (["algorithm=sgd", "downlink=topk", "downlink.sparsifier=ef21"], "choose topk"),
         (["algorithm=ef21_sgdm", "strategy.fraction_train=0.5"], "fraction_train=1"),
         (["algorithm=ef21_sgdm", "strategy.quorum=0.5"], "quorum=1"),
