@@ -245,6 +245,10 @@ def program(streams, words, cwd, env, before):
     for own, stream in zip((0, 1, 2), (os.open(os.devnull, os.O_RDONLY), *streams), strict=True):
         os.dup2(stream, own)
         os.close(stream)
+    sys.stdout, sys.stderr = (  # the server's own may be files, in which one can seek
+        os.fdopen(own, "w", buffering=1, encoding=old.encoding, errors=old.errors, closefd=False)
+        for own, old in ((1, sys.stdout), (2, sys.stderr))
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
