@@ -142,7 +142,10 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise TaskError("all parameters are frozen: there is nothing to train")
         raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
-    measured = objective.measured(summed(model, objective, inputs, few.targets), len(few))
+    sums = summed(model, objective, inputs, few.targets)
+    if "num-examples" in sums:
+        raise TaskError(f"{name}.sums has num-examples, which nodes add: give it another name")
+    measured = objective.measured(sums, len(few))
     for each in objective.names:
         if each not in measured:
             raise TaskError(

@@ -154,6 +154,11 @@ MINE = """
     class Text(Likelihood):
         def measured(self, sums, samples):
             return {"loss": 1.0, "density": "high"}
+
+    class Counting(Likelihood):
+        def sums(self, model, inputs, targets):
+            found = super().sums(model, inputs, targets)
+            return {**found, "num-examples": found["loss"]}
 """
 TASKS = {
     "a table": ["table", "mlp +model.inputs=6", "regression"],
@@ -265,6 +270,7 @@ WRONG = {
     "a loss for each sample": (["objective._target_=mine_tasks.Each"], "give its mean"),
     "a loss without a gradient": (["objective._target_=mine_tasks.Detached"], "no gradient"),
     "a metric that is a text": (["objective._target_=mine_tasks.Text"], "density as a str"),
+    "a sum that nodes add": (["objective._target_=mine_tasks.Counting"], "another name"),
 }
 
 
