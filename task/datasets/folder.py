@@ -63,7 +63,8 @@ def imagefolder(request: Request) -> Data:
 def has_photos(root: str | None, classes: Sequence[str]) -> bool:
     """Return whether `root` (None: the default folder) has a folder of any class, or of a split."""
     folder = Path(root or DEFAULT_ROOT).expanduser()
-    return any((folder / name).is_dir() for name in ("train", "test", *classes))
+    names = {"train", "test", *classes}  # of any text, such as ../x: none is looked up
+    return any(each.name in names and each.is_dir() for each in folder.glob("*"))
 
 
 def without_photos(classes: Sequence[str], size: int | None) -> Data:
@@ -78,7 +79,7 @@ def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
     """Return an error message for a folder without images of a class: which class, what to do."""
     if not empty:
         return f"one class only, {names[0]}: add a folder with images of another"
-    if (source / empty[0]).is_dir():
+    if empty[0] in class_folders(source):
         return f"no image in {empty[0]}/, which counts as a class: put images into it, or remove it"
     return f"no folder {empty[0]}/ of that class: add it, or leave it out of dataset.classes"
 

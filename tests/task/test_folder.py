@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from task.datasets import load_data, load_folder
-from task.errors import TaskError
+from task.errors import NoData, TaskError
 from tests.task.data import one_line
 
 
@@ -47,6 +47,19 @@ def test_train_and_test_folders_are_used_unchanged(tmp_path):
     assert data.train.targets.tolist() == [0, 0, 0, 1, 1, 1]
     assert data.test.targets.tolist() == [1, 1]  # dog keeps its id 1, although cat has no photo
     assert data.train.inputs[4, :, 3, 3].tolist() == [10, 50, 7]
+
+
+def test_the_name_of_a_class_is_no_path(tmp_path):
+    """A submitted run cannot ask whether a folder outside of the data folder exists."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "other").mkdir()
+    for name in ("../other", "../nowhere", str(tmp_path / "other")):
+        with pytest.raises(NoData):
+            load_data("imagefolder", root=str(tmp_path / "data"), classes=(name, "cat"))
+    photos(tmp_path / "data", classes=("cat",))
+    for name in ("../other", "../nowhere"):
+        with pytest.raises(TaskError, match=r"no folder \.\./\w+/ of that class"):
+            load_data("imagefolder", root=str(tmp_path / "data"), classes=(name, "cat"))
 
 
 @pytest.mark.parametrize(
