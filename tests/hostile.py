@@ -275,7 +275,7 @@ def vectors(change: Callable[[Any, Any], Any]) -> Attack:
 
     def attack(message: Message, reply: Message, context: Context) -> None:
         trainer = trainer_for(*configured(context))
-        beside = vectors_of(trainer.local, trainer.layout)
+        beside = vectors_of(trainer.config, trainer.local, trainer.layout)
         initial = Initial(trainer.flat.natives(), vectors=beside)
         record = reply.content["arrays"]
         before = initial.all(sent_natives(message.content["arrays"]))

@@ -2,6 +2,7 @@
 
     python -m tests.system.hostile_nodes                       # prints JSON; takes about an hour
     python -m tests.system.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
+    python -m tests.system.hostile_nodes --defences            # the defences of docs/bad-nodes.md
 
 For each strategy it prints the accuracy without an attack, and the attacks that end the run, leave
 values that are not finite, or cost more than two points of accuracy. The runs train an MLP on
@@ -21,7 +22,7 @@ from typing import Any
 
 from client.app import app as honest
 from simulation.local import uncollected
-from tests.hostile import ATTACKS, LIES, STATISTICS, Attack, app_with
+from tests.hostile import ATTACKS, CONTROLS, LIES, STATISTICS, STEPS, Attack, app_with
 from tests.local_runs import local_run
 from tests.runs import result_of
 
@@ -84,12 +85,60 @@ BATCHNORM |= {
 }
 STRATEGIES |= BATCHNORM
 
+TURNED = {name: attack for name, attack in LIES.items() if name.startswith("turned round")}
+COUNTED = {name: attack for name, attack in LIES.items() if name.startswith("a weight")}
+SAMPLES, CONTROL = {**TURNED, **COUNTED}, {**TURNED, **CONTROLS}
+ROBUST_20 = ["compression=f2i", "strategy.num_malicious_nodes=1", "rounds=20"]
+FEDAVG = ["algorithm=fedavg", "rounds=20", "eval_every=20"]
+DELTAS = ["strategy=sparse_averaging", "strategy.update=delta", *FEDAVG[1:]]
+DEADLINE = [*DELTAS, "compression=none", "strategy.deadline=1"]
+BY_STEPS = [*DEADLINE, "strategy.weighted_by_key=num-steps"]
+SPARSE = [*DELTAS, "compression=topk"]
+ADAM = rounds("one_bit_adam", 200, "strategy.optimizer.warmup_steps=50")
+CLIPPED = {f"screen.clip={clip}": [f"screen.clip={clip}"] for clip in (2, 1)}
+# Setting and defence -> the overrides, and the attacks: a row of the table in docs/bad-nodes.md.
+DEFENCES: dict[str, tuple[list[str], dict[str, Attack]]] = {
+    "fedavg": (FEDAVG, TURNED),
+    "fedavg, median": (["strategy=fedmedian", *FEDAVG[1:]], SAMPLES),
+    "fedavg, trimmed": (["strategy=fedtrimmedavg", *FEDAVG[1:]], SAMPLES),
+    **{
+        f"fedavg, {name}": ([f"strategy={name}", *ROBUST_20, "eval_every=20"], SAMPLES)
+        for name in ("krum", "multikrum", "bulyan")
+    },
+    "fedavg, screen.clip=1 screen.equal=true": (
+        [*FEDAVG, "screen.clip=1", "screen.equal=true"],
+        SAMPLES,
+    ),
+    **{
+        f"{setting}, {defence}": ([*words, *more], attacks)
+        for setting, words, attacks in (
+            ("fedavg", FEDAVG, TURNED),
+            ("deadline", [*DEADLINE, "network=ideal"], STEPS),
+            ("deadline on mixed", [*DEADLINE, "network=mixed"], STEPS),
+            ("deadline weighted by steps", [*BY_STEPS, "network=ideal"], STEPS),
+            ("scaffold", [*FEDAVG, "local=scaffold"], CONTROL),
+            ("one_bit_adam", ADAM, TURNED),
+        )
+        for defence, more in CLIPPED.items()
+    },
+    **{
+        f"topk, mean={mean} absent={absent}": (
+            [*SPARSE, f"strategy.mean={mean}", f"strategy.absent={absent}"],
+            TURNED,
+        )
+        for mean in ("median", "trimmed")
+        for absent in ("zero", "left_out")
+    },
+    "one_bit_adam, median": ([*ADAM, "strategy.mean=median"], TURNED),
+}
+
 
 def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, Any]:
     """Run once; return the accuracy, why the run ended, whether it diverged, and its failures."""
     with tempfile.TemporaryDirectory() as folder:
         app = honest if attack is None else app_with(attack, bad)
-        words = [f"nodes={NODES}", "network=ideal", *words]
+        words = [*words, f"nodes={NODES}"]
+        words += [] if any("network=" in word for word in words) else ["network=ideal"]
         try:
             local_run(Path(folder), *words, client_app=app)
         except Exception as error:
@@ -98,14 +147,29 @@ def outcome(words: list[str], attack: Attack | None, bad: int = 0) -> dict[str, 
     return {key: result[key] for key in ("accuracy", "ended", "diverged", "failures")}
 
 
+def defences(bad: int) -> None:
+    """Print, for each defence, the accuracy without an attack, the least with one, and which."""
+    with uncollected():
+        for name, (words, attacks) in DEFENCES.items():
+            found = {each: outcome(words, attack, bad) for each, attack in attacks.items()}
+            reached = {each: made["accuracy"] or 0.0 for each, made in found.items()}
+            worst = min(reached, key=lambda each: reached[each])
+            row = {"defence": name, "without": outcome(words, None)["accuracy"]}
+            print(json.dumps({**row, "least": reached[worst], "attack": worst}), flush=True)
+
+
 def main() -> None:
     """Run every attack on every strategy, and print the attacks that did harm as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--attacks", default=";".join(ATTACKS | STATISTICS))
     parser.add_argument("--bad", type=int, default=0, help="the bad node's partition")
+    parser.add_argument("--defences", action="store_true", help="measure the defences instead")
     args, known = parser.parse_args(), {**ATTACKS, **STATISTICS, **LIES}
     logging.disable()
+    if args.defences:
+        defences(args.bad)
+        return
     report = {}
     with uncollected():
         for name in args.strategies.split(","):
