@@ -343,7 +343,7 @@ def prepare(config: Config) -> None:
         partition_of,
         server_data_of,
     )
-    from strategy.factory import scheme_for, scheme_of
+    from strategy.factory import asks_nodes, scheme_for, scheme_of
     from strategy.lr_schedule import Schedule
     from task.flat_model import expect_tensors
     from task.steps import expect_fits, expect_trains
@@ -359,6 +359,8 @@ def prepare(config: Config) -> None:
         expect_tensors(model)
         expect_fits(model, objective_of(config), data)
     scheme = scheme_for(config, data)
+    if len(data.train) and asks_nodes(scheme):
+        expect_fits(model, objective_of(config), data, mean=True)
     Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
     if len(data.train):
         samples = min(config.batch_size, len(partition_of(config, data).indices(0)))

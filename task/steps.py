@@ -54,23 +54,26 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def expect_fits(model: nn.Module, objective: Objective, data: Data) -> None:
+def expect_fits(model: nn.Module, objective: Objective, data: Data, mean: bool = False) -> None:
     """Raise `TaskError` in one line if model, objective and data do not fit each other.
 
     It computes the loss and the metrics of a few samples of both splits: the first two, and those
-    with the least and the largest integers, such as classes or tokens.
+    with the least and the largest integers, such as classes or tokens. `mean`: compute the metrics
+    from the means of the sums, as a server does if nodes evaluate; the sums alone must fit already.
     """
     try:
         for split in (data.train, data.test):
             if len(split):
-                _expect_fits(model, objective, data, split.taken(_telling(split)))
+                _expect_fits(model, objective, data, split.taken(_telling(split)), mean)
     except TaskError:
         raise
     except Exception as error:  # a user's model, transform and objective may raise anything
-        raise TaskError(
-            f"model=, objective= and dataset= do not fit each other ({described(error)})"
-            f"{_cure(error, data)}"
-        ) from error
+        said = "model=, objective= and dataset= do not fit each other"
+        if mean:
+            said = (
+                "nodes evaluate, so measured() must take the sums' means, which are floats, and 1"
+            )
+        raise TaskError(f"{said} ({described(error)}){_cure(error, data)}") from error
 
 
 def _cure(error: Exception, data: Data) -> str:
@@ -126,7 +129,9 @@ def _telling(split: Split) -> Tensor:
     return torch.tensor(sorted(set(found)), dtype=torch.int64)
 
 
-def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split) -> None:
+def _expect_fits(
+    model: nn.Module, objective: Objective, data: Data, few: Split, mean: bool
+) -> None:
     inputs, name = data.prepared(few.inputs), type(objective).__name__
     if data.class_names and isinstance(objective, Regression):
         raise TaskError(
@@ -145,7 +150,9 @@ def _expect_fits(model: nn.Module, objective: Objective, data: Data, few: Split)
     sums = summed(model, objective, inputs, few.targets)
     if "num-examples" in sums:
         raise TaskError(f"{name}.sums has num-examples, which nodes add: give it another name")
-    measured = objective.measured(sums, len(few))
+    if mean:
+        sums = {key: (torch.tensor(value) / len(few)).tolist() for key, value in sums.items()}
+    measured = objective.measured(sums, 1 if mean else len(few))
     for each in objective.names:
         if each not in measured:
             raise TaskError(

@@ -155,6 +155,13 @@ MINE = """
         def measured(self, sums, samples):
             return {"loss": 1.0, "density": "high"}
 
+    class Whole(Likelihood):
+        def measured(self, sums, samples):
+            return {"loss": sums["loss"] / samples, "density": len(range(sums["count"]))}
+
+        def sums(self, model, inputs, targets):
+            return {**super().sums(model, inputs, targets), "count": torch.tensor(len(inputs))}
+
     class Counting(Likelihood):
         def sums(self, model, inputs, targets):
             found = super().sums(model, inputs, targets)
@@ -270,6 +277,13 @@ WRONG = {
     "a loss for each sample": (["objective._target_=mine_tasks.Each"], "give its mean"),
     "a loss without a gradient": (["objective._target_=mine_tasks.Detached"], "no gradient"),
     "a metric that is a text": (["objective._target_=mine_tasks.Text"], "density as a str"),
+    "whole sums where nodes evaluate": (
+        [
+            *("objective._target_=mine_tasks.Whole", "strategy=fedavg", "dataset.holdout=0.2"),
+            "strategy.fraction_evaluate=1",
+        ],
+        "nodes evaluate, so measured() must take the sums' means, which are floats, and 1 (Type",
+    ),
     "a sum that nodes add": (["objective._target_=mine_tasks.Counting"], "another name"),
 }
 

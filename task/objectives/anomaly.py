@@ -1,5 +1,6 @@
 """Anomaly detection: a model that reconstructs normal samples, and anomalies badly."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +51,6 @@ class Anomaly(Reconstruction):
         below, area = 0.0, 0.0
         for here, odd in zip(sums["normal"], sums["anomalies"], strict=True):
             area += odd * (below + here / 2)
-            below += here
+            below += here if min(here, odd) >= 0 else math.nan
         pairs = below * sum(sums["anomalies"])
         return {**super().measured(sums, samples), "auroc": area / pairs if pairs else None}

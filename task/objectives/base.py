@@ -95,9 +95,10 @@ class Objective(ABC):
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """The least and the largest value of the loss, and of each metric that is a share."""
-        shares = {metric.name: (0.0, 1.0) for metric in self.metrics if metric.share}
-        return {LOSS.name: (self.least, math.inf), **shares}
+        """The least and the largest value of the loss and of each metric."""
+        ranges = {True: (0.0, 1.0), False: (-math.inf, math.inf)}
+        found = {metric.name: ranges[bool(metric.share)] for metric in self.metrics}
+        return {LOSS.name: (self.least, math.inf), **found}
 
     @property
     def main(self) -> Metric:
@@ -122,12 +123,16 @@ class Objective(ABC):
         samples of several nodes, the arguments are their means over all samples, and 1.
 
         Here each number is divided by the sum `COUNTED`, or without it by the number of samples. If
-        nothing counts, the loss is 0, and no metric is defined.
+        nothing counts, the loss is 0, and no metric is defined. The loss is NaN for a count below
+        0, and for a sum that no samples give if nothing counts. A server refuses NaN.
         """
         counted = sums.get(COUNTED, samples)
-        if not counted:
-            return {**dict.fromkeys(self.names), LOSS.name: 0.0}
         numbers = {name: total for name, total in sums.items() if not isinstance(total, list)}
+        if counted <= 0:
+            wrong = min(counted, sums.get(LOSS.name, 0)) < 0 or any(
+                numbers.get(m.name) for m in self.metrics
+            )
+            return {**dict.fromkeys(self.names), LOSS.name: math.nan if wrong else 0.0}
         return {name: total / counted for name, total in numbers.items() if name != COUNTED}
 
     def defined(self, sums: Mapping[str, Any], samples: float) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Segmentation: each pixel of an image has one class."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,6 @@ class Segmentation(Objective):
     def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return means over all pixels, and the mean intersection over union of the classes."""
         pairs = zip(sums["hit"], sums["union"], strict=True)
-        shares = [hit / union for hit, union in pairs if union]
+        shares = [h / u if 0 <= h <= u else math.nan for h, u in pairs if h or u]
         iou = sum(shares) / len(shares) if shares else None
         return {**super().measured(sums, samples), "iou": iou}

@@ -6,14 +6,17 @@ from functools import partial
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from compression import PayloadError
+from compression.flower import CompressedGrid, CompressionMod
 from compression.flower.server.reply_checks import ReplyRules, SentMessage, rebuilt
+from compression.screening import Screening
 from strategy.federated import Federated
 from task.errors import TaskError
 from task.objectives.anomaly import Anomaly
@@ -24,6 +27,9 @@ from task.objectives.reconstruction import Reconstruction
 from task.objectives.regression import Regression
 from task.objectives.segmentation import Segmentation
 from task.steps import evaluate, summed
+from tests.compression.flower.apps import replies_to
+from tests.compression.flower.federation import PLAIN, initial
+from tests.grids import grid_of
 
 pytestmark = pytest.mark.usefixtures("identity")
 CLASSES = 3
@@ -147,6 +153,10 @@ HONEST = {"loss": 1.0, "num-counted": 2, "normal": [2] + [0] * 159, "anomalies":
     [
         ({"loss": math.nan}, "'loss' must be a finite number"),
         ({"loss": -1.0}, "its loss must be from 0 to inf"),
+        ({"num-counted": -2, "loss": -1.0}, "its loss must be from 0 to inf, not nan"),
+        ({"num-counted": 0, "loss": -1.0}, "its loss must be from 0 to inf, not nan"),
+        ({"normal": [3, -1] + [0] * 158}, "its auroc must be from 0 to 1, not nan"),
+        ({"normal": [1, -1] + [0] * 158}, "its auroc must be from 0 to 1, not nan"),
         ({"normal": [math.inf] * 160}, "'normal' must be a finite number"),
         ({"anomalies": [1] + [0] * 158 + [-3]}, "its auroc must be from 0 to 1"),
         ({"normal": 3}, r"its sums give no metrics \(TypeError\)"),
@@ -159,3 +169,53 @@ def test_sums_that_no_samples_have_are_refused(change, said):
     with pytest.raises(PayloadError, match=said):
         aggregated(Anomaly(), [{k: v for k, v in sums.items() if v is not None}])
     assert aggregated(Anomaly(), [{**HONEST, "num-examples": 2}]) == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(("hit", "union"), [([1, 0], [0, 2]), ([-1, 1], [-1, 1]), ([3], [2])])
+def test_more_hits_than_pixels_are_refused(hit, union):
+    sums = {"loss": 0.0, "accuracy": 0, "num-counted": 2, "hit": hit, "union": union}
+    with pytest.raises(PayloadError, match="its iou must be from 0 to 1, not nan"):
+        aggregated(Segmentation(), [{**sums, "num-examples": 2}])
+
+
+def received(objective, replies, **options):
+    """Return what a strategy gets of nodes' sums, the metrics or None, and their mean metrics."""
+    app = ClientApp(mods=[CompressionMod(PLAIN)])
+
+    @app.evaluate()
+    def reply(message, context):
+        metrics = MetricRecord(replies[context.node_config["partition-id"]])
+        return Message(RecordDict({"m": metrics}), reply_to=message)
+
+    rules = ReplyRules(
+        bounds=objective.bounds, sums={"evaluate": partial(objective.defined, samples=1)}
+    )
+    grid = CompressedGrid(grid_of(app, len(replies)), replies=rules, screening=Screening(**options))
+    found = replies_to(grid, initial(), "evaluate")
+    used = [each for each in found if not each.has_error()]
+    mean = Federated(FedAvg(), None, seed=0, objective=objective).aggregate_evaluate(1, used)
+    return [None if r.has_error() else dict(r.content["metrics"]) for r in found], dict(mean)
+
+
+ANY = st.sampled_from([0.0, -1.0, 1e-9, 1e15, 1e300]) | st.floats(0, 100)
+SIZES = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=3, max_size=5)
+
+
+@settings(max_examples=60)
+@given(SIZES, st.tuples(ANY, ANY, ANY), st.integers(1, 1 << 62), st.booleans())
+def test_one_nodes_sums_count_as_ten_usual_ones_at_most(honest, false, samples, equal):
+    """Metrics are divided by sums, so these are weights, and not only the number of samples."""
+    replies = [
+        {"loss": 2.0 * n * c, "num-counted": n * c, "accuracy": n * c / 2, "num-examples": n}
+        for n, c in honest
+    ]
+    lie = dict(zip(("loss", "num-counted", "accuracy"), false, strict=True))
+    used, mean = received(NextToken(), [*replies, {**lie, "num-examples": samples}], equal=equal)
+    weights = [0 if m is None else m["num-examples"] * m["num-counted"] for m in used]
+    total = sum(weights[:-1])
+    factor = 1 if equal else 10
+    most = factor * max(weights[:-1]) * (1 + 1e-9)
+    assert all(weight <= most for weight in weights)
+    assert mean["loss"] >= 2 * total / (total + most) * (1 - 1e-9)
+    assert 0.5 * total / (total + most) <= mean["accuracy"] * (1 + 1e-9)
+    assert mean["accuracy"] <= (0.5 * total + most) / (total + most) * (1 + 1e-9)

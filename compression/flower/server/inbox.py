@@ -375,7 +375,9 @@ class ModelInbox:
             for reply, sent in zip(replies, asked, strict=True)
             if sent and sent.kind.startswith("evaluate") and not reply.has_error()
         ]
-        _weigh(evaluated, self._filters.vectors, weight, evaluated=True)
+        _weigh(evaluated, self._filters.vectors, weight, "evaluations")
+        summed = [(reply, sent) for reply, sent in evaluated if sent.kind in self._rules.sums]
+        _weigh(summed, self._filters.vectors, weight, "sums", {weight, *self._rules.bounds})
         return bad
 
     def _without(
@@ -427,10 +429,14 @@ def _weigh(
     replies: Iterable[tuple[Message, SentMessage]],
     screen: UpdateFilter,
     key: str,
-    *,
-    evaluated: bool = False,
+    kind: str = "weights",
+    others: Collection[str] = (),
 ) -> None:
-    """Limit the weights in replies to a multiple of the usual weight, and log each change."""
+    """Limit the weights in replies to a multiple of the usual weight, and log each change.
+
+    With `others`, a weight is multiplied by the magnitude of all other means. They are what metrics
+    are divided by. Then a node without such means has no weight.
+    """
     found = {
         sent.node: metrics
         for reply, sent in replies
@@ -438,8 +444,14 @@ def _weigh(
         if key in metrics
     }
     said = {node: cast(float, metrics[key]) for node, metrics in found.items()}
-    for node, weight in screen.cap_weights(said, evaluated=evaluated).items():
-        if weight != said[node]:
-            found[node][key] = int(weight) if isinstance(said[node], int) else weight
+    sizes = dict.fromkeys(found, 1.0)
+    for node, metrics in found.items() if others else ():
+        means = (np.ravel(mean).tolist() for name, mean in metrics.items() if name not in others)
+        sizes[node] = sum(abs(value) for mean in means for value in mean)
+    products = {node: size * said[node] for node, size in sizes.items() if size}
+    for node, weight in screen.cap_weights(products, kind=kind).items():
+        if weight != products[node]:
+            used = weight / sizes[node]
+            found[node][key] = int(used) if isinstance(said[node], int) and not others else used
             if not screen.equal:
-                log.warning("node %d: its %s of %g counts as %g", node, key, said[node], weight)
+                log.warning("node %d: its %s of %g counts as %g", node, key, said[node], used)

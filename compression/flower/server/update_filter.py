@@ -37,7 +37,8 @@ class UpdateFilterState:
     """State of `UpdateFilter`.
 
     By node: `norms`: the L2 norm of its last used update. `weights`: its last weight in training.
-    `evaluations`: its last weight in an evaluation. For all nodes: `usual`: the usual norm of an
+    `evaluations`: its last weight in an evaluation. `sums`: its last weight in metrics that are
+    divided by sums. For all nodes: `usual`: the usual norm of an
     update (0: unknown). `since`: the number of updates used since `usual` was computed. `origin`:
     the norm of the first model, at least 1.
     """
@@ -45,6 +46,7 @@ class UpdateFilterState:
     norms: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     evaluations: dict[int, float] = field(default_factory=dict)
+    sums: dict[int, float] = field(default_factory=dict)
     usual: float = 0.0
     since: int = 0
     origin: float = 0.0
@@ -203,19 +205,20 @@ class UpdateFilter:
             state.since, state.usual = 0, max(state.usual, self._middle(state.norms))
 
     def cap_weights(
-        self, weights: dict[int, float], *, evaluated: bool = False, steps: bool = False
+        self, weights: dict[int, float], *, kind: str = "weights", steps: bool = False
     ) -> dict[int, float]:
         """Limit the nodes' weights by `Screening.weight`; store the weights before the limit.
 
-        `evaluated`: True for weights of evaluations. Their usual weight is computed separately.
+        `kind`: where `UpdateFilterState` stores them. Each kind has a usual weight of its own. With
+        `Screening.equal`, a weight in `sums` is at most the usual one; all others are 1.
         `steps`: True if the weights are numbers of local steps, of which a node may report any
         number. Then a weight is also at most twice the second largest.
         """
-        if self._options.equal:
+        if self._options.equal and kind != "sums":
             return dict.fromkeys(weights, 1.0)
-        known = self._state.evaluations if evaluated else self._state.weights
+        known: dict[int, float] = getattr(self._state, kind)
         known |= weights
-        factor = self._options.weight
+        factor = 1.0 if self._options.equal else self._options.weight
         if factor is None or len(known) < LEAST:
             return weights
         limit = factor * median_of(known.values())
@@ -226,9 +229,8 @@ class UpdateFilter:
     def forget(self, nodes: Iterable[int]) -> None:
         """Delete the state of nodes that have left the run."""
         for node in nodes:
-            self._state.norms.pop(node, None)
-            self._state.weights.pop(node, None)
-            self._state.evaluations.pop(node, None)
+            for kind in ("norms", "weights", "evaluations", "sums"):
+                getattr(self._state, kind).pop(node, None)
 
 
 class Screened(NamedTuple):

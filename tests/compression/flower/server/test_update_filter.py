@@ -189,7 +189,7 @@ def test_evaluation_weights_have_their_own_usual_weight():
     screen = UpdateFilter(Screening(weight=10))
     screen.cap_weights(dict.fromkeys(range(4), 1000.0))
     weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
-    assert screen.cap_weights(weights, evaluated=True)[2] == 50
+    assert screen.cap_weights(weights, kind="evaluations")[2] == 50
 
 
 @pytest.mark.parametrize("lies", ["train", "evaluate"])
