@@ -170,8 +170,7 @@ def flat_tree(tree: ObjectTree) -> ObjectTree:
 def expect_sound(reply: Message, tree: ObjectTree, store: Any) -> None:
     """Raise `ValueError` if a node's tree is not that of its reply, or holds another message.
 
-    A reply's id is the hash of what Flower's `Message.deflate` returns. Otherwise a node could
-    announce any object as a message with false children.
+    The hash (Flower's `Message.deflate`) shows that no other object is announced as a message.
     """
     for count, each in enumerate(inflatable.iterate_object_tree(tree)):
         if count == MOST_PARTS or not inflatable.is_valid_sha256_hash(each.object_id):
