@@ -42,8 +42,6 @@ from protocol.errors import STOPPED, RunEnded
 LONGEST_WAIT = 20.0  # the most seconds that the server holds one pull request while no reply exists
 MARGIN = 30.0  # seconds by which a request's time-out exceeds the time that the server may hold it
 LIMIT = 4 << 30  # the most bytes of a pull's response
-# Fields of a reply's metadata that the server has checked; the reply's content holds them again.
-CHECKED = ("run_id", "src_node_id", "dst_node_id", "reply_to_message_id", "message_type")
 
 
 class Connection:
@@ -165,7 +163,7 @@ class BundledGrid(PolledGrid):
     def _message(self, said: Any, tree: Any, contents: dict[str, bytes]) -> Message:
         """Make a message from its objects; return an error message if they make none.
 
-        `said`: the message's metadata, which the server has checked; `tree`: the ids of its
+        `said`: the content's metadata, which the server has checked; `tree`: the ids of the
         objects; `contents`: their bytes, as the node has sent them.
         """
         asked = said.reply_to_message_id
@@ -179,10 +177,9 @@ class BundledGrid(PolledGrid):
             )
             message = cast(Message, found)
             message.metadata.__dict__["_message_id"] = said.message_id
-            same = all(getattr(message.metadata, each) == getattr(said, each) for each in CHECKED)
         except Exception as error:  # hostile bytes may raise anything
             return self._unavailable(asked, f"the reply cannot be read: {error!r}")
-        return message if same else self._unavailable(asked, "the reply names another sender")
+        return message
 
     def _unavailable(self, asked: str, reason: str) -> Message:
         """Return the error message that Flower's own grid returns for an incomplete reply.

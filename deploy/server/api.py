@@ -82,7 +82,7 @@ USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
 NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
 OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds: wait for missing objects; between checks
 AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
-WAKING = ("/v1/runtime/push-messages", "/v1/control/stop-run")
+OTHER_PUSH = "/v1/runtime/push-messages"  # Flower's own call of a ServerApp, without objects
 PLAIN, PROTOBUF = "application/octet-stream", "application/protobuf"
 Kind = TypeVar("Kind", bound=Protobuf)
 Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
@@ -114,6 +114,7 @@ class BundleApi:
             ("POST", "/v1/fleet/push-messages"): self._other_node_pushes,
             ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
             ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
+            ("POST", OTHER_PUSH): self._server_pushes,
         }
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
@@ -136,7 +137,7 @@ class BundleApi:
                 await self._app(scope, receive, send)
             return
         await (self._zipped if path == APP else self._app)(scope, receive, send)
-        if path in WAKING:
+        if path == "/v1/control/stop-run":
             self._bell.ring()
 
     def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
@@ -242,13 +243,14 @@ class BundleApi:
 
     async def _server_pushes(self, request: Request) -> Response:
         state, task = get_linkstate(request), await _task(request)
-        parts = dict(await _parts(await _body(request), OF_MANY))
+        body, flowers = await _body(request), request.scope["path"] == OTHER_PUSH
+        parts = {"request": body} if flowers else dict(await _parts(body, OF_MANY))
         pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
         response = await run_in_threadpool(message_store.from_server, pushed, parts, state, task)
         nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
         if nodes:
             self._bell.ring(*(("node", node) for node in nodes))
-        return Response(response.SerializeToString(), media_type=PLAIN)
+        return Response(response.SerializeToString(), media_type=PROTOBUF if flowers else PLAIN)
 
 
 async def _as_node(request: Request, claimed: Protobuf) -> None:

