@@ -3,6 +3,7 @@
 `python -m tests.system.hostile_nodes` runs every attack on every strategy and prints accuracies.
 """
 
+import json
 import re
 
 import pytest
@@ -134,9 +135,8 @@ def test_a_defence_limits_lies_about_all_that_a_node_adds(words, attacks, least,
         words = [*words, "eval_every=99"]
         result, _ = trained(folder, *words, client_app=app_with(attack))
         found[name] = result["accuracy"]
-        assert result["failures"] < 5, (
-            "an attack that ends in an error, or is refused, shows little"
-        )
+        nodes = json.loads((folder / "nodes.json").read_text())["nodes"]
+        assert not any("Error" in (each["reason"] or "") for each in nodes), nodes
     assert min(found.values()) > least, found
 
 
