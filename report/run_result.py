@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
     from torch import Tensor
 
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
+MOST_CELLS = 20_000_000  # of a table of the history; 250,000 rounds with 40 values have half
 
 
 @contextmanager
@@ -124,7 +125,10 @@ class RunResult:
         import pandas as pd
 
         with _reading(self.folder):
-            return pd.DataFrame(self._rows())
+            rows = self._rows()
+            if len(rows) * len(set().union(*rows)) > MOST_CELLS:
+                raise ValueError("its rows have too many different keys for a table")
+            return pd.DataFrame(rows)
 
     @cached_property
     def nodes(self) -> pd.DataFrame:

@@ -224,7 +224,7 @@ def inline(svg: str, name: str, title: str, height: float) -> str:
 
 def _inline_tag(tag: str, name: str) -> str:
     """Return a tag for a page. The text between tags stays as it is, whatever it looks like."""
-    tag = re.sub(r'(id="|href="#|url\(#)', rf"\1{name}-", tag)
+    tag = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", tag)
     tag = re.sub(r"font: ([\d.]+)px[^;\"]*", r"font-size: \1px", tag)
     tag = re.sub(r"; font-family: [^;\"]*", "", tag)
     tag = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", tag)
