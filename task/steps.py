@@ -70,9 +70,7 @@ def expect_fits(model: nn.Module, objective: Objective, data: Data, mean: bool =
     except Exception as error:  # a user's model, transform and objective may raise anything
         said = "model=, objective= and dataset= do not fit each other"
         if mean:
-            said = (
-                "nodes evaluate, so measured() must take the sums' means, which are floats, and 1"
-            )
+            said = "nodes evaluate: measured() must take the sums' means (floats), and samples=1"
         raise TaskError(f"{said} ({described(error)}){_cure(error, data)}") from error
 
 

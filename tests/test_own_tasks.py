@@ -282,7 +282,7 @@ WRONG = {
             *("objective._target_=mine_tasks.Whole", "strategy=fedavg", "dataset.holdout=0.2"),
             "strategy.fraction_evaluate=1",
         ],
-        "nodes evaluate, so measured() must take the sums' means, which are floats, and 1 (Type",
+        "nodes evaluate: measured() must take the sums' means (floats), and samples=1 (TypeError",
     ),
     "a sum that nodes add": (["objective._target_=mine_tasks.Counting"], "another name"),
 }

@@ -1,6 +1,5 @@
 """Anomaly detection: a model that reconstructs normal samples, and anomalies badly."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +50,6 @@ class Anomaly(Reconstruction):
         below, area = 0.0, 0.0
         for here, odd in zip(sums["normal"], sums["anomalies"], strict=True):
             area += odd * (below + here / 2)
-            below += here if min(here, odd) >= 0 else math.nan
+            below += here if min(here, odd) >= 0 else float("nan")
         pairs = below * sum(sums["anomalies"])
         return {**super().measured(sums, samples), "auroc": area / pairs if pairs else None}

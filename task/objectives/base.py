@@ -129,9 +129,7 @@ class Objective(ABC):
         counted = sums.get(COUNTED, samples)
         numbers = {name: total for name, total in sums.items() if not isinstance(total, list)}
         if counted <= 0:
-            wrong = min(counted, sums.get(LOSS.name, 0)) < 0 or any(
-                numbers.get(m.name) for m in self.metrics
-            )
+            wrong = counted < 0 or sums.get("loss", 0) < 0 or any(map(numbers.get, self.names[1:]))
             return {**dict.fromkeys(self.names), LOSS.name: math.nan if wrong else 0.0}
         return {name: total / counted for name, total in numbers.items() if name != COUNTED}
 

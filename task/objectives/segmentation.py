@@ -1,6 +1,5 @@
 """Segmentation: each pixel of an image has one class."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +46,6 @@ class Segmentation(Objective):
     def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
         """Return means over all pixels, and the mean intersection over union of the classes."""
         pairs = zip(sums["hit"], sums["union"], strict=True)
-        shares = [h / u if 0 <= h <= u else math.nan for h, u in pairs if h or u]
+        shares = [h / u if 0 <= h <= u else float("nan") for h, u in pairs if h or u]
         iou = sum(shares) / len(shares) if shares else None
         return {**super().measured(sums, samples), "iou": iou}

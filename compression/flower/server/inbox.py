@@ -434,8 +434,7 @@ def _weigh(
 ) -> None:
     """Limit the weights in replies to a multiple of the usual weight, and log each change.
 
-    With `others`, a weight is multiplied by the magnitude of all other means. They are what metrics
-    are divided by. Then a node without such means has no weight.
+    With `others`, a weight is multiplied by the magnitude of the means that `others` does not name.
     """
     found = {
         sent.node: metrics

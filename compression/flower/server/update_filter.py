@@ -38,9 +38,9 @@ class UpdateFilterState:
 
     By node: `norms`: the L2 norm of its last used update. `weights`: its last weight in training.
     `evaluations`: its last weight in an evaluation. `sums`: its last weight in metrics that are
-    divided by sums. For all nodes: `usual`: the usual norm of an
-    update (0: unknown). `since`: the number of updates used since `usual` was computed. `origin`:
-    the norm of the first model, at least 1.
+    divided by sums. For all nodes: `usual`: the usual norm of an update (0: unknown). `since`: the
+    number of updates used since `usual` was computed. `origin`: the norm of the first model, at
+    least 1.
     """
 
     norms: dict[int, float] = field(default_factory=dict)
