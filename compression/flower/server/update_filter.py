@@ -125,7 +125,9 @@ class UpdateFilter:
     `every_round`: True if `observe` is called with the updates of each round, because the nodes'
     numbers of local steps change from round to round. Then the usual norm is at least the median of
     the newest norms. A norm is not divided by the steps, because nodes report these themselves.
-    `unchanged`: the norm that counts as usual while at least half of the nodes change nothing.
+    `unchanged`: the norm that counts as usual while at least half of the nodes change nothing, and
+    the smallest one for `Screening.refuse`: a node with few samples may change SCAFFOLD's control
+    variates far more than others, late in an honest run.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class UpdateFilter:
         if not math.isfinite(long):
             raise PayloadError(f"its update is beyond float32: {DIVERGED}")
         if options.refuse is not None:
-            if usual and long > options.refuse * usual:
+            if usual and long > options.refuse * max(usual, self._unchanged):
                 raise PayloadError(
                     f"its update is {long / usual:.3g} times as long as usual "
                     f"(screen.refuse={options.refuse:g})"
