@@ -31,6 +31,7 @@ from compression.flower.native_tensors import NONE, Initial, natives_of, with_na
 from compression.flower.records import FlatArray
 from compression.flower.server.compressed_grid import CompressedGridState
 from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
+from compression.flower.server.reply_checks import ROUNDING
 from compression.flower.server.session import InitialModel
 from compression.flower.server.statistics_wrapper import values_of_array, wrapped
 from compression.screening import Screening
@@ -309,14 +310,12 @@ class Federated(StatisticsAveraging):
         with global_random(self._random):
             found = super().aggregate_evaluate(server_round, replies)
         if found is not None and self._defined is not None:
-            every = (-math.inf, math.inf)
-            found = MetricRecord(
-                {
-                    name: value
-                    for name, value in self._defined(found).items()
-                    if (bounds := self._bounds.get(name, every))[0] <= value <= bounds[1]
-                }
-            )
+            every, within = (-math.inf, math.inf), dict[str, Any]()
+            for name, value in self._defined(found).items():
+                low, high = self._bounds.get(name, every)
+                if low - ROUNDING <= value <= high + ROUNDING:
+                    within[name] = min(max(value, low), high)
+            found = MetricRecord(within)
         self.evaluate_metrics = found
         return found
 

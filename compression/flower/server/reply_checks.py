@@ -33,6 +33,7 @@ from ..tied_weights import Ties
 
 # Least and largest values of metrics, if a strategy gives no others.
 BOUNDS = {LOSS: (0.0, math.inf), ACCURACY: (0.0, 1.0)}
+ROUNDING = 1e-9  # by which a metric of means may be beyond its bounds
 Measure = Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 
@@ -207,7 +208,8 @@ def rebuilt(content: RecordDict, sent: SentMessage, rules: ReplyRules) -> Record
         metrics = {name: metrics[name] for name in measured}
     for name, value in measured.items():
         low, high = rules.bounds.get(name, (-math.inf, math.inf))
-        if not low <= value <= high:
+        slack = ROUNDING if measure else 0.0
+        if not low - slack <= value <= high + slack:
             raise PayloadError(f"its {name} must be from {low:g} to {high:g}, not {value!r}")
     made: dict[str, Any] = {}
     if sent.train:
