@@ -42,10 +42,10 @@ fuzz: $(VENV)/ready
 	$(PY) -m pytest tests/test_fuzz_replies.py --replies $(REPLIES) -n auto
 
 bench: $(VENV)/ready
-	$(PY) -m benchmarks.selection
-	$(PY) -m benchmarks.payload
-	$(PY) -m benchmarks.engine
-	$(PY) -m benchmarks.steps
+	$(PY) -m papers.benchmarks.selection
+	$(PY) -m papers.benchmarks.payload
+	$(PY) -m papers.benchmarks.engine
+	$(PY) -m papers.benchmarks.steps
 
 # The library alone, for other people's apps: compression/README.md.
 wheel: $(VENV)/ready

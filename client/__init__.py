@@ -1,5 +1,5 @@
 """The code of a node: the ClientApp, local training, the node's data."""
 
-from task.stdlib_collision import avoid_stdlib_collision
+from edgewire.task.stdlib_collision import avoid_stdlib_collision
 
 avoid_stdlib_collision()

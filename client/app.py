@@ -8,16 +8,17 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
-from client.node import Node, node_of
-from client.segment.app import segments_for
-from client.training import Metrics, Trainer, Vector, trainer_for
-from compression import PayloadError
-from compression.flower import filled, flat_record, to_vector, update_record
-from compression.flower.headers import SECONDS, TrainConfig
-from compression.flower.native_tensors import Arrays, natives_of, with_natives
-from compression.flower.records import reply_to, values_of
-from conf import Config, ConfigError, load_config
-from conf.trust import is_local
+from edgewire.client.node import Node, node_of
+from edgewire.client.training import Metrics, Trainer, Vector, trainer_for
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import filled, flat_record, to_vector, update_record
+from edgewire.compression.flower.headers import SECONDS, TrainConfig
+from edgewire.compression.flower.native_tensors import Arrays, natives_of, with_natives
+from edgewire.compression.flower.records import reply_to, values_of
+from edgewire.conf.load import load_config
+from edgewire.conf.schema import Config, ConfigError
+from edgewire.conf.trust import is_local
+from edgewire.pipeline.node.app import segments_for
 
 
 class LocalError(RuntimeError):
@@ -100,7 +101,7 @@ def step(message: Message, context: Context) -> Message:
 
 @app.train("segment")
 def segment(message: Message, context: Context) -> Message:
-    """Train this node's segment of a model that is cut into segments (`client.segment`)."""
+    """Train this node's segment of a model that is cut into segments (`edgewire.pipeline.node`)."""
     config, node = _known(context)
     return segments_for(config, node.folder).answer(message, context)
 

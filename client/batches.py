@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from client.node import Node
-from conf import Config
-from conf.build import device_of, partition_of
-from task.datasets import Data
-from task.errors import TaskError
-from task.rng import stream_seed
-from task.steps import Batch
-from task.tensors import Tensors, leaves, mapped, taken
+from edgewire.client.node import Node
+from edgewire.conf.build import device_of, partition_of
+from edgewire.conf.schema import Config
+from edgewire.task.datasets import Data
+from edgewire.task.errors import TaskError
+from edgewire.task.rng import stream_seed
+from edgewire.task.steps import Batch
+from edgewire.task.tensors import Tensors, leaves, mapped, taken
 
 PREPARED_BYTES = 256 << 20  # bytes of prepared samples that a process caches for its nodes
 

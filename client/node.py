@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from flwr.app import Context
 
-from task.errors import TaskError
+from edgewire.task.errors import TaskError
 
 
 @dataclass(frozen=True)

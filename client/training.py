@@ -15,17 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from client.batches import Samples
-from client.node import Node
-from compression.batchnorm import trained_entries
-from compression.flower import CompressionMod
-from compression.flower.headers import EXAMPLES, LOSS, STEPS, TrainConfig
-from compression.flower.native_tensors import NONE, VECTOR, Arrays, Initial
-from compression.flower.node.state import store_arrays, stored_arrays
-from compression.flower.records import NO_ARRAYS, values_of
-from compression.layout import Layout
-from conf import Config
-from conf.build import (
+from edgewire.client.batches import Samples
+from edgewire.client.node import Node
+from edgewire.compression.batchnorm import trained_entries
+from edgewire.compression.flower import CompressionMod
+from edgewire.compression.flower.headers import EXAMPLES, LOSS, STEPS, TrainConfig
+from edgewire.compression.flower.native_tensors import NONE, VECTOR, Arrays, Initial
+from edgewire.compression.flower.node.state import store_arrays, stored_arrays
+from edgewire.compression.flower.records import NO_ARRAYS, values_of
+from edgewire.compression.layout import Layout
+from edgewire.conf.build import (
     data_of,
     device_of,
     local_of,
@@ -36,14 +35,15 @@ from conf.build import (
     share_of,
     vectors_of,
 )
-from conf.codecs import codec_of, downlink_of
-from task.errors import TaskError
-from task.flat_model import NUMPYS, FlatModel, to_array
-from task.local import LocalAlgorithm, LocalRun
-from task.process import configure_process
-from task.rng import IsolatedRng, stream_seed
-from task.steps import Batch, batches, summed
-from task.tensors import Tensors, count
+from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.schema import Config
+from edgewire.task.errors import TaskError
+from edgewire.task.flat_model import NUMPYS, FlatModel, to_array
+from edgewire.task.local import LocalAlgorithm, LocalRun
+from edgewire.task.process import configure_process
+from edgewire.task.rng import IsolatedRng, stream_seed
+from edgewire.task.steps import Batch, batches, summed
+from edgewire.task.tensors import Tensors, count
 
 Vector = NDArray[np.float32]
 Metrics = dict[str, MetricRecordValues]

@@ -2,9 +2,9 @@
 
 Together these three are called methods, and each is a stage of ``Codec.encode``. A method is a
 frozen dataclass with the class variables ``name`` and ``id``. The dataclass's fields are the
-method's options. The decorator ``compression.registry.register`` registers a method. Each method
-has a separate module in ``sparsifiers/``, ``quantizers/`` or ``coders/``. The registry imports
-these modules.
+method's options. The decorator ``edgewire.compression.registry.register`` registers a method. Each
+method has a separate module in ``sparsifiers/``, ``quantizers/`` or ``coders/``. The registry
+imports these modules.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .coders.index_context import IndexContext
+from .coders.shared_context import IndexContext
 from .layout import Layout
 from .scatter import Indices as Indices
 from .scatter import Vector as Vector

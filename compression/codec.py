@@ -32,8 +32,15 @@ from .base import (
     is_finite,
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
-from .coders.index_context import IndexContext, SharedContext
-from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
+from .coders.shared_context import IndexContext, SharedContext
+from .decoder import (
+    Update,
+    decode_trained,
+    exact_spec,
+    index_spec,
+    parts_of,
+    quiet,
+)
 from .layout import Layout
 from .quantizers.float32 import Float32
 from .scatter import add_at, subtract_at

@@ -18,7 +18,7 @@ from .base import (
     is_finite,
 )
 from .batchnorm import exact_tensors, runs, separate
-from .coders.index_context import IndexContext, SharedContext
+from .coders.shared_context import IndexContext, SharedContext
 from .layout import Layout
 from .scatter import add_at, find, increase, put_at
 from .wire import VERSION, Parsed, StreamSizes, digest, parse, sizes_of, unpack

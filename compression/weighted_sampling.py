@@ -53,7 +53,7 @@ def first_to_ring(
     scale = until * STEPS * (1 + 1e-6)  # the margin covers products that are rounded down
     real = np.float32 if weights.dtype == np.float32 and 1e-30 < scale < 1e30 else np.float64
     limits = workspace("clocks.limits", BLOCK, real)
-    # `compression.selection` does not use these two buffers while this function runs.
+    # `edgewire.compression.selection` does not use these two buffers while this function runs.
     mask = workspace("selection.mask", BLOCK, np.bool)
     found = workspace("selection.found", n, np.uint32)
     clocks = workspace("clocks.times", n, np.float64)

@@ -21,7 +21,7 @@ from .base import (
     Sparsifier,
     Spec,
 )
-from .coders.index_context import SharedContext
+from .coders.shared_context import SharedContext
 from .layout import Layout
 from .registry import by_id
 from .wire_header import (
@@ -34,7 +34,13 @@ from .wire_header import (
     skip_layout,
     varint,
 )
-from .wire_natives import Declared, NativeTensor, expect_natives, native_table, read_natives
+from .wire_natives import (
+    Declared,
+    NativeTensor,
+    expect_natives,
+    native_table,
+    read_natives,
+)
 
 MAGIC = b"EWP"
 VERSION = 1

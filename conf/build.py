@@ -16,25 +16,25 @@ from flwr.serverapp.strategy import Strategy
 from torch import nn
 from torch.optim import Optimizer
 
-from compression.batchnorm import trained_entries
-from compression.flower.native_tensors import LocalVectors
-from compression.layout import Layout
-from compression.make import make_codec
-from conf.check import build, check_target, parameters_of
-from conf.schema import Config, ConfigError, DatasetConfig
-from conf.trust import NodeGrants
-from task.datasets import Data, Split, load_data, load_folder
-from task.datasets.data import expect_finite_targets, expect_usable, holdout
-from task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
-from task.errors import MissingOption, NoData, TaskError, described
-from task.finetuning import freeze_others, hold_frozen, in_dtype, load_file
-from task.local import LocalAlgorithm
-from task.models import build_model
-from task.objectives import Objective
-from task.optimizers import SGD, ServerOptimizer
-from task.partition import Partition
-from task.process import uncompiled
-from task.transforms import ImageTransform
+from edgewire.compression.batchnorm import trained_entries
+from edgewire.compression.flower.native_tensors import LocalVectors
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.conf.check import build, check_target, parameters_of
+from edgewire.conf.schema import Config, ConfigError, DatasetConfig
+from edgewire.conf.trust import NodeGrants
+from edgewire.task.datasets import Data, Split, load_data, load_folder
+from edgewire.task.datasets.data import expect_finite_targets, expect_usable, holdout
+from edgewire.task.datasets.folder import DEFAULT_SIZE, PHOTOS, without_photos
+from edgewire.task.errors import MissingOption, NoData, TaskError, described
+from edgewire.task.finetuning import freeze_others, hold_frozen, in_dtype, load_file
+from edgewire.task.local import LocalAlgorithm
+from edgewire.task.models import build_model
+from edgewire.task.objectives import Objective
+from edgewire.task.optimizers import SGD, ServerOptimizer
+from edgewire.task.partition import Partition
+from edgewire.task.process import uncompiled
+from edgewire.task.transforms import ImageTransform
 
 
 def data_of(config: Config, folder: str | None = None) -> Data:
@@ -204,9 +204,9 @@ def device_of(config: Config) -> torch.device:
 def model_of(config: Config, data: Data) -> nn.Module:
     """Return the configured model, initialised from the run's seed.
 
-    A model of `task.models` is made for the data's images. A class or function of the user's is
-    called with its arguments in the configuration. Raises `TaskError` for a `model.file` that does
-    not fit, and for patterns in `trainable` that match no parameter.
+    A model of `edgewire.task.models` is made for the data's images. A class or function of the
+    user's is called with its arguments in the configuration. Raises `TaskError` for a `model.file`
+    that does not fit, and for patterns in `trainable` that match no parameter.
     """
     module = _plain_model_of(config, data)
     if config.model.file is not None:

@@ -1,6 +1,7 @@
 """Checks the bounds of values, and the options of classes that a configuration names.
 
-Each strategy itself checks its options in combination with other options (`strategy.factory`).
+Each strategy itself checks its options in combination with other options
+(`edgewire.strategy.factory`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.codecs import codec_of, downlink_of, gradients_of
-from conf.option_group import OptionGroup
-from conf.schema import FOREVER, OWN, Config, ConfigError
-from conf.targets import (
+from edgewire.conf.classes import (
     GROUPS,
     HERE,
     callable_of,
@@ -31,6 +29,9 @@ from conf.targets import (
     presets_of,
     target_of,
 )
+from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
+from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.schema import FOREVER, OWN, Config, ConfigError
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)

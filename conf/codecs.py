@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from compression import Codec, make_codec
-from conf.schema import Config, ConfigError
+from edgewire.compression.codec import Codec
+from edgewire.compression.make import make_codec
+from edgewire.conf.schema import Config, ConfigError
 
 
 def codec_of(config: Config) -> Codec:

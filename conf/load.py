@@ -18,12 +18,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf.check import check_targets, check_values, expect_declared
-from conf.packages import import_packages, qualified, with_fingerprints
-from conf.schema import OWN, Config, ConfigError, declared, group_types
-from conf.targets import GROUPS
-from conf.targets import HERE as HERE
-from conf.trust import (
+from edgewire.conf.check import check_targets, check_values, expect_declared
+from edgewire.conf.classes import GROUPS
+from edgewire.conf.classes import HERE as HERE
+from edgewire.conf.own_packages import import_packages, qualified, with_fingerprints
+from edgewire.conf.schema import OWN, Config, ConfigError, declared, group_types
+from edgewire.conf.trust import (
     NodeGrants,
     confine,
     expect_plain,
@@ -31,7 +31,7 @@ from conf.trust import (
     mark_as_local,
     submitted_overrides,
 )
-from task.model_file import sha256_of
+from edgewire.task.model_file import sha256_of
 
 
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
@@ -153,7 +153,9 @@ def _counting(composed: DictConfig) -> DictConfig:
     Call this before values that refer to `rounds`, such as `schedule.T_max`, are resolved.
     """
     pushes = OmegaConf.select(composed, "strategy.pushes")
-    if not isinstance(pushes, int) or pushes < 1:  # absent, or an error that `conf.check` names
+    if (
+        not isinstance(pushes, int) or pushes < 1
+    ):  # absent, or an error that `edgewire.conf.check` names
         return composed
     return cast(DictConfig, OmegaConf.merge(composed, {"rounds": pushes}))
 
@@ -184,7 +186,7 @@ def load_config(
     If `config` is empty (plain `flwr run .`), this composes the groups in conf/ with the overrides
     in `overrides`, and sets `nodes=` to `nodes`, the number of online nodes. `config` holds texts
     as they are, because `run_config` has resolved all references. `node_config`: the configuration
-    of the node itself, which may grant more (`conf.trust`). Results are cached, because
+    of the node itself, which may grant more (`edgewire.conf.trust`). Results are cached, because
     apps call this for every message. Raises `ConfigError` with a one-line message for any invalid
     values.
     """

@@ -1,8 +1,8 @@
 """The types of the group `network`.
 
-`simulation.network.Network` explains the keys and checks their values. It is not imported here: a
-device gets this package in the app's bundle, but has a package `simulation` of its own, which may
-be older. Engines in real time refuse all values other than those of `network=ideal`.
+`edgewire.simulation.network.Network` explains the keys and checks their values. It is not imported
+here: a device gets this package in the app's bundle, but has a package `simulation` of its own,
+which may be older. Engines in real time refuse all values other than those of `network=ideal`.
 """
 
 from __future__ import annotations

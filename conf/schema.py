@@ -1,11 +1,11 @@
 """Types of every configuration key, so that an error names the wrong key or value.
 
 Groups with fixed keys are dataclasses here. The groups `strategy`, `partition`, `adapter`, `local`,
-`objective`, `optimizer`, `schedule` and `engine` name a class as `_target_`; `conf.check` checks
-their keys against that class's signature. The keys of `compression` are the options of all
+`objective`, `optimizer`, `schedule` and `engine` name a class as `_target_`; `edgewire.conf.check`
+checks their keys against that class's signature. The keys of `compression` are the options of all
 registered methods together. Hydra takes any keys in the groups of `group_types`, because a package
-of the user's may declare further ones (`packages=`). `conf.load` checks these keys after the
-packages are imported.
+of the user's may declare further ones (`packages=`). `edgewire.conf.load` checks these keys after
+the packages are imported.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING, DictConfig, OmegaConf
 
-from compression.registry import option_fields
-from compression.screening import Screening
-from conf.network_config import Network
-from task.errors import described
+from edgewire.compression.registry import option_fields
+from edgewire.compression.screening import Screening
+from edgewire.conf.network_config import Network
+from edgewire.task.errors import described
 
 FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 
@@ -48,7 +48,7 @@ class ConfigError(ValueError):
 
 
 def bounded(default: Any, **bounds: Any) -> Any:
-    """Declare a field with a default and bounds, which `conf.check` checks.
+    """Declare a field with a default and bounds, which `edgewire.conf.check` checks.
 
     `at_least`: the smallest allowed value. `below`, `above`: values must stay below, or exceed it.
     `one_of`: the allowed values.
@@ -58,7 +58,7 @@ def bounded(default: Any, **bounds: Any) -> Any:
 
 @dataclass
 class DatasetConfig:
-    """The data set and how its images are used (`task.datasets`).
+    """The data set and how its images are used (`edgewire.task.datasets`).
 
     `classes`: the names of all classes, for the user's own data; a device's own data may lack some
     of them; `holdout`: the share of a node's samples that the node uses for its own evaluation
@@ -81,7 +81,7 @@ class DatasetConfig:
 
 @dataclass
 class ModelConfig:
-    """The model (`task.models`), and the settings of SGD that suit it.
+    """The model (`edgewire.task.models`), and the settings of SGD that suit it.
 
     These settings are the defaults of `lr`, `optimizer.momentum` and `batch_size`. `file`: a
     safetensors file with the model's weights before training; `sha256`: its SHA-256 in hexadecimal
@@ -134,7 +134,7 @@ def _compression_types(options: tuple[tuple[str, type], ...]) -> tuple[type, typ
 
 
 def group_types() -> dict[str, type]:
-    """Return the dataclasses of the groups whose keys `conf.load` checks.
+    """Return the dataclasses of the groups whose keys `edgewire.conf.load` checks.
 
     Those of `compression`, `downlink` and `gradients` have the options of all methods that are
     registered now, also those of imported packages.

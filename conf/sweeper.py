@@ -12,7 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.experimental.callback import Callback
 from hydra.utils import get_class
 
-from conf.schema import ConfigError
+from edgewire.conf.schema import ConfigError
 
 # Before the import below: the search for plugins executes that module again, with a new class.
 Plugins.instance()

@@ -3,10 +3,10 @@
 A machine trusts the configurations that its own command line has composed (`python run.py`). They
 may name any class and any folder: whoever types the command can do all of that anyway. Every other
 configuration comes with a run that somebody has submitted to a node or to a server, and is not
-trusted. It may name only the classes of `conf.targets` and those of packages that this machine
-allows, and only folders below those that this machine has set apart. It cannot read environment
-variables or files: `conf.load` resolves no text that a reference has resolved to. It cannot
-configure Hydra itself.
+trusted. It may name only the classes of `edgewire.conf.classes` and those of packages that this
+machine allows, and only folders below those that this machine has set apart. It cannot read
+environment variables or files: `edgewire.conf.load` resolves no text that a reference has resolved
+to. It cannot configure Hydra itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf.schema import OWN, Config, ConfigError
-from conf.targets import GROUPS, HERE, is_ours, nested
-from task import DEFAULT_ROOT
+from edgewire.conf.classes import GROUPS, HERE, is_ours, nested
+from edgewire.conf.schema import OWN, Config, ConfigError
+from edgewire.task import DEFAULT_ROOT
 
 LOCAL_CONFIGS = "EDGEWIRE_LOCAL_CONFIGS"  # checksums of own configurations, for child processes
 ALLOW, DATA, OUTPUT = "EDGEWIRE_ALLOW", "EDGEWIRE_DATA", "EDGEWIRE_OUTPUT"

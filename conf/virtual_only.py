@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from conf.network_config import Network
-from conf.schema import Config, ConfigError
-from conf.targets import HERE
+from edgewire.conf.classes import HERE
+from edgewire.conf.network_config import Network
+from edgewire.conf.schema import Config, ConfigError
 
 
 def expect_real_time(config: Config) -> None:

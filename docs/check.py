@@ -22,7 +22,7 @@ from pathlib import Path
 from docs.check_without_running import COMPOSED, LISTED, PARSED, ROOT, Checked, Wrong, check
 from docs.commands import Block, Command, blocks
 from docs.run_page import PageRun
-from report.format import markdown_table
+from edgewire.report.format import markdown_table
 
 RUN, TESTED = "run", "tested"
 KINDS = (RUN, TESTED, COMPOSED, PARSED, LISTED)
@@ -51,9 +51,9 @@ TESTS = (
     Tested("docs/your-task.md", r"python run\.py ",
            f"{YOUR_TASK}::test_the_commands_train_the_page_s_model", ("",)),
     Tested("docs/deploy.md",
-           r"python -m deploy\.(keys (server|node|register kitchen garden)|server$)",
+           r"python -m edgewire.deploy\.(keys (server|node|register kitchen garden)|server$)",
            f"{DEPLOY}::test_photos_on_devices_train_a_model"),
-    Tested("docs/deploy.md", r"python -m deploy\.node .*--node-config 'data=",
+    Tested("docs/deploy.md", r"python -m edgewire.deploy\.node .*--node-config 'data=",
            f"{DEPLOY}::test_photos_on_devices_train_a_model"),
     Tested("docs/deploy.md", r"python run\.py engine=superlink .*dataset\.holdout",
            f"{DEPLOY}::test_photos_on_devices_train_a_model"),
@@ -62,7 +62,7 @@ TESTS = (
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Return the pages whose commands are checked."""
-    tops = ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", "compression/README.md")
+    tops = ("README.md", "CONTRIBUTING.md", "papers/benchmarks/README.md", "compression/README.md")
     return [root / name for name in tops] + sorted((root / "docs").rglob("*.md"))
 
 

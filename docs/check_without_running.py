@@ -28,8 +28,8 @@ COMPOSED, PARSED, LISTED = "composed", "parsed", "listed"  # kinds of checks
 JOBS = 8  # of a sweep, at most, are composed
 SECONDS = 120  # a module's import and its parser need less
 # modules whose only arguments are the overrides of a run; they add these to their `SETTINGS`
-OVERRIDES_ONLY = ("benchmarks.index_sets",)
-OPTIONS_OF = {"simulation": "simulation.any_app.main"}  # imported under another name
+OVERRIDES_ONLY = ("papers.benchmarks.index_sets",)
+OPTIONS_OF = {"simulation": "edgewire.simulation.any_app.main"}  # imported under another name
 DOWNLOADS = "downloads packages; the names of extras are checked"
 SHELL = "a shell's own: only its name is checked"
 REASONS = {
@@ -107,10 +107,10 @@ def check_run(words: Sequence[str]) -> Checked:
 
     Raises `Wrong` for the first mistake.
     """
-    from command import saved_config
-    from command.caller import COMPARE
-    from command.new_task import NEW
-    from command.saved_config import BESIDE, RESUME, options_first
+    from edgewire.command import saved_config
+    from edgewire.command.caller import COMPARE
+    from edgewire.command.new_task import NEW
+    from edgewire.command.saved_config import BESIDE, RESUME, options_first
 
     if words[:1] == [NEW]:
         if len(words) != 2:
@@ -147,8 +147,8 @@ def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
-    from conf.load import HERE
-    from conf.sweeper import Cases, split_case
+    from edgewire.conf.load import HERE
+    from edgewire.conf.sweeper import Cases, split_case
 
     overrides = [word for word in words if not re.match(r"[+~]*hydra[./]", word)]
     if not sweep:
@@ -176,8 +176,8 @@ def _with_a_bound(word: str) -> str:
 
 
 def _compose(overrides: Sequence[str]) -> None:
-    from conf.check import check_targets
-    from conf.load import compose_config, typed
+    from edgewire.conf.check import check_targets
+    from edgewire.conf.load import compose_config, typed
 
     # A file of the user's own is not here.
     known = [word for word in overrides if not word.lstrip("+").startswith("model.file=")]

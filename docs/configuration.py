@@ -17,19 +17,19 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from compression.registry import STAGES, get, names, option_fields
-from compression.screening import Screening
-from conf.load import HERE
-from conf.schema import (
+from docs.text import sentence, summary, told, word
+from edgewire.compression.registry import STAGES, get, names, option_fields
+from edgewire.compression.screening import Screening
+from edgewire.conf.load import HERE
+from edgewire.conf.schema import (
     CompressionConfig,
     Config,
     DatasetConfig,
     DownlinkConfig,
     ModelConfig,
 )
-from docs.text import sentence, summary, told, word
-from report.format import wrap
-from simulation.network import DeviceClass, Network
+from edgewire.report.format import wrap
+from edgewire.simulation.network import DeviceClass, Network
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"

@@ -6,7 +6,7 @@ import inspect
 import re
 from typing import Any
 
-from report.format import wrap
+from edgewire.report.format import wrap
 
 KEY = (  # a.b, a.b=, a=, a=b, a_b, a/b; not Mbit/s
     r"(?<![`\w./])((?:[a-z_]+\.)*[a-z_]+=(?:[\w.]*\w)?|[a-z_]+(?:\.[a-z_]+)+|[a-z]+_[a-z_]+"

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compression import Layout
-from compression.base import Indices, Vector
-from compression.decoder import quiet
-from compression.flower.native_tensors import NONE, Arrays, Initial, differing
-from compression.flower.server.statistics_screen import StatisticsSplit
-from compression.flower.server.statistics_wrapper import mean, median
-from compression.scatter import add_at
-from strategy.node_means import NodeMeans
-from strategy.robust_aggregation import RobustMean
+from edgewire.compression.base import Indices, Vector
+from edgewire.compression.decoder import quiet
+from edgewire.compression.flower.native_tensors import NONE, Arrays, Initial, differing
+from edgewire.compression.flower.server.statistics_averaging import mean, median
+from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
+from edgewire.compression.layout import Layout
+from edgewire.compression.scatter import add_at
+from edgewire.strategy.node_means import NodeMeans
+from edgewire.strategy.robust_aggregation import RobustMean
 
 # If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
 # marking them in a mask.

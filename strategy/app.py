@@ -9,24 +9,25 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from compression import PayloadError
-from conf import ConfigError, load_config
-from conf.build import objective_of
-from conf.check import check_target
-from conf.trust import output_of
-from conf.virtual_only import expect_real_time
-from protocol.choose_grid import bundled
-from protocol.errors import was_stopped
-from protocol.flower_releases import older_superlink
-from strategy.ordered_grid import OrderedGrid, count_nodes
-from strategy.run.checkpoint_file import forget
-from strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer
-from strategy.run.graceful_shutdown import GracefulShutdown
-from strategy.run.membership import MembershipGrid
-from strategy.run.node_log import NodeLog
-from strategy.run.run import Run
-from strategy.run.run_log import RunLog
-from task.process import configure_process
+from edgewire.compression.base import PayloadError
+from edgewire.conf.build import objective_of
+from edgewire.conf.check import check_target
+from edgewire.conf.load import load_config
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.trust import output_of
+from edgewire.conf.virtual_only import expect_real_time
+from edgewire.protocol.choose_grid import bundled
+from edgewire.protocol.flower_releases import older_superlink
+from edgewire.protocol.run_ended import was_stopped
+from edgewire.strategy.ordered_grid import OrderedGrid, count_nodes
+from edgewire.strategy.run.checkpoint_file import forget
+from edgewire.strategy.run.checkpointer import CheckpointedGrid, RunCheckpointer
+from edgewire.strategy.run.graceful_shutdown import GracefulShutdown
+from edgewire.strategy.run.membership import MembershipGrid
+from edgewire.strategy.run.node_log import NodeLog
+from edgewire.strategy.run.run import Run
+from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.process import configure_process
 
 app = ServerApp()
 log = logging.getLogger("edgewire")
@@ -83,7 +84,7 @@ def main(grid: Grid, context: Context) -> None:
 def mark_warnings() -> None:
     """Print EdgeWire's warnings with level and logger name if the logger has no handler.
 
-    `launch.control` searches the run's log for level and logger name.
+    `edgewire.engines.control` searches the run's log for level and logger name.
     """
     if not log.hasHandlers():  # Flower started this process, and its output is the run's log
         handler = logging.StreamHandler()

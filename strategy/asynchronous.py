@@ -15,25 +15,29 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from compression import Layout, PayloadError, decode_update
-from compression.base import Indices, Vector, is_finite
-from compression.decoder import quiet
-from compression.flower import flat_record, to_arrays
-from compression.flower.compact_records import restored
-from compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
-from compression.flower.native_tensors import with_natives
-from compression.flower.replica import MODEL, Replica
-from compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
-from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
-from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
-from compression.flower.server.step_log_sync import StepLogSync
-from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
-from compression.flower.server.version_tracker import ModelUpdate
-from compression.flower.tensor_split import Model, form_of_updates
-from compression.validation import expect_kinds
-from conf import OptionGroup
-from conf.schema import FOREVER
-from strategy.aggregation import (
+from edgewire.compression.base import Indices, PayloadError, Vector, is_finite
+from edgewire.compression.decoder import decode_update, quiet
+from edgewire.compression.flower import flat_record, to_arrays
+from edgewire.compression.flower.compact_records import restored
+from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
+from edgewire.compression.flower.native_tensors import with_natives
+from edgewire.compression.flower.replica import MODEL, Replica
+from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
+from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
+from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
+from edgewire.compression.flower.server.session import (
+    InitialModel,
+    ServerSession,
+    ServerSessionState,
+)
+from edgewire.compression.flower.server.step_log_sync import StepLogSync
+from edgewire.compression.flower.server.version_tracker import ModelUpdate
+from edgewire.compression.flower.tensor_split import Model, form_of_updates
+from edgewire.compression.layout import Layout
+from edgewire.compression.validation import expect_kinds
+from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.schema import FOREVER
+from edgewire.strategy.aggregation import (
     MeanState,
     MixState,
     NativeMix,
@@ -42,7 +46,7 @@ from strategy.aggregation import (
     StatisticsMix,
     mean_of,
 )
-from strategy.base import (
+from edgewire.strategy.base import (
     FLOWER,
     NO_CODECS,
     STEP_MESSAGE,
@@ -52,11 +56,11 @@ from strategy.base import (
     ServerState,
     expect_positive,
 )
-from strategy.collector import Stragglers, StragglersState
-from strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
-from strategy.ordered_grid import OrderedGrid
-from strategy.staleness import Counted, Ignored, Seen, Staleness
-from task.optimizers import SGD
+from edgewire.strategy.collector import Stragglers, StragglersState
+from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.staleness import Counted, Ignored, Seen, Staleness
+from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()

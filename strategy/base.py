@@ -13,22 +13,23 @@ from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from compression import Codec
-from compression.flower import Traffic
-from compression.flower.headers import HEADER
-from compression.flower.message_size import measured
-from compression.flower.native_tensors import Initial
-from compression.flower.server.failure_policy import (
+from edgewire.compression.codec import Codec
+from edgewire.compression.flower import Traffic
+from edgewire.compression.flower.headers import HEADER
+from edgewire.compression.flower.message_size import measured
+from edgewire.compression.flower.native_tensors import Initial
+from edgewire.compression.flower.server.failure_policy import (
     PATIENT,
     FailedNode,
     FailurePolicy,
     FailurePolicyState,
 )
-from compression.flower.server.inbox import NOT_OPEN
-from compression.screening import Screening
-from conf import Config, ConfigError, OptionGroup
-from strategy.ordered_grid import OrderedGrid
-from strategy.run.serialization import PLAIN, from_bytes, to_bytes
+from edgewire.compression.flower.server.inbox import NOT_OPEN
+from edgewire.compression.screening import Screening
+from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.schema import Config, ConfigError
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the message type of these strategies

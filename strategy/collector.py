@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
-from compression.flower.timeouts import AdaptiveTimeout, SlowestReply
-from strategy.ordered_grid import OrderedGrid
+from edgewire.compression.flower.timeouts import AdaptiveTimeout, SlowestReply
+from edgewire.strategy.ordered_grid import OrderedGrid
 
 LEAST = 4  # up to this number of late messages, the server does not look for their replies
 

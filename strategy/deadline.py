@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf import OptionGroup
+from edgewire.conf.option_group import OptionGroup
 
 MEASUREMENTS = 8  # the newest replies of a node that its times are estimated from
 SAFETY = 0.9  # the share of the deadline that is planned, because times vary

@@ -9,21 +9,21 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
-from compression import Layout
-from compression.batchnorm import expect_matches
-from compression.flower import Traffic
-from compression.flower.native_tensors import Initial
-from compression.flower.server.failure_policy import FailedNode
-from compression.flower.server.statistics_wrapper import ROBUST
-from conf import Config, ConfigError
-from conf.build import local_of, objective_of, strategy_of
-from conf.codecs import codec_of, downlink_of, gradients_of
-from strategy.base import Codecs, ParameterServer
-from strategy.federated import Federated
-from strategy.flower_checks import expect_limits
-from strategy.pipeline.strategy import PipelineStrategy
-from task.datasets import Data
-from task.errors import TaskError
+from edgewire.compression.batchnorm import expect_matches
+from edgewire.compression.flower import Traffic
+from edgewire.compression.flower.native_tensors import Initial
+from edgewire.compression.flower.server.failure_policy import FailedNode
+from edgewire.compression.flower.server.statistics_averaging import ROBUST
+from edgewire.compression.layout import Layout
+from edgewire.conf.build import local_of, objective_of, strategy_of
+from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
+from edgewire.conf.schema import Config, ConfigError
+from edgewire.pipeline.server.strategy import PipelineStrategy
+from edgewire.strategy.base import Codecs, ParameterServer
+from edgewire.strategy.federated import Federated
+from edgewire.strategy.flower_checks import expect_limits
+from edgewire.task.datasets import Data
+from edgewire.task.errors import TaskError
 
 
 class CountedStrategy(Protocol):

@@ -15,8 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import QFedAvg, Result, Strategy
 
-from compression import Codec
-from compression.flower import (
+from edgewire.compression.codec import Codec
+from edgewire.compression.flower import (
     CompressedGrid,
     FailureLimits,
     ReplyRules,
@@ -26,20 +26,20 @@ from compression.flower import (
     layout_of,
     to_vector,
 )
-from compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
-from compression.flower.native_tensors import NONE, Initial, natives_of, with_natives
-from compression.flower.records import FlatArray
-from compression.flower.server.compressed_grid import CompressedGridState
-from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
-from compression.flower.server.reply_checks import ROUNDING
-from compression.flower.server.session import InitialModel
-from compression.flower.server.statistics_wrapper import values_of_array, wrapped
-from compression.screening import Screening
-from strategy.base import FLOWER, EvaluateFn
-from strategy.node_means import NodeMeans
-from strategy.run.serialization import from_bytes, to_bytes
-from strategy.run.tagged import Tagged, to_plain
-from task.objectives import Objective
+from edgewire.compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
+from edgewire.compression.flower.native_tensors import NONE, Initial, natives_of, with_natives
+from edgewire.compression.flower.records import FlatArray
+from edgewire.compression.flower.server.compressed_grid import CompressedGridState
+from edgewire.compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
+from edgewire.compression.flower.server.reply_checks import ROUNDING
+from edgewire.compression.flower.server.session import InitialModel
+from edgewire.compression.flower.server.statistics_averaging import values_of_array, wrapped
+from edgewire.compression.screening import Screening
+from edgewire.strategy.base import FLOWER, EvaluateFn
+from edgewire.strategy.node_means import NodeMeans
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
+from edgewire.strategy.run.tagged import Tagged, to_plain
+from edgewire.task.objectives import Objective
 
 TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
 LEVEL = 10.0  # a loss is limited to between the round's median / LEVEL and the median * LEVEL

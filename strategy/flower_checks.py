@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, Strategy
 
-from compression.flower.server.statistics_wrapper import wrapped
-from conf import Config, ConfigError
+from edgewire.compression.flower.server.statistics_averaging import wrapped
+from edgewire.conf.schema import Config, ConfigError
 
 # With f malicious nodes, the proof for Krum needs 2 f + 3 nodes (Blanchard et al. 2017, proposition
 # 4.2), and the proof for Bulyan needs 4 f + 3 nodes (El Mhamdi et al. 2018, section 4).

@@ -10,11 +10,11 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau
 
-from conf import ConfigError
-from conf.check import build
-from task.objectives import Objective
-from task.objectives.base import LOSS
-from task.process import uncompiled
+from edgewire.conf.check import build
+from edgewire.conf.schema import ConfigError
+from edgewire.task.objectives import Objective
+from edgewire.task.objectives.base import LOSS
+from edgewire.task.process import uncompiled
 
 TRAIN_LOSS = "train_loss"
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from compression.flower.native_tensors import Arrays, LocalVectors
-from compression.flower.server.statistics_wrapper import mean
+from edgewire.compression.flower.native_tensors import Arrays, LocalVectors
+from edgewire.compression.flower.server.statistics_averaging import mean
 
 
 class NodeMeans:

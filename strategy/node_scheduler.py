@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from compression.flower.server.failure_policy import FailurePolicy
+from edgewire.compression.flower.server.failure_policy import FailurePolicy
 
 # The longest pause of a node: until the server has received (LONGEST - 1) * (number of known
 # nodes) updates.

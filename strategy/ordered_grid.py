@@ -10,7 +10,7 @@ from logging import getLogger
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from compression.flower.timed_grid import GridWrapper, timed
+from edgewire.compression.flower.timed_grid import GridWrapper, timed
 
 log = getLogger("edgewire")
 LOOK_AGAIN = 5.0  # seconds between two searches for new nodes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.base import Indices, Vector
-from compression.scatter import find
+from edgewire.compression.base import Indices, Vector
+from edgewire.compression.scatter import find
 
 KINDS = ("mean", "median", "trimmed")
 ABSENT = ("zero", "left_out")

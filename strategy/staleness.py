@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.base import Indices, Vector
+from edgewire.compression.base import Indices, Vector
 
 Counts = NDArray[np.uint32]
 SHARE = 32  # copying n counts takes about as long as adding n / SHARE logged entries

@@ -16,11 +16,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from compression import PayloadError, decode_update
-from compression.base import DIVERGED, is_finite
-from compression.flower import flat_record, to_arrays
-from compression.flower.compact_records import restored
-from compression.flower.headers import (
+from edgewire.compression.base import DIVERGED, PayloadError, is_finite
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.flower import flat_record, to_arrays
+from edgewire.compression.flower.compact_records import restored
+from edgewire.compression.flower.headers import (
     DRIFT,
     EXAMPLES,
     LOSS,
@@ -29,20 +29,25 @@ from compression.flower.headers import (
     TrainConfig,
     is_count,
 )
-from compression.flower.message_size import size_of
-from compression.flower.native_tensors import with_natives
-from compression.flower.records import values_of
-from compression.flower.replica import Replica
-from compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
-from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
-from compression.flower.server.session import InitialModel, ServerSession, ServerSessionState
-from compression.flower.server.step_log_sync import StepLogSync
-from compression.flower.server.update_filter import UpdateFilters, UpdateFiltersState
-from compression.flower.tensor_split import Model, form_of_updates
-from compression.validation import expect_kinds
-from conf import Config, ConfigError, OptionGroup
-from strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
-from strategy.base import (
+from edgewire.compression.flower.message_size import size_of
+from edgewire.compression.flower.native_tensors import with_natives
+from edgewire.compression.flower.records import values_of
+from edgewire.compression.flower.replica import Replica
+from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
+from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
+from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
+from edgewire.compression.flower.server.session import (
+    InitialModel,
+    ServerSession,
+    ServerSessionState,
+)
+from edgewire.compression.flower.server.step_log_sync import StepLogSync
+from edgewire.compression.flower.tensor_split import Model, form_of_updates
+from edgewire.compression.validation import expect_kinds
+from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.schema import Config, ConfigError
+from edgewire.strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
+from edgewire.strategy.base import (
     FLOWER,
     NO_CODECS,
     STEP_MESSAGE,
@@ -51,12 +56,12 @@ from strategy.base import (
     ParameterServer,
     ServerState,
 )
-from strategy.collector import RoundCollector, RoundCollectorState
-from strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
-from strategy.flower_checks import expect_trained
-from strategy.ordered_grid import OrderedGrid
-from strategy.robust_aggregation import ABSENT, KINDS, LEAST, RobustMean
-from task.optimizers import SGD, ServerOptimizer
+from edgewire.strategy.collector import RoundCollector, RoundCollectorState
+from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
+from edgewire.strategy.flower_checks import expect_trained
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.robust_aggregation import ABSENT, KINDS, LEAST, RobustMean
+from edgewire.task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
 FOLLOWS = ("steps", "differences", "weights")  # how nodes get the newest model

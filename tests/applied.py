@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from compression import decode_update
-from compression.flower.acks import AckTracker
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.flower.acks import AckTracker
 
 CODECS = {
     "topk": {"sparsifier": "topk", "density": 0.05},

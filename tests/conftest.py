@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from task.stdlib_collision import avoid_stdlib_collision
+from edgewire.task.stdlib_collision import avoid_stdlib_collision
 
 # torch reads it when it is imported. With more threads a forked worker would hang.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -95,7 +95,7 @@ def leave_cases_to_ci(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def nothing_is_collected_twice():
     """Let the garbage collector examine loaded objects once, not again in each run."""
-    from simulation.local import uncollected  # here, because it imports torch
+    from edgewire.simulation.local import uncollected  # here, because it imports torch
 
     with uncollected():
         yield
@@ -138,7 +138,7 @@ def logged(caplog):
 @pytest.fixture
 def naps(monkeypatch):
     """Return the seconds of all sleeps in `timed_grid`; its clock advances only by these sleeps."""
-    from compression.flower import timed_grid
+    from edgewire.compression.flower import timed_grid
 
     slept = []
     monkeypatch.setattr(timed_grid.time, "sleep", slept.append)
@@ -149,7 +149,9 @@ def naps(monkeypatch):
 @pytest.fixture
 def cli(monkeypatch, capsys):
     """Return a function that runs the command in this process; it returns exit code and output."""
-    from command import main  # here, because it sets variables that pytest's own children inherit
+    from edgewire.command import (
+        main,  # here, because it sets variables that pytest's own children inherit
+    )
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])

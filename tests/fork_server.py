@@ -31,8 +31,8 @@ from types import SimpleNamespace
 ROOT = Path(__file__).parents[1]
 PLACE = "EDGEWIRE_FORK_SERVER"  # the variable that holds the path of the server's socket
 LOADED = [
-    "command.main", "strategy.app", "client.app", "deploy.node", "deploy.server.api",
-    "simulation.any_app.main", "flwr_datasets", "sklearn.datasets", "pytest",
+    "edgewire.command.main", "edgewire.strategy.app", "edgewire.client.app", "edgewire.deploy.node", "edgewire.deploy.server.api",
+    "edgewire.simulation.any_app.main", "flwr_datasets", "sklearn.datasets", "pytest",
 ]  # fmt: skip
 FLOWERS = ["flwr.superlink.cli.flower_superlink",
            "flwr.supercore.superexec.executor.subprocess_executor"]  # fmt: skip
@@ -213,7 +213,7 @@ def load():
     sys.modules["tests.quick_hydra"].quicken()
     for name in FLOWERS:  # Flower's server starts its programs by forks too
         sys.modules[name].subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
-    ours = sys.modules["simulation.any_app.modules"].OURS
+    ours = sys.modules["edgewire.simulation.any_app.modules"].OURS
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
         del sys.modules[name]
     tasks = Path("/proc/self/task").glob("*/comm")

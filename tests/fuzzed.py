@@ -16,11 +16,11 @@ import numpy as np
 from flwr.app import Context, Message
 from safetensors.numpy import load_file
 
-from client.app import app as honest
-from client.training import Trainer
-from compression.flower.headers import EXAMPLES, LOSS, STEPS
-from compression.flower.server.failure_policy import FailurePolicy
-from simulation.network import Network
+from edgewire.client.app import app as honest
+from edgewire.client.training import Trainer
+from edgewire.compression.flower.headers import EXAMPLES, LOSS, STEPS
+from edgewire.compression.flower.server.failure_policy import FailurePolicy
+from edgewire.simulation.network import Network
 from tests.local_runs import local_run
 from tests.mutations import Mutator
 from tests.runs import choices, composed

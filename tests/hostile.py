@@ -11,17 +11,18 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import app as honest
-from client.node import node_of
-from client.training import trainer_for
-from compression import decode_update, describe, make_codec
-from compression.batchnorm import own_name
-from compression.flower import payload_of, payload_record
-from compression.flower.headers import HEADER
-from compression.flower.native_tensors import NATIVE, Initial, sent_natives
-from compression.flower.records import STYPE
-from conf import load_config
-from conf.build import vectors_of
+from edgewire.client.app import app as honest
+from edgewire.client.node import node_of
+from edgewire.client.training import trainer_for
+from edgewire.compression.batchnorm import own_name
+from edgewire.compression.decoder import decode_update, describe
+from edgewire.compression.flower import payload_of, payload_record
+from edgewire.compression.flower.headers import HEADER
+from edgewire.compression.flower.native_tensors import NATIVE, Initial, sent_natives
+from edgewire.compression.flower.records import STYPE
+from edgewire.compression.make import make_codec
+from edgewire.conf.build import vectors_of
+from edgewire.conf.load import load_config
 from tests import spoil
 from tests.compression.surgery import encoded_again
 

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from conf.load import run_config, to_config
-from simulation.job import Job
-from simulation.local import run_local
-from strategy.run import checkpoint_file
-from strategy.run.run import Run
+from edgewire.conf.load import run_config, to_config
+from edgewire.machine.job import Job
+from edgewire.simulation.local import run_local
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.run import Run
 from tests.runs import REAL, ROOT, composed, history_of, model_bytes, nodes_of, result_of
 
 

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from compression import Layout, PayloadError, Update, decode_update, make_codec
-from compression.flower.compact_records import COMPACT, compact, is_compact, restored
-from compression.flower.headers import HEADER, UplinkHeader
-from compression.flower.message_size import CARRIER
-from compression.flower.records import STYPE
-from compression.wire_natives import NativeTensor
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import Update, decode_update
+from edgewire.compression.flower.compact_records import COMPACT, compact, is_compact, restored
+from edgewire.compression.flower.headers import HEADER, UplinkHeader
+from edgewire.compression.flower.message_size import CARRIER
+from edgewire.compression.flower.records import STYPE
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery, encoded_again, with_checksum
 
 NUMBERS = (0, 1, -1, 2, 3, 10**6, 2**31, 2**40, 2**62, 2**63 - 1, 10**300, 0.0, -0.5, 1e30,

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from compression.base import ResidualSparsifier, get_or_zeros
-from compression.registry import register
-from task.datasets import Data, Split
-from task.local import LocalAlgorithm
-from task.objectives import Metric, Objective
+from edgewire.compression.base import ResidualSparsifier, get_or_zeros
+from edgewire.compression.registry import register
+from edgewire.task.datasets import Data, Split
+from edgewire.task.local import LocalAlgorithm
+from edgewire.task.objectives import Metric, Objective
 
 
 def table(samples=400):

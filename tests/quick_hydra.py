@@ -14,7 +14,7 @@ from hydra._internal import config_repository, defaults_list
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf, base
 
-from conf.targets import HERE
+from edgewire.conf.classes import HERE
 
 UNCHANGED = str(HERE), "hydra.conf"  # the files there do not change
 _map = defaults_list._create_interpolation_map  # noqa: SLF001

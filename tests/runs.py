@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 from PIL import Image
 
-from conf.load import HERE, compose_config, to_config
+from edgewire.conf.load import HERE, compose_config, to_config
 
 ROOT = HERE.parent
 QUICK = ["rounds=3", "engine.workers=1"]

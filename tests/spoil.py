@@ -5,12 +5,14 @@ import math
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
-from compression import Layout, decode_update, make_codec
-from compression.flower import payload_of
-from compression.flower.headers import HEADER
-from compression.flower.records import STYPE, payload_records
-from compression.wire_header import varint
-from compression.wire_natives import NativeTensor
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.flower import payload_of
+from edgewire.compression.flower.headers import HEADER
+from edgewire.compression.flower.records import STYPE, payload_records
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.wire_header import varint
+from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import encoded_again, with_checksum
 
 

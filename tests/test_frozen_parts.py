@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import client.app
-from client.training import Trainer
-from task.errors import TaskError
-from task.finetuning import freeze_others, hold_frozen
-from task.flat_model import FlatModel, tensors_of
-from task.models.parts import MODELS
+import edgewire.client.app
+from edgewire.client.training import Trainer
+from edgewire.task.errors import TaskError
+from edgewire.task.finetuning import freeze_others, hold_frozen
+from edgewire.task.flat_model import FlatModel, tensors_of
+from edgewire.task.models.parts import MODELS
 from tests.local_runs import local_run
 from tests.runs import configured, history_of, result_of
 
@@ -76,7 +76,7 @@ def test_a_node_with_another_base_receives_the_servers_once(tmp_path, monkeypatc
 
     made = {}
     monkeypatch.setattr(
-        client.app,
+        edgewire.client.app,
         "trainer_for",
         lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
     )
@@ -99,7 +99,7 @@ def test_a_file_replaces_the_seeds_weights_and_must_be_the_same_everywhere(tmp_p
     found = load_file(tmp_path / "run" / "model.safetensors")
     assert torch.equal(found["base.1.weight"], model.base[1].weight)
     assert not torch.equal(found["head.weight"], model.head.weight)
-    monkeypatch.setattr("conf.load.sha256_of", lambda file: "0" * 64)
+    monkeypatch.setattr("edgewire.conf.load.sha256_of", lambda file: "0" * 64)
     with pytest.raises(TaskError, match="copy the run's file"):
         ran(tmp_path / "other", f"model.file={file}", "seed=1")
 

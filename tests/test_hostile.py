@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from compression.batchnorm import COUNT, own_name
-from conf.load import run_config
-from launch.ray import run_on_ray
-from simulation.job import Job
-from simulation.network import Network
-from task.models.parts import MODELS
+from edgewire.compression.batchnorm import COUNT, own_name
+from edgewire.conf.load import run_config
+from edgewire.engines.ray import run_on_ray
+from edgewire.machine.job import Job
+from edgewire.simulation.network import Network
+from edgewire.task.models.parts import MODELS
 from tests.hostile import (
     ATTACKS,
     CONTROLS,
@@ -217,13 +217,13 @@ def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     assert all(len(line) < 500 and line.isprintable() for line in lines)
 
 
-ON_RAY = """import strategy.app
+ON_RAY = """import edgewire.strategy.app
 import tests.hostile
 from flwr.clientapp import ClientApp
 
 
 def register():
-    from task.models.parts import MODELS
+    from edgewire.task.models.parts import MODELS
     from tests.zoo import makers
 
     MODELS.members.update(makers())
@@ -236,7 +236,7 @@ class Nodes(ClientApp):
 
 
 register()
-server = strategy.app.app
+server = edgewire.strategy.app.app
 nodes = Nodes()
 """
 
@@ -259,7 +259,9 @@ def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left
     (there / "app").mkdir(parents=True)
     (there / "app" / "bad.py").write_text(ON_RAY)
     about = (ROOT / "pyproject.toml").read_text()
-    about = about.replace("strategy.app:app", "bad:server").replace("client.app:app", "bad:nodes")
+    about = about.replace("edgewire.strategy.app:app", "bad:server").replace(
+        "edgewire.client.app:app", "bad:nodes"
+    )
     about = re.sub("fab-include = .*", "", about)
     (there / "app" / "pyproject.toml").write_text(about)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -7,17 +7,17 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from client.node import Node
-from client.training import LOCAL, Trainer
-from compression.flower.headers import TrainConfig
-from compression.flower.native_tensors import natives_of
-from compression.flower.node.state import stored_arrays
-from conf import ConfigError
-from conf.build import optimizer_of
-from strategy.run.run import Run
-from task.errors import TaskError
-from task.local import LocalAlgorithm
-from task.local.scaffold import Scaffold
+from edgewire.client.node import Node
+from edgewire.client.training import LOCAL, Trainer
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.compression.flower.native_tensors import natives_of
+from edgewire.compression.flower.node.state import stored_arrays
+from edgewire.conf.build import optimizer_of
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.run.run import Run
+from edgewire.task.errors import TaskError
+from edgewire.task.local import LocalAlgorithm
+from edgewire.task.local.scaffold import Scaffold
 from tests.local_runs import expect_resumed, local_run
 from tests.runs import configured, history_of, model_bytes, result_of
 
@@ -126,7 +126,7 @@ def test_an_optimizer_whose_steps_need_a_closure_is_refused_unless_the_algorithm
         optimizer_of(config, [torch.nn.Parameter(torch.zeros(3))])
     own = type("Own", (LocalAlgorithm,), {"train": lambda self, run, batches: 0.0})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("conf.build.local_of", lambda config: own())
+        patch.setattr("edgewire.conf.build.local_of", lambda config: own())
         assert optimizer_of(config, [torch.nn.Parameter(torch.zeros(3))])
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from conf.packages import fingerprint
+from edgewire.conf.own_packages import fingerprint
 from tests import fork_server
 from tests.conf.hostile import plain
 from tests.deploy.processes import eventually
@@ -20,7 +20,7 @@ from tests.runs import ROOT, model_bytes, result_of
 # It calls the command for each list of words, and prints exit codes and standard error as JSON.
 CALLS = """
 import contextlib, io, json, sys
-from command.main import cli
+from edgewire.command.main import cli
 from tests.quick_hydra import quicken
 quicken()
 for words in json.loads(sys.argv[1]):

@@ -6,25 +6,25 @@ import textwrap
 import pytest
 import torch
 
-from client.node import Node
-from client.training import trainer_for
-from command.job import prepare
-from compression.flower.headers import TrainConfig
-from conf import ConfigError
-from conf.build import data_of, model_of, objective_of, server_data_of
-from task.datasets import Data, Split
-from task.datasets.data import expect_finite_targets, expect_usable
-from task.errors import TaskError
-from task.steps import evaluate
+from edgewire.client.node import Node
+from edgewire.client.training import trainer_for
+from edgewire.command.job import prepare
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.conf.build import data_of, model_of, objective_of, server_data_of
+from edgewire.conf.schema import ConfigError
+from edgewire.task.datasets import Data, Split
+from edgewire.task.datasets.data import expect_finite_targets, expect_usable
+from edgewire.task.errors import TaskError
+from edgewire.task.steps import evaluate
 from tests.local_runs import local_run
 from tests.runs import configured, history_of, model_bytes, result_of
 
 MINE = """
     import torch
     from torch import nn
-    from task.datasets import Data, Split
-    from task.objectives import Metric, Objective
-    from task.transforms import ImageTransform
+    from edgewire.task.datasets import Data, Split
+    from edgewire.task.objectives import Metric, Objective
+    from edgewire.task.transforms import ImageTransform
 
 
     def data(inputs, targets=(), **options):
@@ -305,7 +305,7 @@ def test_a_wrong_use_is_one_line_before_the_run(case, engine):
 OWN_FILES = """
     from pathlib import Path
     import torch
-    from task.datasets import Data, Split
+    from edgewire.task.datasets import Data, Split
 
 
     def rows(root: str, scale: float = 1.0, on_device: bool = False):

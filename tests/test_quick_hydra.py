@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from conf.targets import HERE
+from edgewire.conf.classes import HERE
 from tests.quick_hydra import PLAIN
 
 

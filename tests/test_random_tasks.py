@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from command.job import prepare
-from conf import ConfigError
-from task.errors import TaskError
+from edgewire.command.job import prepare
+from edgewire.conf.schema import ConfigError
+from edgewire.task.errors import TaskError
 from tests.local_runs import local_run
 from tests.runs import configured, result_of
 
 MINE = """
     import torch
     from torch import nn
-    from task.datasets import Data, Split
-    from task.transforms import ImageTransform
+    from edgewire.task.datasets import Data, Split
+    from edgewire.task.transforms import ImageTransform
 
     SHAPES = {"row": (6,), "signal": (3, 8), "image": (1, 8, 8), "number": ()}
 

@@ -5,11 +5,11 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from conf.build import data_of, model_of
-from conf.load import compose_config, to_config
-from task.flat_model import FlatModel
-from task.objectives.classification import Classification
-from task.steps import evaluate
+from edgewire.conf.build import data_of, model_of
+from edgewire.conf.load import compose_config, to_config
+from edgewire.task.flat_model import FlatModel
+from edgewire.task.objectives.classification import Classification
+from edgewire.task.steps import evaluate
 from tests.runs import QUICK, ROOT, result_of, write_photos
 
 # The time for a training step on a device.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conf.build import objective_of
+from edgewire.conf.build import objective_of
 from tests.local_runs import local_run
 from tests.runs import anywhere, choices, configured, history_of, model_bytes, result_of
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-import client.app
-from client.training import Trainer
-from task.models.parts import MODELS
+import edgewire.client.app
+from edgewire.client.training import Trainer
+from edgewire.task.models.parts import MODELS
 from tests.local_runs import expect_resumed, local_run
 from tests.runs import history_of, model_bytes, result_of
 from tests.zoo import ZOO, makers
@@ -52,7 +52,7 @@ def of(name):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    """Register the zoo's models in the same way as the models of `task/models`."""
+    """Register the zoo's models in the same way as the models of `edgewire/task/models`."""
     for name, make in makers().items():
         monkeypatch.setitem(MODELS.members, name, make)
 
@@ -60,7 +60,9 @@ def registered(monkeypatch):
 @pytest.fixture
 def afresh(monkeypatch):
     """Build a new trainer for every message, as in a new process."""
-    monkeypatch.setattr(client.app, "trainer_for", lambda config, folder: Trainer(config, folder))
+    monkeypatch.setattr(
+        edgewire.client.app, "trainer_for", lambda config, folder: Trainer(config, folder)
+    )
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch):
 
     made = {}
     monkeypatch.setattr(
-        client.app,
+        edgewire.client.app,
         "trainer_for",
         lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
     )

@@ -187,7 +187,7 @@ def row(channels, size, classes):
 
 
 def makers():
-    """Return the functions that build the models, in the form of `task.models`."""
+    """Return the functions that build the models, in the form of `edgewire.task.models`."""
 
     def make(cls):
         return lambda channels, size, classes: cls(channels * size * size, classes)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..base import Array, Indices, Kind, PayloadError, Spec
 from ..registry import register
 from .entropy import Entropy
-from .index_context import IndexContext
+from .shared_context import IndexContext
 
 _CONTEXT = 4  # the tag, the first byte of a coded stream; `Entropy` has the other tags
 _FIRST, _WIDEST = 5, 31  # bits in which the first class's width is sent, and the largest width

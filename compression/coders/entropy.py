@@ -49,7 +49,7 @@ class Entropy(Coder):
     A tag byte before the coded stream says which method was used. The kind of the stream determines
     which methods are tried.
 
-    `benchmarks.payload` measures the sizes (n: all entries; k: selected entries; H: binary
+    `papers.benchmarks.payload` measures the sizes (n: all entries; k: selected entries; H: binary
     entropy). Uniform index sets need at most 1.021 n H(k/n) bits. Top-k indices of real updates
     need 0.35 to 0.76 times n H(k/n) bits. Levels need at most 1.005 times their order-0 entropy.
     """

@@ -21,7 +21,7 @@ from .records import (
 from .server.compressed_grid import CompressedGrid
 from .server.failure_policy import FailureLimits
 from .server.reply_checks import ReplyRules
-from .server.statistics_wrapper import StatisticsAveraging
+from .server.statistics_averaging import StatisticsAveraging
 from .traffic import Traffic, reason_of
 
 __all__ = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..base import Indices, PayloadError
 from ..codec import Codec
-from ..coders.index_context import SharedContext
+from ..coders.shared_context import SharedContext
 from ..decoder import Update, decode_update
 from ..layout import Layout
 

@@ -17,7 +17,7 @@ from .records import filled, records, values_of
 HEADER = "edgewire"  # the name of the ConfigRecord that holds a header
 HEALS = "will be sent whole next time"  # ends an error; the server then sends the whole model
 ROUND = "server-round"  # the key under which Flower's strategies send the number of a round
-# Metrics of a reply. `task.steps.Evaluation` declares the metrics of an evaluation.
+# Metrics of a reply. `edgewire.task.steps.Evaluation` declares the metrics of an evaluation.
 LOSS = "loss"  # mean over the samples; read by servers, and by codecs that depend on it
 ACCURACY = "accuracy"  # of an evaluation, from 0 to 1
 EXAMPLES = "num-examples"  # number of samples that the update was trained on; read by servers

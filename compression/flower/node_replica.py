@@ -14,11 +14,17 @@ from numpy.typing import NDArray
 
 from ..base import PayloadError, Vector
 from ..batchnorm import trained_entries
-from ..coders.index_context import Activity, SharedContext, recorded
+from ..coders.shared_context import Activity, SharedContext, recorded
 from ..decoder import MAX_SIZE, Update, declared, decode_update
 from ..layout import Layout
 from .headers import HEALS, DownlinkHeader
-from .node.state import Arrays, NodeState, checksum, store_arrays, stored_arrays
+from .node.state import (
+    Arrays,
+    NodeState,
+    checksum,
+    store_arrays,
+    stored_arrays,
+)
 from .records import values_of
 from .replica import (
     ACTIVITY,
@@ -37,7 +43,13 @@ from .tensor_split import (
     form_as_declared,
     form_of_updates,
 )
-from .tied_weights import Ties, form_with_copies, narrowed, widened, widened_own
+from .tied_weights import (
+    Ties,
+    form_with_copies,
+    narrowed,
+    widened,
+    widened_own,
+)
 
 REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
 # The record of a second replica; its steps change only the coordinates that the node sent.

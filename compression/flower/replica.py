@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..base import Indices, PayloadError, Vector
 from ..batchnorm import trained_entries
-from ..coders.index_context import Activity, SharedContext, record
+from ..coders.shared_context import Activity, SharedContext, record
 from ..decoder import decode_update
 from ..layout import Layout
 from ..scatter import find

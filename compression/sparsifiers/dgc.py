@@ -6,11 +6,23 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector, get_or_zeros
+from ..base import (
+    Indices,
+    ResidualSparsifier,
+    Selection,
+    SparsifyContext,
+    Vector,
+    get_or_zeros,
+)
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
-from ..validation import expect_at_least, expect_below_one, expect_between, expect_one_of
+from ..validation import (
+    expect_at_least,
+    expect_below_one,
+    expect_between,
+    expect_one_of,
+)
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts
@@ -34,7 +46,7 @@ class DGC(ResidualSparsifier):
 
     The exact share of each tensor is sent, at least 1 entry. As in the paper's hierarchical
     selection, a sample gives a first threshold, and a second selection makes the number exact
-    (`compression.selection.largest`).
+    (`edgewire.compression.selection.largest`).
     """
 
     name: ClassVar[str] = "dgc"

@@ -18,8 +18,8 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from conf import ConfigError
-from strategy.run.whole_files import replace_file
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.run.whole_files import replace_file
 
 FILE = "checkpoint"
 MARK, FORMAT = "edgewire-checkpoint", 6  # increase FORMAT if older versions cannot read the file

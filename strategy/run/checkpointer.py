@@ -12,18 +12,18 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compression.flower import flat_record, to_vector
-from compression.flower.native_tensors import natives_of, with_natives
-from conf import Config, ConfigError
-from strategy.lr_schedule import ScheduleState
-from strategy.run import checkpoint_file
-from strategy.run.checkpoint_file import Checkpoints
-from strategy.run.graceful_shutdown import GracefulShutdown
-from strategy.run.membership import MembershipGrid, RunLineageState
-from strategy.run.node_log import NodeLogState
-from strategy.run.run import Run
-from strategy.run.run_log import RunLogState
-from strategy.run.serialization import StateError, from_bytes, to_bytes
+from edgewire.compression.flower import flat_record, to_vector
+from edgewire.compression.flower.native_tensors import natives_of, with_natives
+from edgewire.conf.schema import Config, ConfigError
+from edgewire.strategy.lr_schedule import ScheduleState
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.checkpoint_file import Checkpoints
+from edgewire.strategy.run.graceful_shutdown import GracefulShutdown
+from edgewire.strategy.run.membership import MembershipGrid, RunLineageState
+from edgewire.strategy.run.node_log import NodeLogState
+from edgewire.strategy.run.run import Run
+from edgewire.strategy.run.run_log import RunLogState
+from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
 
 T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint

@@ -8,9 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from conf import Config
-from conf.build import partition_of
-from task.datasets.data import Data
+from edgewire.conf.build import partition_of
+from edgewire.conf.schema import Config
+from edgewire.task.datasets.data import Data
 
 MOST_CLASSES = 1000  # with more classes the counts would fill the file
 

@@ -11,10 +11,10 @@ from logging import getLogger
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from compression.flower.timed_grid import GridWrapper
-from conf import ConfigError
-from protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
-from strategy.flower_checks import LEAST
+from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.conf.schema import ConfigError
+from edgewire.protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
+from edgewire.strategy.flower_checks import LEAST
 
 # A strategy is waiting for nodes if it has asked for the nodes at least ASKS times, for at least
 # SECONDS seconds, and has not sent a message.
@@ -43,7 +43,8 @@ class MembershipGrid(GridWrapper):
     Each message lists the run's server processes and their checkpoints (`RunLineageState`). From
     this list a node finds the checkpoint from which a restarted server resumed, and resumes from
     the same checkpoint. `keeping`: the nodes that store their states for a resume, according to
-    their replies (`protocol.lineage`). `most`: the number of nodes that take part; None: all.
+    their replies (`edgewire.protocol.lineage`). `most`: the number of nodes that take part; None:
+    all.
     """
 
     def __init__(self, grid: Grid, run_id: int, most: int | None = None) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from compression.flower.headers import EXAMPLES, LOSS
-from compression.flower.message_size import size_of
-from compression.flower.records import records
-from compression.flower.server.failure_policy import FailedNode
-from compression.flower.timed_grid import GridWrapper
-from strategy.run.whole_files import replace_file
+from edgewire.compression.flower.headers import EXAMPLES, LOSS
+from edgewire.compression.flower.message_size import size_of
+from edgewire.compression.flower.records import records
+from edgewire.compression.flower.server.failure_policy import FailedNode
+from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.strategy.run.whole_files import replace_file
 
 Labels = Callable[[int], list[int] | None]
 log = getLogger("edgewire")

@@ -9,27 +9,27 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
-from compression import Layout
-from compression.batchnorm import variances
-from compression.flower import to_vector
-from compression.flower.headers import HEADER
-from compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
-from compression.flower.traffic import flower_bytes
-from conf import Config
-from conf.build import local_of, model_of, objective_of, server_data_of, vectors_of
-from strategy.factory import asks_nodes, expect_named, scheme_for
-from strategy.federated import Federated
-from strategy.lr_schedule import Schedule
-from strategy.ordered_grid import OrderedGrid
-from strategy.pipeline.strategy import PipelineStrategy
-from strategy.run.label_counts import labels_of
-from strategy.run.node_log import NodeLog
-from strategy.run.run_log import RunLog
-from task.errors import TaskError
-from task.flat_model import FlatModel, expect_numbers
-from task.rng import IsolatedRng
-from task.steps import evaluate
-from task.tensors import count, mapped
+from edgewire.compression.batchnorm import variances
+from edgewire.compression.flower import to_vector
+from edgewire.compression.flower.headers import HEADER
+from edgewire.compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
+from edgewire.compression.flower.traffic import flower_bytes
+from edgewire.compression.layout import Layout
+from edgewire.conf.build import local_of, model_of, objective_of, server_data_of, vectors_of
+from edgewire.conf.schema import Config
+from edgewire.pipeline.server.strategy import PipelineStrategy
+from edgewire.strategy.factory import asks_nodes, expect_named, scheme_for
+from edgewire.strategy.federated import Federated
+from edgewire.strategy.lr_schedule import Schedule
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.label_counts import labels_of
+from edgewire.strategy.run.node_log import NodeLog
+from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.errors import TaskError
+from edgewire.task.flat_model import FlatModel, expect_numbers
+from edgewire.task.rng import IsolatedRng
+from edgewire.task.steps import evaluate
+from edgewire.task.tensors import count, mapped
 
 OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
 log = logging.getLogger("edgewire")

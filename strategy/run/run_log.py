@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from compression.base import DIVERGED
-from conf import ConfigError
-from strategy.run.checkpoint_file import FILE
-from strategy.run.tagged import Tagged
-from strategy.run.whole_files import NotWritten, replace_file
-from task.objectives import Objective
+from edgewire.compression.base import DIVERGED
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.run.checkpoint_file import FILE
+from edgewire.strategy.run.tagged import Tagged
+from edgewire.strategy.run.whole_files import NotWritten, replace_file
+from edgewire.task.objectives import Objective
 
 Row = dict[str, Any]
 OFTEN = 60.0  # seconds from one writing of the newest model to the next

@@ -6,7 +6,7 @@ The bytes are a safetensors file. The dataclass may hold:
 - lists, deques, sets, tuples, dicts, dataclasses and named tuples of allowed values; the fields
   must declare their types;
 - Flower's records and messages;
-- `Tagged` values, which are saved with a type tag (`strategy.run.tagged`).
+- `Tagged` values, which are saved with a type tag (`edgewire.strategy.run.tagged`).
 
 An array object that occurs twice is stored once, and is again one object after loading.
 """
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from strategy.run.tagged import FLOWERS, Tagged, from_plain, to_plain
+from edgewire.strategy.run.tagged import FLOWERS, Tagged, from_plain, to_plain
 
 T = TypeVar("T")
 HEAD = "state"  # the name of the tensor that holds all values except the arrays, as JSON

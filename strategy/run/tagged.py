@@ -1,8 +1,8 @@
 """Converts values without a declared type, such as Flower's records, to JSON with type tags.
 
 In the states of EdgeWire's strategies, the fields declare their types, from which
-`strategy.run.serialization` restores the values. The attributes of Flower's and users' strategies
-have no declared types, so each value is saved with a tag.
+`edgewire.strategy.run.serialization` restores the values. The attributes of Flower's and users'
+strategies have no declared types, so each value is saved with a tag.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flwr.app import (
 from flwr.app.metadata import Metadata
 from numpy.typing import NDArray
 
-from compression.flower.records import FlatArray, filled
+from edgewire.compression.flower.records import FlatArray, filled
 
 Arrays = Mapping[str, NDArray[Any]]
 Place = Callable[[bytes | NDArray[Any]], int]  # stores bytes or an array; returns its number

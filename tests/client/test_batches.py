@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import client.batches
-from client.batches import Samples
-from client.node import Node
-from client.training import Trainer
-from conf.build import model_of
-from task.datasets import Data
-from task.datasets.data import Split
+import edgewire.client.batches
+from edgewire.client.batches import Samples
+from edgewire.client.node import Node
+from edgewire.client.training import Trainer
+from edgewire.conf.build import model_of
+from edgewire.task.datasets import Data
+from edgewire.task.datasets.data import Split
 from tests.runs import configured
 
 NODES = 8
@@ -108,7 +108,7 @@ def test_batches_do_not_depend_on_the_cache(words, monkeypatch):
     monkeypatch.setattr(Data, "prepared", counting)
     kept, at_once = batches(make(*words))
     # only the first node's samples fit into the cache
-    monkeypatch.setattr(client.batches, "PREPARED_BYTES", 60_000)
+    monkeypatch.setattr(edgewire.client.batches, "PREPARED_BYTES", 60_000)
     made, piece_by_piece = batches(make(*words))
     assert all(map(torch.equal, kept, made))
     assert len(at_once) == 3

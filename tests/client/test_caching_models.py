@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from client.node import Node
-from client.training import Trainer
-from compression.flower.headers import TrainConfig
-from task.models.parts import MODELS
+from edgewire.client.node import Node
+from edgewire.client.training import Trainer
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.task.models.parts import MODELS
 from tests.local_runs import local_run
 from tests.runs import configured, history_of, model_bytes
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from client.node import Node
-from client.training import Trainer
-from compression.flower.headers import TrainConfig
-from task.models.parts import MODELS
-from task.rng import IsolatedRng
+from edgewire.client.node import Node
+from edgewire.client.training import Trainer
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.task.models.parts import MODELS
+from edgewire.task.rng import IsolatedRng
 from tests.runs import configured
 
 NODES = 4

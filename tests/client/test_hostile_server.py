@@ -3,12 +3,13 @@
 import pytest
 from flwr.app import Context, Message, MetricRecord, RecordDict
 
-from client.app import LocalError, app
-from compression import PayloadError
-from compression.flower.headers import HEADER
-from conf import ConfigError, run_config
-from simulation.job import Job
-from simulation.local import run_local
+from edgewire.client.app import LocalError, app
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.headers import HEADER
+from edgewire.conf.load import run_config
+from edgewire.conf.schema import ConfigError
+from edgewire.machine.job import Job
+from edgewire.simulation.local import run_local
 from tests.conf.hostile import HIDDEN, OPEN, RUN, SECRET, plain, put, submitted
 from tests.runs import composed, model_bytes, result_of, write_photos
 

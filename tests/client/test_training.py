@@ -6,13 +6,13 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from client.batches import SampleCache
-from client.node import Node, node_of
-from client.training import Trainer, trainer_for
-from compression.flower.headers import TrainConfig
-from conf import ConfigError
-from conf.build import model_of
-from task.datasets import load_data
+from edgewire.client.batches import SampleCache
+from edgewire.client.node import Node, node_of
+from edgewire.client.training import Trainer, trainer_for
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.conf.build import model_of
+from edgewire.conf.schema import ConfigError
+from edgewire.task.datasets import load_data
 from tests.runs import configured, write_photos
 
 NODES = 8

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from command import compare as command
-from command.caller import COMPARE
-from command.compare import compare
-from command.main import cli
+from edgewire.command import compare as command
+from edgewire.command.caller import COMPARE
+from edgewire.command.compare import compare
+from edgewire.command.main import cli
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 
@@ -33,7 +33,7 @@ def test_the_methods_of_the_default_are_compared(printed, tmp_path):
     assert sizes == sorted(sizes, reverse=True)
     picture = re.search(r"picture  (\S+)", text)[1]
     assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    assert f"python -m report {picture.rpartition('/')[0]}" in text
+    assert f"python -m edgewire.report {picture.rpartition('/')[0]}" in text
 
 
 def test_other_methods_and_a_metric_of_which_less_is_better(printed):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from compression import PayloadError
-from strategy.run import checkpoint_file
-from strategy.run.run import Run
+from edgewire.compression.base import PayloadError
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.run import Run
 from tests.runs import QUICK, ROOT, history_of, model_bytes, result_of
 
 SMALL = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulation.errors import EngineError
+from edgewire.machine.errors import EngineError
 from tests.runs import QUICK, result_of
 
 
@@ -45,7 +45,7 @@ def test_a_run_that_fails_leaves_no_result_of_an_earlier_one(command, monkeypatc
     def fail(*arguments, **options):
         raise EngineError("no power")
 
-    monkeypatch.setattr("simulation.local.make_pool", fail)
+    monkeypatch.setattr("edgewire.simulation.local.make_pool", fail)
     code, printed, _ = command(*QUICK, again)
     assert (code, printed.err) == (1, "error: no power\n")
 

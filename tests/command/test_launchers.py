@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from command.job import job
+from edgewire.command.job import job
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 FRESH = """
 import os, pickle, sys
 print(pickle.loads({pickled!r}), os.environ['OMP_NUM_THREADS'])
-from client.training import Trainer
-from command.job import prepare
-from conf.load import compose_config, to_config
+from edgewire.client.training import Trainer
+from edgewire.command.job import prepare
+from edgewire.conf.load import compose_config, to_config
 config = to_config(compose_config([]))
 prepare(config)
 Trainer(config)

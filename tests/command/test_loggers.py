@@ -9,12 +9,11 @@ from importlib.util import find_spec
 
 import pytest
 
-from command import loggers
-from compression import PayloadError
-from conf import run_config
-from conf.load import load_config
-from strategy.run import checkpoint_file
-from strategy.run.run import Run
+from edgewire.command import loggers
+from edgewire.compression.base import PayloadError
+from edgewire.conf.load import load_config, run_config
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.run import Run
 from tests.runs import QUICK, composed, history_of, result_of
 
 SMALL = ["algorithm=esgd", "nodes=2", "rounds=5", "engine.workers=1", "batch_size=16"]
@@ -145,7 +144,7 @@ def test_weights_and_biases_writes_its_files_offline(command):
         (["logger.mlflow.experiment=x"], "logger.mlflow belongs to no logger that was chosen"),
         (["logger=csv", "logger.csv.fil=x"], "did you mean logger.csv.file?"),
         (["logger=wandb", "logger.wandb.mode=on"], "must be offline or online, not on"),
-        (["logger._target_=pathlib.Path"], "is no Logger of report.loggers"),
+        (["logger._target_=pathlib.Path"], "is no Logger of edgewire.report.loggers"),
         (["logger._target_=nowhere.Mine"], "logger._target_=nowhere.Mine cannot be imported"),
         (["logger._target_=Mine"], "give PACKAGE.NAME"),
         (["logger=csv", "logger.csv.file=/proc/x/y.csv"], "logger csv cannot begin"),
@@ -173,7 +172,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(command, monkeypatch
 
 
 OWN = """
-from report.loggers import Logger
+from edgewire.report.loggers import Logger
 
 class Lines(Logger):
     def __init__(self, file: str) -> None:

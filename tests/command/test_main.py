@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command.saved_config import command_line, options_first
-from conf import ConfigError
+from edgewire.command.saved_config import command_line, options_first
+from edgewire.conf.schema import ConfigError
 
 OPTIONS = [["-m"], ["--multirun"], ["--config-name", "config"], ["--cfg", "job"], ["--resolve"]]
 OVERRIDES = st.lists(st.sampled_from(["nodes=2", "seed=0,1", "~model", "+a=1", "nodes=2", "x"]))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from command.new_task import TEMPLATE, new_task
-from conf import ConfigError
+from edgewire.command.new_task import TEMPLATE, new_task
+from edgewire.conf.schema import ConfigError
 from tests import fork_server
 from tests.runs import ROOT, result_of
 

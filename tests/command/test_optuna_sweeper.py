@@ -5,9 +5,9 @@ import json
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from command import optuna_sweeper
-from command.optuna_sweeper import consecutive, distribution_of, value_of
-from conf import ConfigError
+from edgewire.command import optuna_sweeper
+from edgewire.command.optuna_sweeper import consecutive, distribution_of, value_of
+from edgewire.conf.schema import ConfigError
 from tests.runs import result_of
 
 pytest.importorskip("optuna")

@@ -23,11 +23,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command import python_api
-from command.caller import caller
-from conf.load import HERE
-from report.errors import ResultsError
-from report.run_result import RunResult
+from edgewire.command import python_api
+from edgewire.command.caller import caller
+from edgewire.conf.load import HERE
+from edgewire.report.errors import ResultsError
+from edgewire.report.run_result import RunResult
 from run import RunFailed, sweep, train
 from tests.local_runs import at_row, raising
 from tests.runs import model_bytes, result_of
@@ -96,7 +96,7 @@ def test_a_result_is_shown_as_text_table_and_picture(trained):
 
 
 def test_the_same_run_on_the_command_line_has_the_same_model(trained, folder, monkeypatch):
-    from command.main import cli
+    from edgewire.command.main import cli
 
     words = ["algorithm=edgewire", *FEW, "lr=0.1", "hydra.run.dir=cli"]
     monkeypatch.setattr(sys, "argv", ["run.py", *words])

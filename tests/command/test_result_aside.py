@@ -2,7 +2,7 @@
 
 import pytest
 
-from command import job
+from edgewire.command import job
 
 
 @pytest.mark.parametrize("resumes", [True, False])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from compression import PayloadError
-from strategy.run import checkpoint_file
-from strategy.run.run import Run
+from edgewire.compression.base import PayloadError
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.run import Run
 from tests.runs import model_bytes
 
 

@@ -10,19 +10,19 @@ from contextlib import nullcontext
 
 import pytest
 
-from command import python_api
-from command import run_lock as module
-from command import sweep as sweep_module
-from command.run_lock import LOCK, SWEEP_LOCK, ended_with_parent, run_lock
-from conf import ConfigError
-from simulation.processes import began
+from edgewire.command import python_api
+from edgewire.command import run_lock as module
+from edgewire.command import sweep as sweep_module
+from edgewire.command.run_lock import LOCK, SWEEP_LOCK, ended_with_parent, run_lock
+from edgewire.conf.schema import ConfigError
+from edgewire.machine.processes import began
 from tests.local_runs import raising
 from tests.runs import QUICK
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from command.run_lock import run_lock
+from edgewire.command.run_lock import run_lock
 with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

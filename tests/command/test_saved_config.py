@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from command import main
-from command.saved_config import continuing, quoted, started_in
+from edgewire.command import main
+from edgewire.command.saved_config import continuing, quoted, started_in
 
 WORDS = ["algorithm=fedavg_f2i", "strategy=fedadam", "rounds=1", "engine.workers=1", "seed=3"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from strategy.run import checkpoint_file
-from strategy.run.checkpointer import RUN, RunState
-from strategy.run.serialization import from_bytes
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.checkpointer import RUN, RunState
+from edgewire.strategy.run.serialization import from_bytes
 from tests import fork_server
 from tests.local_runs import files_of
 
@@ -184,10 +184,10 @@ def stopped_by(number, place):
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        ("command.hydra_main.main", []),  # before Hydra composes anything
+        ("edgewire.command.hydra_main.main", []),  # before Hydra composes anything
         ("hydra._internal.hydra.run_job", ["engine.workers=7"]),  # after Hydra has composed
         ("hydra.core.utils.run_job", ["-m", "seed=0,1"]),
-        ("command.job.under_way", []),
+        ("edgewire.command.job.under_way", []),
     ],
 )
 def test_a_stop_before_a_run_begins_ends_the_command(place, words, number, tmp_path):

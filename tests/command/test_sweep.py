@@ -1,6 +1,6 @@
 """A sweep continues after a failed job, and lists the failed jobs."""
 
-from report import table
+from edgewire.report import table
 from tests.runs import QUICK, result_of
 
 
@@ -29,7 +29,7 @@ def test_a_sweep_ends_with_a_table_of_its_runs_and_a_command(command, capsys):
     code, printed, folder = command("-m", *QUICK, "compression=topk,int8", "seed=0,1")
     assert code == 0
     lines = printed.out.splitlines()
-    assert lines[-1] == f"pictures and more: python -m report {folder}"
+    assert lines[-1] == f"pictures and more: python -m edgewire.report {folder}"
     head, *rows = lines[-4:-1]
     assert head.split()[:3] == ["compression", "runs", "accuracy"]
     assert [row.split()[:2] for row in rows] == [["topk", "2"], ["int8", "2"]]

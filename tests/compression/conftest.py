@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compression import Layout
+from edgewire.compression.layout import Layout
 
 LENET = [(6, 1, 5, 5), (6,), (16, 6, 5, 5), (16,), (120, 400), (120,), (84, 120), (84,)]
 LENET += [(10, 84), (10,)]

@@ -13,9 +13,12 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "payloads"
 sys.path.insert(0, str(HERE.parents[1]))
 
-from compression import Layout, decode, make_codec, names  # noqa: E402
-from compression.wire_header import DTYPES  # noqa: E402
-from compression.wire_natives import NativeTensor  # noqa: E402
+from edgewire.compression.decoder import decode
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names  # noqa: E402
+from edgewire.compression.wire_header import DTYPES  # noqa: E402
+from edgewire.compression.wire_natives import NativeTensor  # noqa: E402
 
 OWN = FOLDER / "own" / "v1-dense-int8-zstd.ewp"
 MANY = FOLDER / "many" / "v1-topk-float32-entropy.ewp"

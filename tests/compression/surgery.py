@@ -6,14 +6,14 @@ Lengths, padding and codings stay valid, so that the decoder reads the changed p
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from compression import describe, make_codec
-from compression.base import PayloadError
-from compression.batchnorm import separate
-from compression.decoder import exact_spec, index_spec, parts_of
-from compression.registry import by_id
-from compression.wire import NAMED, ids_of, parse, tables, unpack, with_native_table
-from compression.wire_header import shape_table, varint
-from compression.wire_natives import NativeTensor, natives_spec
+from edgewire.compression.base import PayloadError
+from edgewire.compression.batchnorm import separate
+from edgewire.compression.decoder import describe, exact_spec, index_spec, parts_of
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import by_id
+from edgewire.compression.wire import NAMED, ids_of, parse, tables, unpack, with_native_table
+from edgewire.compression.wire_header import shape_table, varint
+from edgewire.compression.wire_natives import NativeTensor, natives_spec
 
 NUMBERS = (0, 1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 1 << 14, 1 << 16, 1 << 31, 1 << 62)
 

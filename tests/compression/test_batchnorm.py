@@ -5,10 +5,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compression import Layout, PayloadError, decode, decode_update, make_codec
-from compression import names as methods
-from compression.batchnorm import exact_tensors, scale_of, separate
-from compression.wire_header import varint
+from edgewire.compression.base import PayloadError
+from edgewire.compression.batchnorm import exact_tensors, scale_of, separate
+from edgewire.compression.decoder import decode, decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire_header import varint
 from tests.compression.surgery import with_checksum
 
 SHAPES = {

@@ -6,11 +6,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compression import Layout, PayloadError, decode, decode_update, make_codec
-from compression import names as methods
-from compression.base import Kind, Spec
-from compression.coders.zstd import Zstd, zstd
-from compression.wire_natives import NativeTensor
+from edgewire.compression.base import Kind, PayloadError, Spec
+from edgewire.compression.coders.zstd import Zstd, zstd
+from edgewire.compression.decoder import decode, decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire_natives import NativeTensor
 
 SHAPES = {
     "0.weight": (32, 16, 3, 3),

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from compression import buffers
+from edgewire.compression import buffers
 
 
 @pytest.fixture

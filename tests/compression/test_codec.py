@@ -5,9 +5,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compression import decode_update, make_codec
-from compression import names as methods
-from compression.wire import ids_of
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire import ids_of
 
 PAIRS = list(product(methods("sparsifier"), methods("quantizer")))
 

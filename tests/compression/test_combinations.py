@@ -10,20 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 
-from compression import (
-    Codec,
-    Description,
-    Layout,
-    PayloadError,
-    decode,
-    decode_update,
-    describe,
-    make_codec,
-)
-from compression import names as methods
-from compression.base import Rng, SparsifyContext
-from compression.batchnorm import exact_tensors, separate
-from compression.decoder import parts_of
+from edgewire.compression.base import PayloadError, Rng, SparsifyContext
+from edgewire.compression.batchnorm import exact_tensors, separate
+from edgewire.compression.codec import Codec
+from edgewire.compression.decoder import Description, decode, decode_update, describe, parts_of
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
 from tests.compression.quantizers.values import SPECIAL
 
 # Each sparsifier with each quantizer, and both kinds of selection with each quantizer and coder.

@@ -7,11 +7,13 @@ import pytest
 import torch
 from xxhash import xxh3_64_intdigest
 
-from compression import Layout, PayloadError, decode, make_codec
-from compression import names as methods
-from compression.base import Rng
-from compression.registry import get
-from compression.wire_header import shape_table
+from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.decoder import decode
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import get
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire_header import shape_table
 
 
 def test_the_overhead_of_a_payload_is_small(lenet, make_layout):

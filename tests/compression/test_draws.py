@@ -9,9 +9,9 @@ import math
 import numpy as np
 import pytest
 
-from compression import buffers, selection
-from compression.selection import above, largest, uniform, weighted
-from compression.weighted_sampling import first_to_ring
+from edgewire.compression import buffers, selection
+from edgewire.compression.selection import above, largest, uniform, weighted
+from edgewire.compression.weighted_sampling import first_to_ring
 from tests.compression.vectors import N, expect, heavy
 
 Z = 4.9  # two-sided, one in a million

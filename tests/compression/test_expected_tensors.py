@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import Layout, PayloadError, decode, decode_update, make_codec
-from compression.decoder import declared, expect
-from compression.wire_header import DTYPES
-from compression.wire_natives import NativeTensor
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import declared, decode, decode_update, expect
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.wire_header import DTYPES
+from edgewire.compression.wire_natives import NativeTensor
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]
 CODECS = [make_codec(), make_codec(quantizer="int8"), make_codec("topk", density=0.3)]

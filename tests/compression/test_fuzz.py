@@ -13,11 +13,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from compression import PayloadError, decode_update, make_codec
-from compression import names as methods
-from compression.coders.index_context import SharedContext
-from compression.layout import Layout
-from compression.wire_natives import NativeTensor
+from edgewire.compression.base import PayloadError
+from edgewire.compression.coders.shared_context import SharedContext
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import Surgery, with_checksum
 
 # A target is what a decoder knows of the methods; it does not know the sparsifier. Without a

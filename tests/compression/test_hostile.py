@@ -8,10 +8,12 @@ import zlib
 import numpy as np
 import pytest
 
-from compression import PayloadError, decode, describe, make_codec
-from compression import names as methods
-from compression.coders.zstd import zstd
-from compression.wire_header import varint
+from edgewire.compression.base import PayloadError
+from edgewire.compression.coders.zstd import zstd
+from edgewire.compression.decoder import decode, describe
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire_header import varint
 from tests.compression.surgery import with_checksum
 
 SIZE = 1000

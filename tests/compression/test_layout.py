@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from compression import Layout
+from edgewire.compression.layout import Layout
 
 
 def test_offsets_follow_the_shapes():

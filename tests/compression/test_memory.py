@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from compression import Layout, PayloadError, decode_update, make_codec
-from compression import names as methods
-from compression.base import Rng, SparsifyContext
-from compression.batchnorm import exact_tensors, separate
-from compression.registry import get
+from edgewire.compression.base import PayloadError, Rng, SparsifyContext
+from edgewire.compression.batchnorm import exact_tensors, separate
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import get
+from edgewire.compression.registry import names as methods
 from tests.same import expect_same
 
 KEEPING = [

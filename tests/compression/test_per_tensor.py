@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.per_tensor import largest_of_each
-from compression.selection import TINY
+from edgewire.compression.per_tensor import largest_of_each
+from edgewire.compression.selection import TINY
 from tests.compression.test_selection import brute, vectors
 from tests.compression.vectors import expect
 

@@ -6,10 +6,20 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from compression import Layout, decode, make_codec, names, option_fields
-from compression.base import Coder, PayloadError, ResidualSparsifier, Selection, Sparsifier
-from compression.coders.zstd import Zstd
-from compression.registry import STAGES, by_id, get, register, unregister
+from edgewire.compression.base import Coder, PayloadError, ResidualSparsifier, Selection, Sparsifier
+from edgewire.compression.coders.zstd import Zstd
+from edgewire.compression.decoder import decode
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import (
+    STAGES,
+    by_id,
+    get,
+    names,
+    option_fields,
+    register,
+    unregister,
+)
 
 METHODS = [(stage, name) for stage in STAGES for name in names(stage)]
 # Stored payloads contain a method's id, its position here, so these never change.
@@ -126,7 +136,7 @@ def test_another_package_has_the_ids_from_192(number):
 
 def test_this_package_has_none_of_the_other_ids():
     with pytest.raises(ValueError, match="own: its id is 192; the ids 0 to 191 are those of"):
-        register("coder")(other(id=192, __module__="compression.coders.own"))
+        register("coder")(other(id=192, __module__="edgewire.compression.coders.own"))
 
 
 @pytest.fixture

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.scatter import BLOCK, add_at, count_up, find, increase, put_at, subtract_at
+from edgewire.compression.scatter import (
+    BLOCK,
+    add_at,
+    count_up,
+    find,
+    increase,
+    put_at,
+    subtract_at,
+)
 
 SIZES = [0, 1, 5, 4095, 4097, BLOCK, 3 * BLOCK + 7, 20 * BLOCK]
 SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-45, 1e37, -1e37, 1.0, -1.0], dtype=np.float32)

@@ -10,9 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from compression import selection
-from compression.sampling import rank
-from compression.selection import above, largest, uniform, weighted
+from edgewire.compression import selection
+from edgewire.compression.sampling import rank
+from edgewire.compression.selection import above, largest, uniform, weighted
 from tests.compression.vectors import N, expect, heavy
 
 TINIEST = float(np.finfo(np.float32).smallest_subnormal)

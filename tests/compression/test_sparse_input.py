@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import Layout, PayloadError, decode_update, make_codec
-from compression import names as methods
-from compression.batchnorm import exact_tensors, separate
+from edgewire.compression.base import PayloadError
+from edgewire.compression.batchnorm import exact_tensors, separate
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import names as methods
 from tests.same import expect_same
 
 SHAPES = {

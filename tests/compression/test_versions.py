@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compression import decode, decode_update, describe, make_codec
-from compression.decoder import parts_of
+from edgewire.compression.decoder import decode, decode_update, describe, parts_of
+from edgewire.compression.make import make_codec
 
 STORE = runpy.run_path(str(Path(__file__).parent / "make_payloads.py"))
 PRODUCTS = ("powersgd", "drive", "eden")

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from compression import Layout, PayloadError, decode, decode_update, describe, make_codec
-from compression import names as methods
-from compression.coders.index_context import SharedContext
-from compression.decoder import declared, expect
-from compression.registry import get
-from compression.wire import EXACT, OWN, SHORT, ids_of, parse, stream_sizes
-from compression.wire_header import name_table, shape_table, varint
-from compression.wire_natives import NativeTensor
+from edgewire.compression.base import PayloadError
+from edgewire.compression.coders.shared_context import SharedContext
+from edgewire.compression.decoder import declared, decode, decode_update, describe, expect
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import get
+from edgewire.compression.registry import names as methods
+from edgewire.compression.wire import EXACT, OWN, SHORT, ids_of, parse, stream_sizes
+from edgewire.compression.wire_header import name_table, shape_table, varint
+from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import with_checksum
 
 CODERS = [name for name in methods("coder") if get("coder", name).contextual]

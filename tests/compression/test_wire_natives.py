@@ -6,9 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from compression import Layout, PayloadError, decode_update, make_codec
-from compression.wire_header import DTYPES
-from compression.wire_natives import NativeTensor
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.wire_header import DTYPES
+from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import with_checksum
 
 KINDS = [name for name in DTYPES if name != "bfloat16"]

@@ -10,7 +10,8 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from conf import ConfigError, load_config
+from edgewire.conf.load import load_config
+from edgewire.conf.schema import ConfigError
 from tests.runs import composed
 
 SECRET, HIDDEN = "EDGEWIRE_TEST_SECRET", "hunter2-of-this-node"
@@ -27,14 +28,14 @@ NAMES = [
     *("hydra.utils.get_method", "omegaconf.OmegaConf.load", "yaml.unsafe_load"),
     *("torch.load", "torch.hub.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
     # objects that modules of the project or of libraries have imported
-    *("task.datasets.os.system", "task.datasets.folder.os.system", "task.lazy_imports.os.putenv"),
-    *("task.process.ctypes.CDLL", "task.registry.importlib.import_module", "task.partition.copy"),
-    *("task.datasets.load_folder", "task.datasets.folder.Path.rmdir", "task.registry.Registry"),
-    *("conf.load.compose_config", "conf.trust.mark_as_local", "conf.check.build"),
-    "command.job.run",
-    *("simulation.local.run_local", "launch.ray.run_on_ray", "launch.ray.ask_to_end"),
-    "launch.superlink.run_on_superlink",
-    *("strategy.run.run_log.Records", "strategy.run.run_log.os.replace", "strategy.app.main"),
+    *("edgewire.task.datasets.os.system", "edgewire.task.datasets.folder.os.system", "edgewire.task.lazy_imports.os.putenv"),
+    *("edgewire.task.process.ctypes.CDLL", "edgewire.task.registry.importlib.import_module", "edgewire.task.partition.copy"),
+    *("edgewire.task.datasets.load_folder", "edgewire.task.datasets.folder.Path.rmdir", "edgewire.task.registry.Registry"),
+    *("edgewire.conf.load.compose_config", "edgewire.conf.trust.mark_as_local", "edgewire.conf.check.build"),
+    "edgewire.command.job.run",
+    *("edgewire.simulation.local.run_local", "edgewire.engines.ray.run_on_ray", "edgewire.engines.ray.ask_to_end"),
+    "edgewire.engines.superlink.run_on_superlink",
+    *("edgewire.strategy.run.run_log.Records", "edgewire.strategy.run.run_log.os.replace", "edgewire.strategy.app.main"),
     *("flwr.serverapp.strategy.FedAvg.start", "flwr.serverapp.strategy.strategy.time.sleep"),
     *("flwr.serverapp.strategy.fedavg.FedAvg", "flwr.serverapp.strategy.strategy_utils.os"),
     *("flwr_datasets.FederatedDataset", "flwr_datasets.partitioner.partitioner.datasets.load"),
@@ -49,11 +50,11 @@ NAMES = [
 
 # Valid groups, each with a value that does not belong there.
 SGD = {"_target_": "torch.optim.SGD", "_partial_": True}
-AVERAGING = {"_target_": "strategy.synchronous.SparseAveraging", "_partial_": True}
-ASYNCHRONOUS = {"_target_": "strategy.asynchronous.Asynchronous", "_partial_": True}
+AVERAGING = {"_target_": "edgewire.strategy.synchronous.SparseAveraging", "_partial_": True}
+ASYNCHRONOUS = {"_target_": "edgewire.strategy.asynchronous.Asynchronous", "_partial_": True}
 COSINE = {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "_partial_": True, "T_max": 9}
 IID = {"_target_": "flwr_datasets.partitioner.IidPartitioner", "num_partitions": 2}
-OWN_SGD = {"_target_": "task.optimizers.SGD"}
+OWN_SGD = {"_target_": "edgewire.task.optimizers.SGD"}
 WRAPPER = "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping"
 GROUPS = [
     ("optimizer", {**SGD, "momentum": RUN}),
@@ -87,7 +88,7 @@ GROUPS = [
     ("strategy", {"_target_": WRAPPER, "strategy": RUN}),
     ("strategy", {"_target_": WRAPPER, "strategy": SGD}),
     ("partition", {**IID, "num_partitions": OPEN}),
-    ("partition", {"_target_": "task.partition.Partition"}),
+    ("partition", {"_target_": "edgewire.task.partition.Partition"}),
 ]
 
 # Values for any key that ask OmegaConf or Hydra for data of this machine.
@@ -112,7 +113,7 @@ WORDS = [
     "seed=range(1,9)", "strategy._target_=torch.utils.collect_env.run",
     "+optimizer._args_=[x]", "optimizer={_target_:builtins.open,file:BAIT,mode:w}",
     "+strategy.optimizer={_target_:torch.utils.collect_env.run,command:'echo >> BAIT'}",
-    "++partition._target_=os.system", "schedule._target_=task.datasets.folder.os.system",
+    "++partition._target_=os.system", "schedule._target_=edgewire.task.datasets.folder.os.system",
     "dataset.root=/etc", "dataset.root='~'", "dataset.root=../..", "dataset.root=a/../../b",
     "+a.${oc.env:SECRET}=1", "'", "\\", "=", "~", "@", "a@b@c=1",
 ]  # fmt: skip

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import ConfigError, load_config
-from conf.check import build, check_target
+from edgewire.conf.check import build, check_target
+from edgewire.conf.load import load_config
+from edgewire.conf.schema import ConfigError
 from tests.conf.hostile import plain, refused, submitted
 
 OWN = """

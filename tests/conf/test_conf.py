@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf import ConfigError, load_config, run_config
-from conf.build import data_of, optimizer_of, partition_of
-from conf.check import check_target
-from conf.codecs import codec_of, downlink_of
-from conf.load import compose_config, to_config
-from strategy.factory import scheme_of
-from strategy.lr_schedule import Schedule
-from task.datasets.data import DATASETS
-from task.models import build_model
-from task.models.parts import MODELS
+from edgewire.conf.build import data_of, optimizer_of, partition_of
+from edgewire.conf.check import check_target
+from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.load import compose_config, load_config, run_config, to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.lr_schedule import Schedule
+from edgewire.task.datasets.data import DATASETS
+from edgewire.task.models import build_model
+from edgewire.task.models.parts import MODELS
 from tests.runs import choices, composed
 from tests.runs import configured as config
 

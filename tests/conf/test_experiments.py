@@ -6,9 +6,9 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from conf.check import check_target
-from conf.codecs import codec_of, downlink_of
-from conf.sweeper import split_case
+from edgewire.conf.check import check_target
+from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.sweeper import split_case
 from tests.runs import configured
 
 FOLDER = Path(__file__).parents[2] / "conf" / "experiment"

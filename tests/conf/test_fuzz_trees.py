@@ -19,9 +19,11 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from command.saved_config import quoted
-from conf import ConfigError, load, load_config
-from conf.trust import OF_A_KEY
+from edgewire.command.saved_config import quoted
+from edgewire.conf import load
+from edgewire.conf.load import load_config
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.trust import OF_A_KEY
 from tests.conf.hostile import HIDDEN, SECRET, plain, submitted
 from tests.runs import composed
 

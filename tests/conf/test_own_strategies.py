@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from conf import ConfigError
-from conf.check import build, check_target
-from strategy.factory import scheme_of
+from edgewire.conf.check import build, check_target
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import scheme_of
 from tests.runs import configured
 
 OWN = """

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from conf import ConfigError, load_config
-from conf.load import HERE, compose_config
-from conf.trust import expect_plain, submitted_overrides
+from edgewire.conf.load import HERE, compose_config, load_config
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.trust import expect_plain, submitted_overrides
 from tests.conf.hostile import HIDDEN, WORDS, put
 
 

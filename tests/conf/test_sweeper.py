@@ -6,8 +6,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from conf import ConfigError
-from conf.sweeper import Cases, split_case
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.sweeper import Cases, split_case
 
 EXPERIMENT = """# @package _global_
 defaults:

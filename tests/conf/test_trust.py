@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from conf import ConfigError, load_config, run_config
-from conf.load import compose_config, to_config
-from conf.trust import (
+from edgewire.conf.load import compose_config, load_config, run_config, to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.trust import (
     NodeGrants,
     expect_plain,
     is_local,

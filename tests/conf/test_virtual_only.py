@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from conf import ConfigError
-from conf.load import HERE
-from conf.virtual_only import expect_real_time, only_virtual
-from simulation.network import DeviceClass, Network, network_named
+from edgewire.conf.load import HERE
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.virtual_only import expect_real_time, only_virtual
+from edgewire.simulation.network import DeviceClass, Network, network_named
 from tests.runs import configured
 
 IDEAL = network_named("ideal")

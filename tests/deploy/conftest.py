@@ -1,14 +1,14 @@
 import pytest
 
-from deploy import doctor, keys
-from deploy.doctor import WRONG
+from edgewire.deploy import doctor, keys
+from edgewire.deploy.doctor import WRONG
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.served import Server
 
 
 @pytest.fixture
 def look(capsys):
-    """Return a function that runs `deploy.doctor` and returns the exit code and its lines."""
+    """Return a function that runs `edgewire.deploy.doctor` and returns the exit code and its lines."""
 
     def call(*words):
         capsys.readouterr()

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from deploy.device.client import FleetClient
-from deploy.device.heartbeats import Membership
-from deploy.node import key_of
+from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.node import key_of
 
 
 class Kitchen:

@@ -15,10 +15,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from deploy import compact_bundle
-from deploy.device.transport import ids_of
-from deploy.server.duplicates import SIZE
-from deploy.signed_header import read_header
+from edgewire.deploy import compact_bundle
+from edgewire.deploy.device.transport import ids_of
+from edgewire.deploy.server.duplicates import SIZE
+from edgewire.deploy.signed_header import read_header
 
 RUN = 77
 LIMIT = 1 << 30

@@ -9,13 +9,13 @@ import signal
 import sys
 from pathlib import Path
 
-from deploy.device import node_loop
-from deploy.device.client import FleetClient
-from deploy.device.node_database import NodeDatabase
-from deploy.device.node_folder import NodeFolder
-from deploy.device.node_store import NodeStore
-from deploy.device.transport import Transport
-from deploy.node import main
+from edgewire.deploy.device import node_loop
+from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.node_database import NodeDatabase
+from edgewire.deploy.device.node_folder import NodeFolder
+from edgewire.deploy.device.node_store import NodeStore
+from edgewire.deploy.device.transport import Transport
+from edgewire.deploy.node import main
 
 POINTS = {
     "claim": (NodeFolder, "claim"),

@@ -24,14 +24,14 @@ def main(server, node):
         print(f"server {release(server)}, nodes {release(node)}: ", end="", flush=True)
         where = ["--insecure", "--host", "127.0.0.1", "--state", f"{name}/server"]
         try:
-            f.serve(where, [server, "-m", "deploy.server"])
+            f.serve(where, [server, "-m", "edgewire.deploy.server"])
         except RuntimeError as error:
             print(str(error).splitlines()[-1])
             return
         address = f"127.0.0.1:{f.port}"
         for index in range(2):
             f.start(
-                [node, "-m", "deploy.node", "--insecure", "--superlink", address, "--state",
+                [node, "-m", "edgewire.deploy.node", "--insecure", "--superlink", address, "--state",
                  f"{name}/{index}", "--node-config", f"partition-id={index} num-partitions=2"],
                 f"{index}.log",
             )  # fmt: skip

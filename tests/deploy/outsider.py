@@ -19,8 +19,8 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from flwr.superlink.main import create_app
 
-from deploy.compact_bundle import compact
-from deploy.signed_header import read_header, sign_header
+from edgewire.deploy.compact_bundle import compact
+from edgewire.deploy.signed_header import read_header, sign_header
 
 OURS = [
     "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/",

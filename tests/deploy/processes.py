@@ -63,7 +63,7 @@ class Processes:
     def serve(
         self,
         words: Sequence[str],
-        program: Sequence[str] = (sys.executable, "-m", "deploy.server"),
+        program: Sequence[str] = (sys.executable, "-m", "edgewire.deploy.server"),
         cwd: Path = ROOT,
     ) -> subprocess.Popen[bytes]:
         """Start a server on `port`, and wait until it listens."""

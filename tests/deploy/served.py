@@ -1,4 +1,4 @@
-"""A SuperLink in this process with the calls of `deploy.server.api`, and nodes that use it."""
+"""A SuperLink in this process with the calls of `edgewire.deploy.server.api`, and nodes that use it."""
 
 import datetime
 import socket
@@ -30,22 +30,22 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
-from deploy import compact_bundle
-from deploy.server.access import LocalOnly
-from deploy.server.api import BundleApi
-from deploy.server.node_registry import Registry
-from deploy.server.server import bounds
-from deploy.server.signed_uploads import BodyBudget, SignedUploads
-from deploy.signed_header import headers, sign_header
-from simulation.workers.node_host import load_object
+from edgewire.deploy import compact_bundle
+from edgewire.deploy.server.access import LocalOnly
+from edgewire.deploy.server.api import BundleApi
+from edgewire.deploy.server.node_registry import Registry
+from edgewire.deploy.server.server import bounds
+from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
+from edgewire.deploy.signed_header import headers, sign_header
+from edgewire.simulation.workers.node_host import load_object
 
 
 class Server:
     """A SuperLink on a free port of 127.0.0.1.
 
     `bundling`: whether it has the project's own calls, which send a whole message in one request.
-    `keys`: the folder that `deploy.keys` writes, for TLS. `nodes`: the file of registered nodes.
-    `budget`: the memory for large bodies.
+    `keys`: the folder that `edgewire.deploy.keys` writes, for TLS. `nodes`: the file of registered
+    nodes. `budget`: the memory for large bodies.
     """
 
     def __init__(self, bundling=True, output=None, keys=None, nodes=None, budget=None):
@@ -221,7 +221,9 @@ class Fleet:
         while not self._done.is_set():
             for index, node in enumerate(self._nodes):
                 if (message := node.message()) is not None:
-                    reply = load_object("client.app:app")(message, self._context(index, message))
+                    reply = load_object("edgewire.client.app:app")(
+                        message, self._context(index, message)
+                    )
                     with suppress(httpx.HTTPStatusError):  # the run is over
                         node.reply_to(message, reply.content)
                     self._replies += 1

@@ -10,7 +10,7 @@ from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
 from flwr.supercore.fab import Fab
 
-from launch.superlink_client import Superlink
+from edgewire.engines.superlink_client import Superlink
 from tests import fork_server
 from tests.deploy.processes import SCRIPTS, Processes, eventually, free_port
 
@@ -35,7 +35,7 @@ class Field(Processes):
         self.stack.callback(self.control.close)
         self.stack.callback(superlink.close)
 
-    def node(self, name, *words, program=("-m", "deploy.node")):
+    def node(self, name, *words, program=("-m", "edgewire.deploy.node")):
         """Start a node of the project."""
         return self.start(
             [sys.executable, *program, "--superlink", f"127.0.0.1:{self.port}", "--insecure",

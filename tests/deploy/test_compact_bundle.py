@@ -14,9 +14,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.records import payload_record
-from deploy.compact_bundle import FORM, SMALL, compact, parts_of
-from protocol.bundle import frames
+from edgewire.compression.flower.records import payload_record
+from edgewire.deploy.compact_bundle import FORM, SMALL, compact, parts_of
+from edgewire.protocol.bundle import frames
 from tests.deploy.served import question
 
 LIMIT = 1 << 24

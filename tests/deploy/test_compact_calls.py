@@ -1,4 +1,4 @@
-"""A node's bundled calls (`deploy.server.api`): they pull messages and push replies."""
+"""A node's bundled calls (`edgewire.deploy.server.api`): they pull messages and push replies."""
 
 import hashlib
 import time
@@ -19,13 +19,13 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
-from deploy.compact_bundle import FORM
-from deploy.device.app_runner import answered, message_of
-from deploy.device.client import COMPACT, FleetClient, ServerRefusal, says_bundled
-from deploy.device.heartbeats import Membership
-from deploy.device.throttled_log import ThrottledLog
-from deploy.signed_header import sign_header
-from protocol.choose_grid import bundled
+from edgewire.deploy.compact_bundle import FORM
+from edgewire.deploy.device.app_runner import answered, message_of
+from edgewire.deploy.device.client import COMPACT, FleetClient, ServerRefusal, says_bundled
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.device.throttled_log import ThrottledLog
+from edgewire.deploy.signed_header import sign_header
+from edgewire.protocol.choose_grid import bundled
 from tests.deploy.entering import Nowhere
 from tests.deploy.served import FakeNode, Server, later, question
 

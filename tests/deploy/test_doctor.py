@@ -1,4 +1,4 @@
-"""`deploy.doctor` names each problem of a node or of the server, and its remedy."""
+"""`edgewire.deploy.doctor` names each problem of a node or of the server, and its remedy."""
 
 import os
 import re
@@ -6,12 +6,12 @@ import re
 import pytest
 from cryptography import x509
 
-from deploy import doctor, keys
-from deploy.device.client import FleetClient
-from deploy.device.node_folder import NodeFolder, is_taken
-from deploy.doctor import OK, WARNING, WRONG, lasting
-from deploy.node import key_of
-from protocol import flower_releases
+from edgewire.deploy import doctor, keys
+from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.node_folder import NodeFolder, is_taken
+from edgewire.deploy.doctor import OK, WARNING, WRONG, lasting
+from edgewire.deploy.node import key_of
+from edgewire.protocol import flower_releases
 from tests.deploy.device.test_backoff import DAY, NOW, issued
 from tests.deploy.fake_superlink import FakeSuperLink
 
@@ -62,7 +62,7 @@ def test_an_unregistered_key(place, look, tmp_path, photos):
     code, found = look(*words_for(place, tmp_path, photos, "garden"))
     assert code == 1
     assert found["registered"][0][0] == WRONG
-    assert "deploy.keys register" in found["registered"][0][1]
+    assert "edgewire.deploy.keys register" in found["registered"][0][1]
     assert "versions" not in found  # the server tells versions to registered nodes only
 
 
@@ -211,7 +211,7 @@ def test_a_server_without_keys_or_state(look, tmp_path):
     code, found = look("--server", "--keys", tmp_path, "--state", tmp_path / "s", "--port", port,
                        "--host", "127.0.0.1")  # fmt: skip
     assert code == 1
-    assert "deploy.keys server NAME" in found["certificate"][0][1]
+    assert "edgewire.deploy.keys server NAME" in found["certificate"][0][1]
     assert found["server"][0][0] == WARNING
     assert "it does not run" in found["server"][0][1]
     code, found = look("--server", "--insecure", "--state", tmp_path / "s", "--port", port)

@@ -18,7 +18,7 @@ SCAFFOLD = [*SHORT, *DELTAS, "local=scaffold"]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Start `python -m deploy.server`; return its address."""
+    """Start `python -m edgewire.deploy.server`; return its address."""
     folder = tmp_path_factory.mktemp("server")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEWIRE_ALLOW", "torch.nn")  # of the server, and of nodes in this process

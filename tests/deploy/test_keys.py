@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
-from deploy import keys
-from deploy.server.node_registry import load
-from launch.control import bundle, deflated
-from simulation.errors import UsageError
+from edgewire.deploy import keys
+from edgewire.deploy.server.node_registry import load
+from edgewire.engines.control import bundle, deflated
+from edgewire.machine.errors import UsageError
 from tests.deploy.entering import Kitchen
 from tests.deploy.served import Server
 from tests.runs import ROOT

@@ -45,7 +45,9 @@ def test_a_node_killed_at_every_point_continues(bundled, fab, tmp_path):
     with Field(tmp_path) as f:
         f.port = superlink.server_port
         for number, point in enumerate([*points, None]):
-            program = ("-m", "deploy.node") if point is None else (KILLED, point, trigger, "--")
+            program = (
+                ("-m", "edgewire.deploy.node") if point is None else (KILLED, point, trigger, "--")
+            )
             trigger.unlink(missing_ok=True)
             node = f.node("node", program=program)
             eventually(lambda: superlink.nodes)

@@ -1,7 +1,8 @@
 """A client outside the server's machine cannot read or change a server's runs and nodes.
 
 Here a client counts as outside if it connects to an address of this machine other than loopback.
-`python -m benchmarks.devices.namespaces --outside` sends the requests from a network namespace.
+`python -m papers.benchmarks.devices.namespaces --outside` sends the requests from a network
+namespace.
 """
 
 import json
@@ -23,10 +24,10 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 
-from deploy import keys
-from deploy.device.client import FleetClient
-from deploy.device.transport import ids_of
-from deploy.node import key_of
+from edgewire.deploy import keys
+from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.transport import ids_of
+from edgewire.deploy.node import key_of
 from tests import fork_server
 from tests.deploy.processes import ROOT, eventually
 from tests.deploy.servers import COUNTING, Field

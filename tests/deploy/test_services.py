@@ -8,8 +8,8 @@ from configparser import RawConfigParser
 
 import pytest
 
-from deploy import node
-from deploy.server import server
+from edgewire.deploy import node
+from edgewire.deploy.server import server
 from tests.runs import ROOT
 
 FOLDER = ROOT / "deploy" / "systemd"

@@ -14,7 +14,7 @@ from flwr.supercore.primitives.asymmetric import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.signed_header import read_header, sign_header
+from edgewire.deploy.signed_header import read_header, sign_header
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 65535), st.binary(max_size=200), st.binary())

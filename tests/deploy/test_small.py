@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from conf.load import compose_config, run_config
+from edgewire.conf.load import compose_config, run_config
 from tests.runs import ROOT, write_photos
 
 HEAVY = {
@@ -17,21 +17,21 @@ HEAVY = {
 }  # fmt: skip
 WORK = """
 import json, sys
-import deploy.node
+import edgewire.deploy.node
 early = sorted(sys.modules)
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import app
-from compression import Layout, decode_update, make_codec
-from compression.flower import payload_of
-from compression.flower.records import payload_record
-from compression.flower.headers import DownlinkHeader, written
-from conf import load_config
-from conf.build import data_of, model_of
-from task.flat_model import FlatModel
+from edgewire.client.app import app
+from edgewire.compression import Layout, decode_update, make_codec
+from edgewire.compression.flower import payload_of
+from edgewire.compression.flower.records import payload_record
+from edgewire.compression.flower.headers import DownlinkHeader, written
+from edgewire.conf import load_config
+from edgewire.conf.build import data_of, model_of
+from edgewire.task.flat_model import FlatModel
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 sizes = []
@@ -81,7 +81,7 @@ def test_a_working_node_imports_no_heavy_module(photos):
     early, modules, sizes = json.loads(done.stdout)
     assert len(sizes) == len(JOBS)
     assert min(sizes) > 0  # every job has trained
-    assert {"torch", "client.training", "deploy.device.node_loop"} <= set(modules)
+    assert {"torch", "edgewire.client.training", "edgewire.deploy.device.node_loop"} <= set(modules)
     assert HEAVY & set(modules) == set()
     assert not {"torch", "hydra", "compression", "client", "conf", "task"} & set(early)
 
@@ -96,9 +96,9 @@ def test_the_device_extra_installs_all_needed_packages():
 
 
 def test_programs_beside_the_serverapp_do_not_import_torch(tmp_path):
-    """deploy.server, .doctor and .keys do not import torch, which needs ten times their memory."""
+    """edgewire.deploy.server, .doctor and .keys do not import torch, which needs ten times their memory."""
     code = (
-        "import sys; from deploy import doctor, keys; from deploy.server import server; "
+        "import sys; from edgewire.deploy import doctor, keys; from edgewire.deploy.server import server; "
         f"server.gated(server.parser().parse_args(['--state', {str(tmp_path)!r}])); "
         "assert 'flwr.superlink' in sys.modules; print('torch' in sys.modules)"
     )

@@ -74,11 +74,11 @@ WRONG = [
     ("python run.py --config-dir my/conf experiment=x", "a test has to run it"),
     ("python run.py resume=x nodes=2", "nodes=2"),
     ("python run.py new", "one name"),
-    ("python -m report.table x --no-such-option", "--no-such-option"),
-    ("python -m report.curves x --smooth zero --out y.png", "smooth"),
-    ("python -m report.live x --port 99999", "port"),
-    ("python -m report.tables x", "no module report.tables"),
-    ("python -m benchmarks.index_sets compression.densty=0.1", "densty"),
+    ("python -m edgewire.report.table x --no-such-option", "--no-such-option"),
+    ("python -m edgewire.report.curves x --smooth zero --out y.png", "smooth"),
+    ("python -m edgewire.report.live x --port 99999", "port"),
+    ("python -m edgewire.report.tables x", "no module report.tables"),
+    ("python -m papers.benchmarks.index_sets compression.densty=0.1", "densty"),
     ("python -m docs.configuration now", "takes no options"),
     ("python -m json.tool x", "no module json.tool"),
     ("python other.py", "only run.py"),
@@ -115,9 +115,9 @@ def test_an_open_quote_and_wrong_syntax_are_errors(tmp_path):
         ("python run.py -m algorithm=fedavg,fedavg_f2i seed=0,1,2", "composed"),
         ("python run.py -m experiment=esgd_baselines dataset.download=true", "composed"),
         ("python run.py resume=outputs/DATE/TIME engine.workers=2", PARSED),
-        ("python -m report.table multirun/DATE/TIME", PARSED),
-        ("python -m deploy.node ... --app 5ee960fbac6b...", PARSED),
-        ("python -m simulation PATH --nodes 10", PARSED),
+        ("python -m edgewire.report.table multirun/DATE/TIME", PARSED),
+        ("python -m edgewire.deploy.node ... --app 5ee960fbac6b...", PARSED),
+        ("python -m edgewire.simulation PATH --nodes 10", PARSED),
         ("flwr run . --stream --run-config 'overrides=\"nodes=3\" output=\"x\"'", PARSED),
         ("sudo cp a b", LISTED),
         ("python run.py --config-path x/.hydra --config-name config", LISTED),
@@ -139,7 +139,7 @@ def test_only_listed_commands_are_not_checked():
     assert {"README.md", "deploy.md"} <= {page.name for page in pages()}
     tutorial = [b for b in blocks(ROOT / TUTORIAL) if b.is_shell]
     left_out = [c.text for b in tutorial for c in b.commands() if NOT_RUN.match(c.text)]
-    assert left_out == ["python -m report.live runs/long"]
+    assert left_out == ["python -m edgewire.report.live runs/long"]
 
 
 def test_the_command_prints_a_table_and_the_mistakes(tmp_path, capsys, monkeypatch):

@@ -5,9 +5,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from conf.load import HERE
 from docs.configuration import COMMAND, PAGE, page, preset
 from docs.text import word
+from edgewire.conf.load import HERE
 
 
 def test_the_page_is_up_to_date():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from deploy import keys
+from edgewire.deploy import keys
 from tests.deploy.processes import ROOT
 from tests.deploy.servers import Field
 from tests.runs import result_of, write_photos

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compression.flower import headers
+from edgewire.compression.flower import headers
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("client", "strategy", "compression", "task", "simulation")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from task.errors import TaskError
-from task.objectives import Metric
-from task.objectives.regression import Regression
+from edgewire.task.errors import TaskError
+from edgewire.task.objectives import Metric
+from edgewire.task.objectives.regression import Regression
 
 PAGE = Path(__file__).parents[2] / "docs" / "run-files.md"
 OBJECTIVES = {"loss", "accuracy", "top5"}  # names of values of an evaluation

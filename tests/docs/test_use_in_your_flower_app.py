@@ -13,9 +13,9 @@ RUN = """
 from client_app import app as client_app
 from server_app import app as server_app
 from flwr.app import Context, RecordDict
-from simulation.grid import LocalGrid
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import make_pool
 grid = LocalGrid(make_pool(NodeHostSpec(client_app, 4, 1, {}), 1), 4)
 server_app(grid, Context(1, 0, {}, RecordDict(), {}))
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.bundle import MOST_PARTS, frames, parts_of
+from edgewire.protocol.bundle import MOST_PARTS, frames, parts_of
 
 PARTS = st.lists(st.tuples(st.text(max_size=20), st.binary(max_size=50)))
 

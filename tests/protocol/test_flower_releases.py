@@ -12,11 +12,11 @@ import pytest
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from deploy.server import node_registry, server
-from deploy.server.flower_api import expect, expect_handlers
-from protocol import flower_releases
-from protocol.choose_grid import bundled
-from simulation.errors import UsageError
+from edgewire.deploy.server import node_registry, server
+from edgewire.deploy.server.flower_api import expect, expect_handlers
+from edgewire.machine.errors import UsageError
+from edgewire.protocol import flower_releases
+from edgewire.protocol.choose_grid import bundled
 
 
 @pytest.fixture
@@ -42,7 +42,9 @@ def gated(*words):
     return [kind.__name__ for kind, _ in server.gated(server.parser().parse_args(words))]
 
 
-@pytest.mark.parametrize("lost", ["protocol.bundled_grid", "flwr.superlink.grid.http_grid"])
+@pytest.mark.parametrize(
+    "lost", ["edgewire.protocol.bundled_grid", "flwr.superlink.grid.http_grid"]
+)
 def test_a_server_app_goes_on_with_flowers_own_grid(lost, without, caplog):
     grid = HttpGrid.__new__(HttpGrid)
     without(lost)
@@ -53,20 +55,20 @@ def test_a_server_app_goes_on_with_flowers_own_grid(lost, without, caplog):
 
 def test_a_serverapps_first_imports_use_no_internals_of_flower(without):
     without(
-        "protocol.bundled_grid",
+        "edgewire.protocol.bundled_grid",
         "flwr.superlink",
         "flwr.supercore",
         "flwr.common",
         "flwr.proto",
     )
-    assert callable(fresh("protocol.choose_grid").bundled)
+    assert callable(fresh("edgewire.protocol.choose_grid").bundled)
 
 
 @pytest.mark.parametrize(
-    "lost", ["deploy.server.message_store", "flwr.superlink.routers.fleet.node_auth"]
+    "lost", ["edgewire.deploy.server.message_store", "flwr.superlink.routers.fleet.node_auth"]
 )
 def test_a_server_without_bundles_keeps_its_gate(lost, without, capsys, tmp_path):
-    without("deploy.server.api", lost)
+    without("edgewire.deploy.server.api", lost)
     assert gated("--state", str(tmp_path)) == ["LocalOnly", "SignedUploads", "Registry"]
     assert capsys.readouterr().err.count("warning: this Flower is another: nodes poll") == 1
 
@@ -118,11 +120,11 @@ def test_a_server_state_that_stores_nodes_differently(monkeypatch, caplog, tmp_p
     assert file.read_text() == "[]"
 
 
-@pytest.mark.parametrize("lost", ["deploy.device.node_loop", "flwr.common.config"])
+@pytest.mark.parametrize("lost", ["edgewire.deploy.device.node_loop", "flwr.common.config"])
 def test_a_node_names_the_release_it_needs(lost, without, capsys, tmp_path):
     without(lost)
     with pytest.raises(SystemExit) as done:
-        fresh("deploy.node").main(["--superlink", "127.0.0.1:1", "--state", str(tmp_path)])
+        fresh("edgewire.deploy.node").main(["--superlink", "127.0.0.1:1", "--state", str(tmp_path)])
     assert done.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "does not go with it" in said

@@ -6,10 +6,10 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.node.state import store_arrays, stored_arrays
-from deploy.device.node_database import NodeDatabase
-from deploy.device.node_store import open_node_store
-from protocol.lineage import (
+from edgewire.compression.flower.node.state import store_arrays, stored_arrays
+from edgewire.deploy.device.node_database import NodeDatabase
+from edgewire.deploy.device.node_store import open_node_store
+from edgewire.protocol.lineage import (
     Checkpoint,
     RunLineage,
     lineage_of,

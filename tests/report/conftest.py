@@ -2,14 +2,14 @@
 
 import pytest
 
-from report.results import BEGIN, END
+from papers.make.results import BEGIN, END
 from tests.report.made_pages import ACCURACIES, PAGE, define, run
 
 
 @pytest.fixture
 def root(tmp_path):
     """Return a repository folder with the experiments `e` and `f`, without runs or pages."""
-    for folder in ("conf/experiment", "report/pages", "docs/results"):
+    for folder in ("conf/experiment", "papers/make", "papers/results"):
         (tmp_path / folder).mkdir(parents=True)
     for name in "ef":
         (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text("")

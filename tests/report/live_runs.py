@@ -1,4 +1,4 @@
-"""Writes folders as a run writes them while it goes on, for tests of `report.live`."""
+"""Writes folders as a run writes them while it goes on, for tests of `edgewire.report.live`."""
 
 import json
 import math

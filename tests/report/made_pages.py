@@ -2,8 +2,8 @@
 
 import random
 
-from report.results import main
-from report.run_archive import main as keep
+from papers.make.results import main
+from papers.make.run_archive import main as keep
 from tests.report.sweeps import add_job
 
 PAGE = """

@@ -2,10 +2,10 @@
 
 import pytest
 
-from report.columns import COLUMNS, TableRow
-from report.errors import ResultsError
-from report.learning_curve import smoothed
-from report.runs import BESIDE, Run
+from edgewire.report.columns import COLUMNS, TableRow
+from edgewire.report.errors import ResultsError
+from edgewire.report.learning_curve import smoothed
+from edgewire.report.runs import BESIDE, Run
 from tests.report.sweeps import RESULT
 
 ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.estimate import estimate, paired, student
+from edgewire.report.estimate import estimate, paired, student
 
 VALUES = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 

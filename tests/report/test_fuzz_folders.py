@@ -16,13 +16,13 @@ from io import StringIO
 
 import pytest
 
-from report import __main__ as page
-from report import curves, table
-from report.advise.candidates import own_runs
-from report.errors import ResultsError
-from report.html import canvas, html_report
-from report.live.run_watcher import FolderWatcher
-from report.run_result import RunResult, SweepResult
+from edgewire.report import __main__ as page
+from edgewire.report import curves, table
+from edgewire.report.advise.candidates import own_runs
+from edgewire.report.errors import ResultsError
+from edgewire.report.html import canvas, html_report
+from edgewire.report.live.run_watcher import FolderWatcher
+from edgewire.report.run_result import RunResult, SweepResult
 from tests.report.damaged_runs import CANARY, damage
 from tests.report.html.made_runs import add_run
 

@@ -1,4 +1,4 @@
-"""`python -m report.live` tells a run's state over HTTP, to this machine only."""
+"""`python -m edgewire.report.live` tells a run's state over HTTP, to this machine only."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ from contextlib import ExitStack, contextmanager, suppress
 import httpx
 import pytest
 
-from report.errors import ResultsError
-from report.live import server as live_server
-from report.live.__main__ import main
-from report.live.history import POINTS
-from report.live.nodes import LONGEST, SHOWN
-from report.live.run_watcher import FolderWatcher, RunWatcher, expect_run
-from report.live.server import app, listen, server
+from edgewire.report.errors import ResultsError
+from edgewire.report.live import server as live_server
+from edgewire.report.live.__main__ import main
+from edgewire.report.live.history import POINTS
+from edgewire.report.live.nodes import LONGEST, SHOWN
+from edgewire.report.live.run_watcher import FolderWatcher, RunWatcher, expect_run
+from edgewire.report.live.server import app, listen, server
 from tests.report.live_runs import ROUNDS, lines, node, row, write_history, write_nodes
 
 RESULT = {

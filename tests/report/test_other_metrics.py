@@ -4,12 +4,12 @@ import shutil
 
 import pytest
 
-from report.errors import ResultsError
-from report.metric import ACCURACY, MainMetric
-from report.results import main
-from report.run_archive import archive_file, write_archive
-from report.run_archive import main as keep
-from report.runs import read_archive, read_runs
+from edgewire.report.errors import ResultsError
+from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.runs import read_archive, read_runs
+from papers.make.results import main
+from papers.make.run_archive import archive_file, write_archive
+from papers.make.run_archive import main as keep
 from tests.report.made_pages import ACCURACIES, PAGE, define, rows_of, written
 from tests.report.sweeps import add_job
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from report.learning_curve import smoothed
-from report.pages.definitions import Across, TableDefinition, read_definition
-from report.run_archive import archive_file
-from report.runs import read_archive
+from edgewire.report.learning_curve import smoothed
+from edgewire.report.runs import read_archive
+from papers.make.definitions import Across, TableDefinition, read_definition
+from papers.make.run_archive import archive_file
 
 ROOT = Path(__file__).parents[2]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the

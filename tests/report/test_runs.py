@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from report.errors import ResultsError
-from report.run_archive import archive_file, main
-from report.runs import (
+from edgewire.report.errors import ResultsError
+from edgewire.report.runs import (
     GAVE_UP,
     group_runs,
     in_order,
@@ -15,6 +14,7 @@ from report.runs import (
     read_runs,
     varying,
 )
+from papers.make.run_archive import archive_file, main
 from tests.report.sweeps import add_job
 
 

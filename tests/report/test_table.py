@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.table import main
+from edgewire.report.table import main
 from tests.report.sweeps import add_job
 
 

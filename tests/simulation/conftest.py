@@ -1,11 +1,11 @@
 import pytest
 
-from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
-from simulation.workers import pool as pool_module
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
-from simulation.workers.work_queue import WorkQueue
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.workers import pool as pool_module
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import make_pool
+from edgewire.simulation.workers.work_queue import WorkQueue
 from tests.simulation.grids import NODES, app
 
 

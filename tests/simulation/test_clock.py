@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulation.clock import NEVER, VirtualClock, steps_of
-from simulation.network import WAITING, Network
+from edgewire.simulation.clock import NEVER, VirtualClock, steps_of
+from edgewire.simulation.network import WAITING, Network
 
 
 @dataclass
@@ -84,7 +84,7 @@ def test_a_lost_reply_takes_its_node_as_long_as_any_other():
 
 
 def test_a_network_that_loses_nothing_draws_nothing(monkeypatch):
-    monkeypatch.setattr("simulation.clock.np.random.default_rng", None)
+    monkeypatch.setattr("edgewire.simulation.clock.np.random.default_rng", None)
     assert lost(VirtualClock(), 1, 3) == [False] * 3
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from simulation.errors import Ended
-from simulation.grid import LocalGrid
-from simulation.network import Network
-from simulation.processes import orderly_exit
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import WINDOW, Processes, make_pool
+from edgewire.machine.errors import Ended
+from edgewire.machine.processes import orderly_exit
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.network import Network
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import WINDOW, Processes, make_pool
 from tests.simulation.grids import FORKED_SECONDS, NODES, app, messages, seen
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_a_stop_right_after_a_fork_ends_the_forked_process():
         "me = os.getpid()\n"
         "end = lambda: os.getpid() == me or os.kill(os.getpid(), signal.SIGTERM)\n"
         "os.register_at_fork(after_in_child=end)\n"
-        "from simulation.workers.worker import ignore_stops\n"
+        "from edgewire.simulation.workers.worker import ignore_stops\n"
         "ignore_stops()\n"
         "child = os.fork()\n"
         "if not child:\n"
@@ -271,7 +271,7 @@ def test_replies_are_a_list_that_fills_during_iteration(grid, workers):
 @pytest.mark.system
 def test_spawned_workers_reply_too():
     """Workers are spawned where forking is unsafe: with a GPU in use, or not on Linux."""
-    pool = Processes(NodeHostSpec("benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
+    pool = Processes(NodeHostSpec("papers.benchmarks.echo:app", NODES, 1, {}), 2, method="spawn")
     g = LocalGrid(pool, NODES)
     replies = g.send_and_receive(messages(g)[:3])
     assert [r.content["arrays"]["payload"].data[:3] for r in replies] == [b"\x00\x01\x02"] * 3

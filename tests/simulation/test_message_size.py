@@ -8,9 +8,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-import compression.flower
-from simulation import message_size
-from simulation.message_size import measured, other_than_payloads, record_bytes, size_of
+import edgewire.compression.flower
+from edgewire.simulation import message_size
+from edgewire.simulation.message_size import measured, other_than_payloads, record_bytes, size_of
 
 INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
 NUMBERS = INTEGERS | st.floats()
@@ -34,7 +34,7 @@ def test_metrics_are_as_long_as_flower_serialises_them(values):
 
 def test_the_grid_measures_like_the_engine():
     """`compression` and `simulation` must not import each other, so both have this file."""
-    theirs = Path(compression.flower.__file__).with_name("message_size.py")
+    theirs = Path(edgewire.compression.flower.__file__).with_name("message_size.py")
     assert Path(message_size.__file__).read_text() == theirs.read_text()
 
 

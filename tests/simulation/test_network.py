@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf import network_config
-from simulation import network
-from simulation.network import FOLDER, DeviceClass, Network, network_named
+from edgewire.conf import network_config
+from edgewire.simulation import network
+from edgewire.simulation.network import FOLDER, DeviceClass, Network, network_named
 from tests.runs import configured
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))

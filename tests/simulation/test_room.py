@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from simulation.errors import EngineError
-from simulation.grid import LocalGrid
-from simulation.workers import channel
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from edgewire.machine.errors import EngineError
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.workers import channel
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages, seen
 
 MEGABYTE = 1 << 20

@@ -9,12 +9,12 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation import stall
-from simulation.clock import VirtualClock
-from simulation.errors import EngineError
-from simulation.grid import LocalGrid
-from simulation.network import Network
-from simulation.stall import MissingNodesError
+from edgewire.machine.errors import EngineError
+from edgewire.simulation import stall
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.network import Network
+from edgewire.simulation.stall import MissingNodesError
 
 
 class Silent:

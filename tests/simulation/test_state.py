@@ -8,9 +8,9 @@ import signal
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from simulation.network import Network
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from edgewire.simulation.network import Network
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import make_pool
 from tests.simulation.grids import app, messages, seen
 
 NETWORK = Network(

@@ -1,6 +1,6 @@
 import pytest
 
-from strategy.collector import Stragglers
+from edgewire.strategy.collector import Stragglers
 
 
 @pytest.fixture

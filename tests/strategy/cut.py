@@ -2,7 +2,7 @@
 
 from safetensors.torch import load_file
 
-import client.app
+import edgewire.client.app
 from tests.local_runs import local_run
 from tests.runs import history_of, result_of
 
@@ -13,7 +13,7 @@ AHEAD = (*QUICK, "strategy.schedule=async", "strategy.queue=4", "strategy.segmen
 PIPED = (*SPLIT, "strategy.schedule=pipeline", "strategy.micro_batches=4")
 
 
-def run(folder, *words, workers=1, app="client.app:app"):
+def run(folder, *words, workers=1, app="edgewire.client.app:app"):
     """Run a cut model on the local engine; return its result, history (no seconds) and weights."""
     local_run(folder, *words, workers=workers, client_app=app)
     return result_of(folder), history_of(folder), load_file(folder / "model.safetensors")
@@ -24,7 +24,7 @@ def spoiling(change, node=1, times=(3, 4)):
     count = {}
 
     def app(message, context):
-        reply = client.app.app(message, context)
+        reply = edgewire.client.app.app(message, context)
         here = context.node_config["partition-id"]
         count[here] = count.get(here, 0) + 1
         if here == node and count[here] in times:

@@ -4,10 +4,10 @@ import heapq
 
 import numpy as np
 
-from compression import decode_update
-from simulation.clock import NEVER, VirtualClock
-from simulation.network import Network
-from strategy.staleness import Global, Ignored, PerParameter, Polynomial
+from edgewire.compression.decoder import decode_update
+from edgewire.simulation.clock import NEVER, VirtualClock
+from edgewire.simulation.network import Network
+from edgewire.strategy.staleness import Global, Ignored, PerParameter, Polynomial
 from tests.strategy.federation import LAYOUT, NODES, SIZE, TRAINED, gradient, start
 
 WAITS = Network(waiting="uniform", waiting_seconds=1.0)

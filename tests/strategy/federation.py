@@ -9,21 +9,22 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from client import training as real
-from client.node import node_of
-from compression import Layout, make_codec
-from compression.flower import to_vector, update_record
-from compression.flower.headers import TrainConfig
-from compression.flower.node.state import NodeState, stored_arrays
-from compression.flower.node_replica import REPLICA
-from conf.build import server_optimizer_of
-from conf.check import check_target
-from conf.schema import CompressionConfig, Config, DownlinkConfig
-from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
-from strategy.asynchronous import Asynchronous
-from strategy.base import NO_CODECS, Codecs
-from strategy.synchronous import SparseAveraging
+from edgewire.client import training as real
+from edgewire.client.node import node_of
+from edgewire.compression.flower import to_vector, update_record
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.compression.flower.node.state import NodeState, stored_arrays
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.conf.build import server_optimizer_of
+from edgewire.conf.check import check_target
+from edgewire.conf.schema import CompressionConfig, Config, DownlinkConfig
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.asynchronous import Asynchronous
+from edgewire.strategy.base import NO_CODECS, Codecs
+from edgewire.strategy.synchronous import SparseAveraging
 from tests.compression.flower.apps import record_of
 from tests.grids import pool_of
 
@@ -32,9 +33,9 @@ LAYOUT = Layout(
     ("fc.weight", "fc.bias", "bn.running_mean"), ((20, 12), (12,), (6,)), ("float32",) * 3
 )
 SIZE, TRAINED = 258, 252
-SGD = {"_target_": "task.optimizers.SGD"}
-MOMENTUM = {"_target_": "task.optimizers.Momentum", "momentum": 0.5}
-ADAM = {"_target_": "task.optimizers.Adam", "lazy": True}
+SGD = {"_target_": "edgewire.task.optimizers.SGD"}
+MOMENTUM = {"_target_": "edgewire.task.optimizers.Momentum", "momentum": 0.5}
+ADAM = {"_target_": "edgewire.task.optimizers.Adam", "lazy": True}
 AVERAGE = make_codec()  # for a downlink that sends averaged updates
 
 

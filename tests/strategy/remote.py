@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 
-from compression.flower.timed_grid import TimedGrid
+from edgewire.compression.flower.timed_grid import TimedGrid
 
 ATTRIBUTES = ("virtual_seconds", "now", "next_change", "comparison")
 

@@ -9,7 +9,7 @@ from itertools import count
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from compression.flower.timed_grid import GridWrapper
+from edgewire.compression.flower.timed_grid import GridWrapper
 
 
 class Renewed(GridWrapper):

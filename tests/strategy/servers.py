@@ -4,10 +4,10 @@ from contextlib import suppress
 
 from flwr.app import ArrayRecord, ConfigRecord
 
-from compression.flower import to_vector
-from conf.build import data_of, model_of
-from strategy.factory import scheme_for
-from task.flat_model import FlatModel
+from edgewire.compression.flower import to_vector
+from edgewire.conf.build import data_of, model_of
+from edgewire.strategy.factory import scheme_for
+from edgewire.task.flat_model import FlatModel
 from tests.runs import configured
 
 

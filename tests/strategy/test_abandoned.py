@@ -9,14 +9,14 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from compression.flower.node.state import stored_arrays
-from compression.flower.node_replica import REPLICA
-from compression.flower.replica import MODEL
-from compression.flower.timed_grid import GridWrapper
-from conf.load import run_config
-from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
-from strategy.ordered_grid import OrderedGrid
+from edgewire.compression.flower.node.state import stored_arrays
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.flower.replica import MODEL
+from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.conf.load import run_config
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.grids import pool_of
 from tests.runs import composed, configured
 from tests.strategy.servers import Server, Stopped

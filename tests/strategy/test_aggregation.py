@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.aggregation import MeanState, SparseMean
+from edgewire.strategy.aggregation import MeanState, SparseMean
 
 # The values are multiples of 1/4, so sums are exact and means can be compared bit for bit.
 weights = st.sampled_from([1.0, 2.0, 4.0, 0.5, 3.0])

@@ -10,16 +10,16 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from safetensors.torch import load_file
 
-from compression.flower.timed_grid import GridWrapper
-from conf import ConfigError
-from conf.load import run_config
-from protocol.errors import RunEnded
-from strategy.app import main, mark_warnings
-from strategy.ordered_grid import OrderedGrid
-from strategy.run import checkpoint_file
-from strategy.run.run import Run
-from strategy.run.run_log import RunLog
-from task.objectives.classification import Classification
+from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.conf.load import run_config
+from edgewire.conf.schema import ConfigError
+from edgewire.protocol.run_ended import RunEnded
+from edgewire.strategy.app import main, mark_warnings
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.run import Run
+from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.objectives.classification import Classification
 from tests.grids import grid_of
 from tests.local_runs import at_row, local_run, raising
 from tests.runs import composed, configured, history_of, result_of

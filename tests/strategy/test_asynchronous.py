@@ -8,14 +8,16 @@ import torch
 from safetensors.torch import load
 from torch.nn import functional as F
 
-from compression import Layout, decode_update, make_codec
-from conf.build import data_of, model_of
-from conf.codecs import codec_of
-from simulation.message_size import size_of
-from simulation.network import Network
-from strategy.asynchronous import Asynchronous
-from strategy.base import Codecs
-from strategy.staleness import Global, PerParameter, Polynomial
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.conf.build import data_of, model_of
+from edgewire.conf.codecs import codec_of
+from edgewire.simulation.message_size import size_of
+from edgewire.simulation.network import Network
+from edgewire.strategy.asynchronous import Asynchronous
+from edgewire.strategy.base import Codecs
+from edgewire.strategy.staleness import Global, PerParameter, Polynomial
 from tests.local_runs import local_run
 from tests.runs import configured, history_of, model_bytes
 from tests.strategy.event_loop import CODECS, POLICIES, WAITS, assert_same, at_once, event_loop

@@ -7,12 +7,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compression import PayloadError, make_codec
-from compression.codec import Codec
-from simulation.clock import NEVER, VirtualClock
-from simulation.network import DeviceClass, Network
-from strategy.asynchronous import Asynchronous, Sending
-from strategy.staleness import Global
+from edgewire.compression.base import PayloadError
+from edgewire.compression.codec import Codec
+from edgewire.compression.make import make_codec
+from edgewire.simulation.clock import NEVER, VirtualClock
+from edgewire.simulation.network import DeviceClass, Network
+from edgewire.strategy.asynchronous import Asynchronous, Sending
+from edgewire.strategy.staleness import Global
 from tests.local_runs import local_run
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
 from tests.strategy.federation import NODES, Federation, Trainer, always, initial, nan

@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from conf import ConfigError
-from strategy.asynchronous import Asynchronous
-from strategy.factory import scheme_of
-from strategy.pipeline.strategy import PipelineStrategy
-from strategy.synchronous import SparseAveraging
+from edgewire.conf.schema import ConfigError
+from edgewire.pipeline.server.strategy import PipelineStrategy
+from edgewire.strategy.asynchronous import Asynchronous
+from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.synchronous import SparseAveraging
 from tests.runs import configured
 from tests.strategy.federation import Federation, Trainer
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAvg
 
-from compression import Layout, decode, decode_update, make_codec
-from compression.flower import CompressionMod, layout_of, payload_of
+from edgewire.compression.decoder import decode, decode_update
+from edgewire.compression.flower import CompressionMod, layout_of, payload_of
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 from tests.compression.flower.federation import compressed_run, initial, node_app
 from tests.strategy.federation import LAYOUT, NODES, TRAINED, Federation, Trainer
 

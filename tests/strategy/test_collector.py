@@ -12,10 +12,10 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
-from simulation.clock import VirtualClock
-from simulation.network import Network
-from strategy.collector import RoundCollector
-from strategy.ordered_grid import OrderedGrid
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.network import Network
+from edgewire.strategy.collector import RoundCollector
+from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.grids import grid_of
 
 NODES = 5

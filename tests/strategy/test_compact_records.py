@@ -2,9 +2,9 @@
 
 import pytest
 
-from conf import ConfigError
-from conf.load import to_config
-from strategy.factory import scheme_of
+from edgewire.conf.load import to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import scheme_of
 from tests.local_runs import files_of, local_run
 from tests.runs import composed
 

@@ -4,20 +4,26 @@ import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
 
-from compression import PayloadError, make_codec
-from compression.base import Kind
-from compression.coders.context import SPARSE, Context, coded_in_windows
-from compression.coders.entropy import Entropy
-from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.node.state import store_arrays
-from compression.flower.node_replica import REPLICA
-from compression.flower.replica import ACTIVITY, MODEL, VERSION, activity_layout, activity_of
-from compression.flower.server import delta_sync
-from compression.flower.server.step_log_sync import LOSSLESS
-from conf import ConfigError
-from conf.load import compose_config, to_config
-from simulation.network import Network
-from strategy.factory import scheme_of
+from edgewire.compression.base import Kind, PayloadError
+from edgewire.compression.coders.context import SPARSE, Context, coded_in_windows
+from edgewire.compression.coders.entropy import Entropy
+from edgewire.compression.flower import CompressedGrid, CompressionMod
+from edgewire.compression.flower.node.state import store_arrays
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.flower.replica import (
+    ACTIVITY,
+    MODEL,
+    VERSION,
+    activity_layout,
+    activity_of,
+)
+from edgewire.compression.flower.server import delta_sync
+from edgewire.compression.flower.server.step_log_sync import LOSSLESS
+from edgewire.compression.make import make_codec
+from edgewire.conf.load import compose_config, to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.simulation.network import Network
+from edgewire.strategy.factory import scheme_of
 from tests.grids import grid_of
 from tests.strategy.federation import ADAM, NODES, Federation, Trainer, breaks, nan, start
 

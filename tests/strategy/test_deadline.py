@@ -5,9 +5,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from conf import ConfigError
-from conf.load import to_config
-from strategy.deadline import (
+from edgewire.conf.load import to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.deadline import (
     SAFETY,
     Deadline,
     DeadlinePlanner,
@@ -16,7 +16,7 @@ from strategy.deadline import (
     NodePlan,
     fitted,
 )
-from strategy.factory import scheme_of
+from edgewire.strategy.factory import scheme_of
 from tests.local_runs import local_run
 from tests.runs import composed, history_of, result_of
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from compression import PayloadError
-from compression.flower.node.state import checksum
-from compression.flower.node_replica import REPLICA
-from compression.flower.replica import MODEL
-from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
-from report.runs import GAVE_UP
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.node.state import checksum
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.flower.replica import MODEL
+from edgewire.compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES
+from edgewire.report.runs import GAVE_UP
 from tests.spoil import UNUSABLE, metrics
 from tests.strategy.federation import (
     ADAM,

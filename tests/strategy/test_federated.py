@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 
-from compression.flower import (
+from edgewire.compression.flower import (
     CompressedGrid,
     ReplyRules,
     StatisticsAveraging,
@@ -19,15 +19,15 @@ from compression.flower import (
     layout_of,
     to_vector,
 )
-from compression.flower.server.session import InitialModel
-from compression.flower.traffic import flower_bytes
-from conf.build import data_of, model_of
-from conf.load import run_config
-from strategy.federated import TRAINED, Federated
-from strategy.ordered_grid import OrderedGrid
-from strategy.run.serialization import StateError
-from task.flat_model import FlatModel
-from task.objectives.classification import Classification
+from edgewire.compression.flower.server.session import InitialModel
+from edgewire.compression.flower.traffic import flower_bytes
+from edgewire.conf.build import data_of, model_of
+from edgewire.conf.load import run_config
+from edgewire.strategy.federated import TRAINED, Federated
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.serialization import StateError
+from edgewire.task.flat_model import FlatModel
+from edgewire.task.objectives.classification import Classification
 from tests.grids import grid_of
 from tests.runs import composed, configured
 

@@ -8,9 +8,11 @@ import tracemalloc
 import numpy as np
 import pytest
 
-import client.app
-from compression import Layout, PayloadError, make_codec
-from compression.flower.batch_tensors import TargetTensor, pack_targets
+import edgewire.client.app
+from edgewire.compression.base import PayloadError
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.pipeline.messages import TargetTensor, pack_targets
 from tests.spoil import array, declaring, no_arrays
 from tests.strategy.cut import QUICK, SPLIT, run, spoiling
 
@@ -34,7 +36,7 @@ def in_turn(node, changes, name):
     left = [None, None, *changes]
 
     def app(message, context):
-        reply = client.app.app(message, context)
+        reply = edgewire.client.app.app(message, context)
         here = context.node_config["partition-id"] == node
         if here and left and name in reply.content["arrays"]:
             change = left.pop(0)

@@ -4,9 +4,9 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from compression import make_codec
-from simulation.network import Network
-from strategy.ordered_grid import OrderedGrid
+from edgewire.compression.make import make_codec
+from edgewire.simulation.network import Network
+from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.applied import CODECS
 from tests.strategy.federation import MOMENTUM, Federation, Trainer
 from tests.strategy.renewed import Renewed
@@ -29,7 +29,7 @@ def sizes(state, name="state"):
 
 @pytest.fixture(autouse=True)
 def few_to_spare(monkeypatch):
-    monkeypatch.setattr("compression.flower.server.session.SPARE", 5)
+    monkeypatch.setattr("edgewire.compression.flower.server.session.SPARE", 5)
 
 
 @pytest.mark.few(1)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy.collector import LEAST, Stragglers
+from edgewire.strategy.collector import LEAST, Stragglers
 
 NODES = 3
 

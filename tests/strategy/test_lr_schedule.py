@@ -9,10 +9,10 @@ from torch import zeros
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from conf import ConfigError
-from strategy.lr_schedule import Schedule
-from task.objectives import Metric
-from task.objectives.regression import Regression
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.lr_schedule import Schedule
+from edgewire.task.objectives import Metric
+from edgewire.task.objectives.regression import Regression
 from tests.runs import configured
 
 

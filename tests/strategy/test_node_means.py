@@ -11,21 +11,27 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.node import node_of
-from compression import PayloadError, make_codec
-from compression.flower import CompressionMod, update_record
-from compression.flower.acks import AckTracker
-from compression.flower.headers import TrainConfig
-from compression.flower.native_tensors import Initial, LocalVectors, natives_of, with_natives
-from compression.flower.node.state import store_arrays, stored_arrays, take_up
-from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
-from simulation.network import Network
-from strategy.base import Codecs
-from strategy.federated import Federated, FederatedState
-from strategy.node_means import NodeMeans
-from strategy.run.serialization import from_bytes
-from strategy.synchronous import SparseAveraging
+from edgewire.client.node import node_of
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import CompressionMod, update_record
+from edgewire.compression.flower.acks import AckTracker
+from edgewire.compression.flower.headers import TrainConfig
+from edgewire.compression.flower.native_tensors import (
+    Initial,
+    LocalVectors,
+    natives_of,
+    with_natives,
+)
+from edgewire.compression.flower.node.state import store_arrays, stored_arrays, take_up
+from edgewire.compression.make import make_codec
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.network import Network
+from edgewire.strategy.base import Codecs
+from edgewire.strategy.federated import Federated, FederatedState
+from edgewire.strategy.node_means import NodeMeans
+from edgewire.strategy.run.serialization import from_bytes
+from edgewire.strategy.synchronous import SparseAveraging
 from tests.grids import pool_of
 from tests.strategy.federation import LAYOUT, NODES, TRAINED, gradient, initial, strategy_of
 

@@ -2,9 +2,12 @@
 
 import pytest
 
-from compression.flower import Traffic
-from compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailurePolicy
-from strategy.node_scheduler import LONGEST, BackoffScheduler, BackoffSchedulerState
+from edgewire.compression.flower import Traffic
+from edgewire.compression.flower.server.failure_policy import (
+    MAX_CONSECUTIVE_FAILURES,
+    FailurePolicy,
+)
+from edgewire.strategy.node_scheduler import LONGEST, BackoffScheduler, BackoffSchedulerState
 
 
 @pytest.fixture

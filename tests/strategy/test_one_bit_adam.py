@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
-from compression.codec import Codec
-from conf import ConfigError
-from conf.load import to_config
-from strategy.factory import scheme_of
-from task.optimizers import OneBitAdam
+from edgewire.compression.codec import Codec
+from edgewire.conf.load import to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import scheme_of
+from edgewire.task.optimizers import OneBitAdam
 from tests.local_runs import local_run
 from tests.runs import composed, result_of
 

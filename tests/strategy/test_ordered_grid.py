@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from simulation.clock import VirtualClock
-from simulation.network import Network
-from strategy import ordered_grid
-from strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.network import Network
+from edgewire.strategy import ordered_grid
+from edgewire.strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
 from tests.compression.flower.fleet import Fleet
 from tests.grids import grid_of
 

@@ -6,11 +6,11 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import nn
 
-from client.node import Node
-from client.training import Trainer
-from conf.build import data_of, model_of
-from conf.load import HERE
 from docs.configuration import preset
+from edgewire.client.node import Node
+from edgewire.client.training import Trainer
+from edgewire.conf.build import data_of, model_of
+from edgewire.conf.load import HERE
 from tests.local_runs import local_run
 from tests.runs import choices, configured, history_of, result_of
 from tests.same import expect_same

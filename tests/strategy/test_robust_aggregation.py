@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
-from strategy.robust_aggregation import RobustMean
+from edgewire.strategy.robust_aggregation import RobustMean
 
 SIZE = 40
 

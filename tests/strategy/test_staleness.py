@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategy import staleness
-from strategy.staleness import SHARE, STEP_COST, Counted, Global, Ignored, PerParameter, Polynomial
+from edgewire.strategy import staleness
+from edgewire.strategy.staleness import (
+    SHARE,
+    STEP_COST,
+    Counted,
+    Global,
+    Ignored,
+    PerParameter,
+    Polynomial,
+)
 
 N = 256
 SETS = st.sets(st.integers(0, 5) | st.integers(0, N - 1)).map(

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
-from compression import Layout, PayloadError, Update
-from strategy.aggregation import StatisticsMix
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import Update
+from edgewire.compression.layout import Layout
+from edgewire.strategy.aggregation import StatisticsMix
 from tests.strategy.event_loop import POLICIES, WAITS, at_once
 from tests.strategy.federation import LAYOUT, MOMENTUM, TRAINED, Federation, Trainer, always, start
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from compression import make_codec
-from compression.flower.node_replica import REPLICA
-from conf import ConfigError
-from conf.load import to_config
-from simulation.clock import VirtualClock
-from simulation.network import Network
-from strategy.base import Codecs
-from strategy.collector import RoundCollector
-from strategy.factory import scheme_of
-from strategy.synchronous import SparseAveraging
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.make import make_codec
+from edgewire.conf.load import to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.network import Network
+from edgewire.strategy.base import Codecs
+from edgewire.strategy.collector import RoundCollector
+from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.synchronous import SparseAveraging
 from tests.runs import composed
 from tests.strategy.federation import (
     ADAM,

@@ -5,9 +5,9 @@ import copy
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from compression.flower.message_size import size_of
-from simulation.grid import LocalGrid
-from strategy.ordered_grid import OrderedGrid
+from edgewire.compression.flower.message_size import size_of
+from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.compression.flower.fleet import Fleet
 from tests.local_runs import local_run
 from tests.runs import model_bytes, result_of

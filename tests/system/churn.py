@@ -22,8 +22,8 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from compression.flower.timed_grid import GridWrapper
-from strategy.run.run import Run
+from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.strategy.run.run import Run
 from tests.strategy.renewed import Renewed
 from tests.system.finished import finished
 

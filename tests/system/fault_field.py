@@ -14,8 +14,8 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.keys import main as keys
-from simulation.job import PLACE
+from edgewire.deploy.keys import main as keys
+from edgewire.machine.job import PLACE
 from tests.deploy.processes import ROOT, Processes, descendants
 
 NAMES = ("a", "b", "c", "d")
@@ -122,7 +122,7 @@ class Field(Processes):
         with redirect_stdout(sys.stderr):
             code = keys([*where, *words])
         if code:
-            raise RuntimeError(f"deploy.keys {words[0]} has ended with {code}")
+            raise RuntimeError(f"edgewire.deploy.keys {words[0]} has ended with {code}")
 
     def begin_server(self) -> None:
         """Start the server, and wait until it listens."""
@@ -132,7 +132,7 @@ class Field(Processes):
     def begin_node(
         self,
         index: int,
-        program: Sequence[str] = ("-m", "deploy.node"),
+        program: Sequence[str] = ("-m", "edgewire.deploy.node"),
         python: str = sys.executable,
         first: str = "",
         **env: str,

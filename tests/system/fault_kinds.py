@@ -15,9 +15,9 @@ from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.timing import ROOT
-from deploy.device.throttled_log import SERVER_INFORMED
-from task.datasets.digits import FILE
+from edgewire.deploy.device.throttled_log import SERVER_INFORMED
+from edgewire.task.datasets.digits import FILE
+from papers.benchmarks.timing import ROOT
 from tests.deploy.processes import eventually
 from tests.system.fault_field import Field, TheRun
 

@@ -29,10 +29,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.timing import ROOT
-from deploy.device.node_database import NodeDatabase
-from deploy.device.node_store import open_node_store
-from deploy.device.throttled_log import AGAIN
+from edgewire.deploy.device.node_database import NodeDatabase
+from edgewire.deploy.device.node_store import open_node_store
+from edgewire.deploy.device.throttled_log import AGAIN
+from papers.benchmarks.timing import ROOT
 from tests.deploy.processes import eventually
 from tests.system.fault_field import Field, TheRun
 from tests.system.fault_kinds import GONE, Faults, Ill

@@ -11,11 +11,11 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from conf import load_config
-from strategy.ordered_grid import OrderedGrid
-from strategy.run.run import Run
-from strategy.run.run_log import RunLog
-from task.objectives.classification import Classification
+from edgewire.conf.load import load_config
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.run import Run
+from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.objectives.classification import Classification
 from tests.local_runs import local_run
 from tests.runs import result_of
 

@@ -20,8 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from client.app import app as honest
-from simulation.local import uncollected
+from edgewire.client.app import app as honest
+from edgewire.simulation.local import uncollected
 from tests.hostile import ATTACKS, CONTROLS, LIES, STATISTICS, STEPS, Attack, app_with
 from tests.local_runs import local_run
 from tests.runs import result_of

@@ -1,4 +1,4 @@
-"""The page of `python -m report.live` in a browser: a real run, 2,000 nodes, hostile texts."""
+"""The page of `python -m edgewire.report.live` in a browser: a real run, 2,000 nodes, hostile texts."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def browser():
 @contextmanager
 def watching(folder):
     """Run the command; yield the page's address. Ctrl-C must end it with exit code 0, quietly."""
-    command = [sys.executable, "-m", "report.live", str(folder), "--no-browser"]
+    command = [sys.executable, "-m", "edgewire.report.live", str(folder), "--no-browser"]
     process = subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from report.html.html_report import write_report
+from edgewire.report.html.html_report import write_report
 from tests.report.html.made_runs import add_run, node, write_nodes
 
 pytestmark = pytest.mark.system

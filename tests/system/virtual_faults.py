@@ -20,8 +20,8 @@ from typing import Any
 
 from flwr.app import Message
 
-from compression.flower.timed_grid import GridWrapper
-from simulation.clock import VirtualClock
+from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.simulation.clock import VirtualClock
 from tests.system.finished import finished
 
 NODES = 50

@@ -1,6 +1,6 @@
 import pytest
 
-import task.datasets.mnist as mnist_module
+import edgewire.task.datasets.mnist as mnist_module
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from task.objectives.anomaly import Anomaly
-from task.steps import evaluate
+from edgewire.task.objectives.anomaly import Anomaly
+from edgewire.task.steps import evaluate
 
 
 class Scaled(nn.Module):

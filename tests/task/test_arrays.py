@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from task.datasets.arrays import npz
-from task.datasets.data import expect_usable
-from task.errors import MissingOption, NoData, TaskError
-from task.transforms import ImageTransform
+from edgewire.task.datasets.arrays import npz
+from edgewire.task.datasets.data import expect_usable
+from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.transforms import ImageTransform
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20) % 3

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from task.datasets import Data, Split, load_data
-from task.datasets.data import DATASETS, expect_usable
-from task.errors import TaskError
-from task.models import build_model
-from task.objectives.classification import Classification
-from task.steps import evaluate
-from task.transforms import ImageTransform
+from edgewire.task.datasets import Data, Split, load_data
+from edgewire.task.datasets.data import DATASETS, expect_usable
+from edgewire.task.errors import TaskError
+from edgewire.task.models import build_model
+from edgewire.task.objectives.classification import Classification
+from edgewire.task.steps import evaluate
+from edgewire.task.transforms import ImageTransform
 
 GOOD = Split(
     torch.arange(6 * 3 * 8 * 8).remainder(256).to(torch.uint8).view(6, 3, 8, 8),

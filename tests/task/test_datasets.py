@@ -13,9 +13,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import task.datasets.digits as digits_module
-from task.datasets import load_data
-from task.errors import TaskError
+import edgewire.task.datasets.digits as digits_module
+from edgewire.task.datasets import load_data
+from edgewire.task.errors import TaskError
 from tests.task.data import one_line, write_mnist
 
 CONF = Path(__file__).parents[2] / "conf" / "dataset"
@@ -63,7 +63,7 @@ def test_choices_of_other_sources_show_the_defaults_of_their_functions():
     found = 0
     for path in CONF.glob("*.yaml"):
         content = OmegaConf.to_container(OmegaConf.load(path))
-        if (name := content.pop("_target_", "")).startswith("task.datasets."):
+        if (name := content.pop("_target_", "")).startswith("edgewire.task.datasets."):
             module, _, function = name.rpartition(".")
             parameters = inspect.signature(getattr(import_module(module), function)).parameters
             defaults = {key: each.default for key, each in parameters.items()}

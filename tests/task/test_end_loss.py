@@ -6,14 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import PayloadError
-from compression.flower.batch_tensors import TargetTensor, pack_targets, unpack_targets
-from task.datasets import Data, Split
-from task.errors import TaskError
-from task.objectives.end_loss import EndLoss
-from task.objectives.reconstruction import Reconstruction
-from task.objectives.regression import Regression
-from task.tensors import leaves, taken
+from edgewire.compression.base import PayloadError
+from edgewire.pipeline.messages import TargetTensor, pack_targets, unpack_targets
+from edgewire.task.datasets import Data, Split
+from edgewire.task.errors import TaskError
+from edgewire.task.objectives.end_loss import EndLoss
+from edgewire.task.objectives.reconstruction import Reconstruction
+from edgewire.task.objectives.regression import Regression
+from edgewire.task.tensors import leaves, taken
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.complex64),

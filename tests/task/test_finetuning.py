@@ -5,9 +5,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from task.errors import TaskError
-from task.finetuning import Adapter, LoRA, freeze_others, in_dtype, load_file
-from task.model_file import sha256_of
+from edgewire.task.errors import TaskError
+from edgewire.task.finetuning import Adapter, LoRA, freeze_others, in_dtype, load_file
+from edgewire.task.model_file import sha256_of
 
 
 def net():

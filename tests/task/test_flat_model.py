@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from task.errors import TaskError
-from task.flat_model import FlatModel
-from task.models import build_model
+from edgewire.task.errors import TaskError
+from edgewire.task.flat_model import FlatModel
+from edgewire.task.models import build_model
 
 OPTIMISERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-3),

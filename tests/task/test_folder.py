@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from task.datasets import load_data, load_folder
-from task.errors import NoData, TaskError
+from edgewire.task.datasets import load_data, load_folder
+from edgewire.task.errors import NoData, TaskError
 from tests.task.data import one_line
 
 

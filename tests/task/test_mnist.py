@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from task.datasets import load_data
-from task.errors import TaskError
+from edgewire.task.datasets import load_data
+from edgewire.task.errors import TaskError
 from tests.task.data import idx, one_line, write_mnist
 
 pytestmark = pytest.mark.usefixtures("empty_place")

@@ -7,12 +7,12 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from task.errors import TaskError
-from task.models import build_model
-from task.models.parts import MODELS
-from task.models.small import wide_mlp
-from task.models.vgg import narrow_vgg16
-from task.registry import Registry
+from edgewire.task.errors import TaskError
+from edgewire.task.models import build_model
+from edgewire.task.models.parts import MODELS
+from edgewire.task.models.small import wide_mlp
+from edgewire.task.models.vgg import narrow_vgg16
+from edgewire.task.registry import Registry
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 # Numbers of parameters for 3x32x32 images and 10 classes, as in the docstrings.
@@ -147,7 +147,7 @@ def test_unknown_name_lists_the_names():
 
 
 def test_each_name_is_used_once():
-    registry: Registry[int] = Registry("thing", "task.models")
+    registry: Registry[int] = Registry("thing", "edgewire.task.models")
     registry.register("x")(1)
     with pytest.raises(RuntimeError, match="two things are named x"):
         registry.register("x")(2)

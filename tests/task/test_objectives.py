@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from compression import PayloadError
-from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.server.reply_checks import ReplyRules, SentMessage, rebuilt
-from compression.screening import Screening
-from strategy.federated import Federated
-from task.errors import TaskError
-from task.objectives.anomaly import Anomaly
-from task.objectives.base import Metric, Objective
-from task.objectives.classification import Classification
-from task.objectives.next_token import NextToken
-from task.objectives.reconstruction import Reconstruction
-from task.objectives.regression import Regression
-from task.objectives.segmentation import Segmentation
-from task.steps import evaluate, summed
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import CompressedGrid, CompressionMod
+from edgewire.compression.flower.server.reply_checks import ReplyRules, SentMessage, rebuilt
+from edgewire.compression.screening import Screening
+from edgewire.strategy.federated import Federated
+from edgewire.task.errors import TaskError
+from edgewire.task.objectives.anomaly import Anomaly
+from edgewire.task.objectives.base import Metric, Objective
+from edgewire.task.objectives.classification import Classification
+from edgewire.task.objectives.next_token import NextToken
+from edgewire.task.objectives.reconstruction import Reconstruction
+from edgewire.task.objectives.regression import Regression
+from edgewire.task.objectives.segmentation import Segmentation
+from edgewire.task.steps import evaluate, summed
 from tests.compression.flower.apps import replies_to
 from tests.compression.flower.federation import PLAIN, initial
 from tests.grids import grid_of

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task.errors import TaskError
-from task.optimizers import SGD, Adam, EF21Estimate, Momentum, OneBitAdam
+from edgewire.task.errors import TaskError
+from edgewire.task.optimizers import SGD, Adam, EF21Estimate, Momentum, OneBitAdam
 
 SIZE, STEPS = 60, 20
 EVERYWHERE = slice(None)

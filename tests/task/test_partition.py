@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task.datasets import Split
-from task.errors import TaskError
-from task.partition import Iid, Natural, Partition, Sampled
+from edgewire.task.datasets import Split
+from edgewire.task.errors import TaskError
+from edgewire.task.partition import Iid, Natural, Partition, Sampled
 
 REPOSITORY = Path(__file__).parents[2]
 MAKERS = {
@@ -112,8 +112,8 @@ def test_equal_shares_equal_those_of_flwr_datasets(nodes, more, seed):
 def test_a_partition_is_the_same_in_another_process():
     script = (
         "import sys, torch\n"
-        "from task.datasets import Split\n"
-        "from task.partition import Partition, Sampled\n"
+        "from edgewire.task.datasets import Split\n"
+        "from edgewire.task.partition import Partition, Sampled\n"
         "import flwr_datasets.partitioner as f\n"
         "labels = torch.arange(500) % 10\n"
         "d = f.DirichletPartitioner(9, 'label', 0.5, min_partition_size=1, seed=5)\n"

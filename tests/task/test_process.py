@@ -9,7 +9,7 @@ import pytest
 
 FAULTS = """
 import os, resource, torch
-from task.process import configure_process
+from edgewire.task.process import configure_process
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

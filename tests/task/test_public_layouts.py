@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from conf.build import data_of, model_of, objective_of
-from task.datasets.data import expect_usable
-from task.datasets.leaf import CHARACTERS, leaf
-from task.datasets.speech_commands import speech_commands
-from task.datasets.uci_har import SIGNALS, uci_har
-from task.errors import MissingOption, NoData, TaskError
-from task.steps import expect_fits
-from task.transforms import LogMel
+from edgewire.conf.build import data_of, model_of, objective_of
+from edgewire.task.datasets.data import expect_usable
+from edgewire.task.datasets.leaf import CHARACTERS, leaf
+from edgewire.task.datasets.speech_commands import speech_commands
+from edgewire.task.datasets.uci_har import SIGNALS, uci_har
+from edgewire.task.errors import MissingOption, NoData, TaskError
+from edgewire.task.steps import expect_fits
+from edgewire.task.transforms import LogMel
 from tests.local_runs import local_run
 from tests.runs import ROOT, configured, result_of
 

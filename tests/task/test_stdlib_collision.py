@@ -30,7 +30,7 @@ def run(tmp_path):
     (folder / "_common").mkdir(parents=True)
     (folder / "__init__.py").touch()
     (folder / "_common" / "__init__.py").touch()
-    (folder / "zstd.py").write_text("from compression._common import __path__\n")
+    (folder / "zstd.py").write_text("from edgewire.compression._common import __path__\n")
     library = str(folder.parent)
 
     def call(script, *path, options=()):
@@ -49,17 +49,17 @@ def test_no_project_module_hides_a_standard_one():
     assert "codec" in ours
     assert not ours & THEIRS
     if sys.version_info >= (3, 14):
-        import compression
+        import edgewire.compression
 
-        there = {module.name for module in pkgutil.iter_modules(compression.__path__)}
+        there = {module.name for module in pkgutil.iter_modules(edgewire.compression.__path__)}
         assert there == ours | THEIRS
 
 
 def test_standard_modules_are_found_in_the_projects_package(run):
     script = """
-from compression import zstd
-import compression
-assert zstd.__file__.startswith(LIBRARY) and not compression.__file__.startswith(LIBRARY)
+from edgewire.compression import zstd
+import edgewire.compression
+assert zstd.__file__.startswith(LIBRARY) and not edgewire.compression.__file__.startswith(LIBRARY)
 assert not hasattr(compression, "lz4")
 """
     run(script, ROOT, "library", options=["-S"])
@@ -70,19 +70,19 @@ assert not hasattr(compression, "lz4")
 def test_the_projects_package_replaces_the_standard_one(run, package, path):
     script = f"""
 first, sys.path[:2] = sys.path[:2], [LIBRARY]
-import compression.zstd, compression as before
+import edgewire.compression.zstd, compression as before
 sys.path[:1] = first
 import {package}
-import compression
-from compression import Layout
-from compression.layout import Layout as same
-from compression import zstd
+import edgewire.compression
+from edgewire.compression import Layout
+from edgewire.compression.layout import Layout as same
+from edgewire.compression import zstd
 assert compression is before and Layout is same
-assert compression.zstd is zstd and zstd.__file__.startswith(LIBRARY)
-assert compression.__file__ == {str(ROOT / "compression" / "__init__.py")!r}
-assert compression.__path__ == [os.path.dirname(compression.__file__), LIBRARY + "/compression"]
+assert edgewire.compression.zstd is zstd and zstd.__file__.startswith(LIBRARY)
+assert edgewire.compression.__file__ == {str(ROOT / "compression" / "__init__.py")!r}
+assert edgewire.compression.__path__ == [os.path.dirname(edgewire.compression.__file__), LIBRARY + "/compression"]
 {package}.avoid_stdlib_collision()
-assert compression.Layout is Layout
+assert edgewire.compression.Layout is Layout
 """
     run(script, *path)
 
@@ -90,7 +90,7 @@ assert compression.Layout is Layout
 def test_a_python_without_that_package_is_unchanged(run):
     script = """
 sys.stdlib_module_names -= {"compression"}
-import client
+import edgewire.client
 assert "compression" not in sys.modules
 """
     run(script, ROOT)

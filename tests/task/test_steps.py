@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from task.errors import TaskError
-from task.models import build_model
-from task.objectives.classification import Classification
-from task.steps import batches, evaluate
-from task.transforms import ImageTransform
+from edgewire.task.errors import TaskError
+from edgewire.task.models import build_model
+from edgewire.task.objectives.classification import Classification
+from edgewire.task.steps import batches, evaluate
+from edgewire.task.transforms import ImageTransform
 
 CLASSES = Classification()
 sizes = given(

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from conf import ConfigError
-from conf.build import data_of
-from conf.load import HERE
-from task.errors import TaskError
-from task.tensors import leaves
+from edgewire.conf.build import data_of
+from edgewire.conf.load import HERE
+from edgewire.conf.schema import ConfigError
+from edgewire.task.errors import TaskError
+from edgewire.task.tensors import leaves
 from tests.runs import choices, composed, configured
 
 SYNTHETIC = [
     name
     for name in choices("dataset")
-    if "task.datasets.synthetic." in (HERE / "dataset" / f"{name}.yaml").read_text()
+    if "edgewire.task.datasets.synthetic." in (HERE / "dataset" / f"{name}.yaml").read_text()
 ]
 BY_GROUP = {"keywords"}  # whose test samples are of users that do not train
 assert len(SYNTHETIC) >= 6

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from task.datasets.arrays import npz
-from task.datasets.table import csv, parquet
-from task.errors import MissingOption, NoData, TaskError
+from edgewire.task.datasets.arrays import npz
+from edgewire.task.datasets.table import csv, parquet
+from edgewire.task.errors import MissingOption, NoData, TaskError
 
 COLUMNS = {
     "temp": [20.5, 21.0, 19.0, 25.5, 30.0] * 8,
@@ -261,7 +261,9 @@ def test_the_index_of_pandas_is_an_input_only_if_it_is_asked_for(names, kind, in
     kept = [name for name in names if index or name not in INDICES]
     lines = []
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr("task.datasets.table.log.warning", lambda *words: lines.append(words[1]))
+        patch.setattr(
+            "edgewire.task.datasets.table.log.warning", lambda *words: lines.append(words[1])
+        )
         file = Path(folder) / f"t.{kind}"
         if kind == "csv":
             file.write_text(text_of(columns))

@@ -5,9 +5,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from task.datasets.text import text
-from task.errors import NoData, TaskError
-from task.objectives.next_token import NextToken
+from edgewire.task.datasets.text import text
+from edgewire.task.errors import NoData, TaskError
+from edgewire.task.objectives.next_token import NextToken
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from task.errors import TaskError
-from task.transforms import LogMel
+from edgewire.task.errors import TaskError
+from edgewire.task.transforms import LogMel
 
 
 def waves(samples, length, seed=0):

@@ -12,7 +12,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
-from ...coders.index_context import SharedContext
+from ...coders.shared_context import SharedContext
 from ...layout import Layout
 from ..compact_records import compact, is_compact, restored, rounded
 from ..headers import (
@@ -62,8 +62,14 @@ from ..tensor_split import (
     is_float,
     moved,
 )
-from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
-from ..uncompressed import holds_floats, old_api
+from ..tied_weights import (
+    Ties,
+    names_of,
+    narrowed_model,
+    still_tied,
+    without,
+)
+from ..uncompressed_warning import holds_floats, old_api
 from .state import MEMORY, NUMBERS, PENDING, NodeState, take_up
 
 log = getLogger("edgewire")

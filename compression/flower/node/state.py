@@ -14,7 +14,7 @@ from xxhash import xxh3_64_digest
 
 from ...base import Buffer, Memory
 from ...codec import Codec
-from ...coders.index_context import Activity, SharedContext
+from ...coders.shared_context import Activity, SharedContext
 from ...layout import Layout
 from ...wire_natives import NativeTensor
 from ..records import FlatArray, Vector, filled, values_of

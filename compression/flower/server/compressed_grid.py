@@ -23,15 +23,26 @@ from ..tensor_split import Model, TensorSplit
 from ..timed_grid import GridWrapper
 from ..timeouts import FOREVER, SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
-from ..uncompressed import NO_DOWNLINK, UNKNOWN, Uncompressed
+from ..uncompressed_warning import NO_DOWNLINK, UNKNOWN, Uncompressed
 from .delta_sync import DeltaSync, DeltaSyncState
-from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
+from .failure_policy import (
+    ONE_ROUND,
+    FailureLimits,
+    FailurePolicy,
+    FailurePolicyState,
+)
 from .inbox import ModelInbox, count_received
 from .inferred_acks import InferredAcks, InferredAcksState
+from .norm_screen import UpdateFilters, UpdateFiltersState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
-from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
-from .update_filter import UpdateFilters, UpdateFiltersState
+from .session import (
+    Encoded,
+    InitialModel,
+    Key,
+    ServerSession,
+    ServerSessionState,
+)
 
 ANY_REPLY = ReplyRules()
 

@@ -12,7 +12,7 @@ from xxhash import xxh3_64_digest
 
 from ...batchnorm import changes
 from ...codec import Codec
-from ...coders.index_context import Activity, SharedContext, recorded
+from ...coders.shared_context import Activity, SharedContext, recorded
 from ...decoder import decode_update
 from ...make import make_codec
 from ...sparsifiers.dense import Dense

@@ -19,7 +19,13 @@ from ...layout import Layout
 from ..acks import OTHER_METHOD
 from ..headers import HEADER, MOST, STEPS, UplinkHeader, number
 from ..message_size import measured, size_of
-from ..native_tensors import Arrays, distances, native_payload, natives_of, with_natives
+from ..native_tensors import (
+    Arrays,
+    distances,
+    native_payload,
+    natives_of,
+    with_natives,
+)
 from ..records import (
     FLAT,
     expect_readable,
@@ -31,10 +37,24 @@ from ..records import (
     values_of,
     with_content,
 )
-from ..tensor_split import Model, TensorSplit, form_of_updates, statistics_of, with_statistics
+from ..tensor_split import (
+    Model,
+    TensorSplit,
+    form_of_updates,
+    statistics_of,
+    with_statistics,
+)
 from ..tied_weights import left_tied, widened_model, without
-from ..uncompressed import Uncompressed
+from ..uncompressed_warning import Uncompressed
 from .failure_policy import FailurePolicy
+from .norm_screen import (
+    Screened,
+    UpdateFilter,
+    UpdateFilters,
+    UpdateNorms,
+    norms_of,
+    scaled,
+)
 from .reply_checks import (
     ReplyRules,
     SentMessage,
@@ -46,7 +66,6 @@ from .reply_checks import (
 )
 from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
-from .update_filter import Screened, UpdateFilter, UpdateFilters, UpdateNorms, norms_of, scaled
 
 NOT_OPEN = "its message was answered before, or never sent"
 ERROR_CODE = 1  # of the error that replaces an unusable reply

@@ -30,7 +30,7 @@ from ..tensor_split import (
 )
 from ..tied_weights import Ties, still_tied, ties_in
 from ..traffic import flower_bytes, warn_of_variances
-from ..uncompressed import holds_floats, old_api
+from ..uncompressed_warning import holds_floats, old_api
 
 log = getLogger("edgewire")
 

@@ -14,13 +14,22 @@ from numpy.typing import NDArray
 
 from ...base import PayloadError
 from ...codec import Codec
-from ...coders.index_context import SharedContext
+from ...coders.shared_context import SharedContext
 from ...decoder import Update
 from ...layout import Layout
 from ...wire import StreamSizes, stream_sizes
 from ..acks import AckTracker, AckTrackerState
 from ..compact_records import compact, restored
-from ..headers import EXAMPLES, HEADER, MOST, DownlinkHeader, UplinkHeader, number, read, written
+from ..headers import (
+    EXAMPLES,
+    HEADER,
+    MOST,
+    DownlinkHeader,
+    UplinkHeader,
+    number,
+    read,
+    written,
+)
 from ..message_size import Size, measured
 from ..native_tensors import (
     INITIAL,
@@ -44,7 +53,13 @@ from ..records import (
     values_of,
 )
 from ..traffic import Traffic, flower_bytes, reason_of
-from .version_tracker import UNHEARD, ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
+from .version_tracker import (
+    UNHEARD,
+    ModelSync,
+    ModelUpdate,
+    VersionTracker,
+    VersionTrackerState,
+)
 
 SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
 # Key of an encoded message: the content's id, the node's version, the number of its last applied

@@ -6,12 +6,19 @@ from collections import deque
 
 import numpy as np
 
-from ...coders.index_context import SharedContext
+from ...coders.shared_context import SharedContext
 from ...layout import Layout
 from ...make import make_codec
 from ..node.state import checksum
 from ..records import payload_records
-from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, activity_layout
+from ..replica import (
+    ACTIVITY,
+    INITIAL_VERSION,
+    MODEL,
+    VERSION,
+    Replica,
+    activity_layout,
+)
 from .version_tracker import ModelUpdate
 
 RAW = make_codec(quantizer="float32", coder="raw")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord
 
-from ...coders.index_context import SharedContext
+from ...coders.shared_context import SharedContext
 from ..replica import INITIAL_VERSION
 from ..tensor_split import Model
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from compression.base import Kind, Spec
-from compression.coders.entropy import Entropy
+from edgewire.compression.base import Kind, Spec
+from edgewire.compression.coders.entropy import Entropy
 
 CODER = Entropy()
 ZSTD, PCODEC, BITMAP, RICE = b"\x00", b"\x01", b"\x02", 32

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.base import Kind
-from compression.coders.zstd import zstd
+from edgewire.compression.base import Kind
+from edgewire.compression.coders.zstd import zstd
 from tests.compression.coders.streams import (
     CODER,
     DTYPES,

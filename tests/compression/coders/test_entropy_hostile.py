@@ -9,8 +9,8 @@ import pytest
 from pcodec import ChunkConfig, DeltaSpec, ModeSpec
 from pcodec.wrapped import FileCompressor
 
-from compression.base import Kind, PayloadError, Spec
-from compression.coders.zstd import zstd
+from edgewire.compression.base import Kind, PayloadError, Spec
+from edgewire.compression.coders.zstd import zstd
 from tests.compression.coders.streams import (
     BITMAP,
     CODER,

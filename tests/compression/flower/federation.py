@@ -8,8 +8,8 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression import make_codec
-from compression.flower import CompressedGrid, Traffic
+from edgewire.compression.flower import CompressedGrid, Traffic
+from edgewire.compression.make import make_codec
 from tests.compression.flower.apps import record_of, spoiling, values_of
 from tests.grids import grid_of
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from compression import make_codec
-from compression.flower.replica import Replica
-from compression.flower.server.step_log_sync import StepLogSync
+from edgewire.compression.flower.replica import Replica
+from edgewire.compression.flower.server.step_log_sync import StepLogSync
+from edgewire.compression.make import make_codec
 
 CODEC = make_codec(coder="raw")
 

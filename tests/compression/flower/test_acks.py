@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import Layout, PayloadError, make_codec
-from compression.flower import acks
-from compression.flower.acks import OTHER_METHOD, AckTracker, AckTrackerState, Pending
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import acks
+from edgewire.compression.flower.acks import OTHER_METHOD, AckTracker, AckTrackerState, Pending
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 
 BUDGET = 40
 

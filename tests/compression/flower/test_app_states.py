@@ -5,7 +5,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod, FailureLimits
+from edgewire.compression.flower import CompressedGrid, CompressionMod, FailureLimits
 from tests.compression.flower.apps import NODES, ask, counted, moving, record_of, to_targets
 from tests.compression.flower.federation import SHAPES, compressed_run, initial
 from tests.grids import grid_of

@@ -8,10 +8,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.app import TrainConfig
-from compression import PayloadError
-from compression.flower import headers
-from compression.flower.compact_records import (
+from edgewire.client.app import TrainConfig
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import headers
+from edgewire.compression.flower.compact_records import (
     COMPACT,
     FORMS,
     LONGEST,
@@ -20,10 +20,10 @@ from compression.flower.compact_records import (
     is_compact,
     restored,
 )
-from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, written
-from compression.flower.message_size import CARRIER, measured, size_of
-from compression.flower.records import array_of, filled, payload_records, payloads_in
-from compression.wire_header import varint
+from edgewire.compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, written
+from edgewire.compression.flower.message_size import CARRIER, measured, size_of
+from edgewire.compression.flower.records import array_of, filled, payload_records, payloads_in
+from edgewire.compression.wire_header import varint
 
 INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
 FLOATS = st.floats() | st.floats(width=32)

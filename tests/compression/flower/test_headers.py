@@ -5,8 +5,8 @@ import math
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from compression import PayloadError
-from compression.flower.headers import (
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.headers import (
     HEADER,
     DownlinkHeader,
     TrainConfig,

@@ -8,21 +8,21 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression import make_codec
-from compression.flower import (
+from edgewire.compression.flower import (
     CompressedGrid,
     CompressionMod,
     layout_of,
     to_arrays,
     to_vector,
 )
-from compression.flower.node.state import NodeState, store_arrays, stored_arrays
-from compression.flower.node_replica import REPLICA
-from compression.flower.replica import MODEL
-from compression.flower.server.delta_sync import DeltaSync
-from compression.flower.server.version_tracker import VersionTracker
-from compression.flower.tensor_split import Model, TensorSplit
-from simulation.grid import LocalGrid
+from edgewire.compression.flower.node.state import NodeState, store_arrays, stored_arrays
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.flower.replica import MODEL
+from edgewire.compression.flower.server.delta_sync import DeltaSync
+from edgewire.compression.flower.server.version_tracker import VersionTracker
+from edgewire.compression.flower.tensor_split import Model, TensorSplit
+from edgewire.compression.make import make_codec
+from edgewire.simulation.grid import LocalGrid
 from tests.applied import CODECS, expect_nothing_lost, record_applied
 from tests.compression.flower.apps import moving, record_of
 from tests.compression.flower.federation import NODES, compressed_run, initial
@@ -199,6 +199,6 @@ def test_unused_versions_and_those_beyond_the_budget_are_dropped(monkeypatch):
     assert [versions.base_of(node) is not None for node in range(4)] == [False, True, True, True]
     assert not way.knows(model_updates[0].header["version"])
     way.model_update(versions.base_of(1))  # used now, so no longer the oldest
-    monkeypatch.setattr("compression.flower.server.delta_sync.BUDGET", 2 * 4 * layout.size)
+    monkeypatch.setattr("edgewire.compression.flower.server.delta_sync.BUDGET", 2 * 4 * layout.size)
     way.tidy(versions.held)
     assert [versions.base_of(node) is not None for node in range(4)] == [False, True, False, True]

@@ -12,8 +12,9 @@ from flwr.serverapp.strategy import (
     FedAvg,
 )
 
-from compression import Layout, PayloadError, decode, make_codec
-from compression.flower import (
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import decode
+from edgewire.compression.flower import (
     CompressedGrid,
     CompressionMod,
     FailureLimits,
@@ -23,8 +24,10 @@ from compression.flower import (
     layout_of,
     to_vector,
 )
-from compression.flower.privacy import within_clip
-from simulation.grid import LocalGrid
+from edgewire.compression.flower.privacy import within_clip
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.simulation.grid import LocalGrid
 from tests.compression.flower.apps import counted, moving
 from tests.compression.flower.federation import INT8, NODES, compressed_run, initial, run
 from tests.grids import grid_of

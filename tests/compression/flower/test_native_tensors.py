@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import Layout, PayloadError, make_codec
-from compression.flower.native_tensors import Initial, LocalVectors
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower.native_tensors import Initial, LocalVectors
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 
 TRAINED = Layout(("weight", "bias"), ((3, 4), (3,)), ("float32", "float32"))
 QUANTIZERS = ["float32", "float16", "bfloat16", "int8", "int4", "qsgd"]

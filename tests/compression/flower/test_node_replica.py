@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compression.flower.replica import MODEL, VERSION, Replica
-from task.optimizers import SGD, Adam, Momentum
+from edgewire.compression.flower.replica import MODEL, VERSION, Replica
+from edgewire.task.optimizers import SGD, Adam, Momentum
 from tests.same import expect_same
 
 SIZE, TRAINED = 30, 22

@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod, ReplyRules
-from simulation.grid import LocalGrid
+from edgewire.compression.flower import CompressedGrid, CompressionMod, ReplyRules
+from edgewire.simulation.grid import LocalGrid
 from tests.compression.flower.apps import (
     NODES,
     ask,

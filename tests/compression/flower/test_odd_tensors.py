@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from compression import PayloadError
-from compression.flower import CompressedGrid, CompressionMod
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import CompressedGrid, CompressionMod
 from tests.compression.flower.apps import (
     NODES,
     ask,

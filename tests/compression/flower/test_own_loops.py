@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from flwr.supercore.run import Run
 
-from compression.flower import CompressedGrid, CompressionMod, Traffic
-from simulation.any_app.grid import GuestGrid
-from simulation.grid import LocalGrid
+from edgewire.compression.flower import CompressedGrid, CompressionMod, Traffic
+from edgewire.simulation.any_app.grid import GuestGrid
+from edgewire.simulation.grid import LocalGrid
 from tests.compression.flower.apps import NODES, ask, moving, record_of, to_targets
 from tests.compression.flower.federation import SHAPES, initial
 from tests.grids import grid_of, pool_of

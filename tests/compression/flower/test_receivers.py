@@ -8,13 +8,13 @@ from flwr.serverapp.strategy import FedAvg
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from compression import make_codec
-from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.node.state import NodeState
-from compression.registry import get, names, options_of
-from conf import ConfigError
-from conf.load import compose_config, to_config
-from strategy.factory import scheme_of
+from edgewire.compression.flower import CompressedGrid, CompressionMod
+from edgewire.compression.flower.node.state import NodeState
+from edgewire.compression.make import make_codec
+from edgewire.compression.registry import get, names, options_of
+from edgewire.conf.load import compose_config, to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import scheme_of
 from tests.compression.flower.apps import moving, record_of, values_of
 from tests.grids import grid_of
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message, MetricRecord, RecordDict
 
-from compression.flower import FlatArray, layout_of, to_arrays, to_vector
-from compression.flower.records import payload_record, reply_to
+from edgewire.compression.flower import FlatArray, layout_of, to_arrays, to_vector
+from edgewire.compression.flower.records import payload_record, reply_to
 from tests.compression.flower.federation import initial
 
 

@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from compression import PayloadError, decode
-from compression.flower import CompressionMod, payload_of
-from compression.flower.headers import (
-    HEADER,
-    HEALS,
-    DownlinkHeader,
-    TrainConfig,
-    written,
-)
-from compression.flower.node.state import MEMORY, checksum, stored_arrays
-from compression.flower.node_replica import REPLICA
-from compression.flower.replica import MODEL, VERSION
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import decode
+from edgewire.compression.flower import CompressionMod, payload_of
+from edgewire.compression.flower.headers import HEADER, HEALS, DownlinkHeader, TrainConfig, written
+from edgewire.compression.flower.node.state import MEMORY, checksum, stored_arrays
+from edgewire.compression.flower.node_replica import REPLICA
+from edgewire.compression.flower.replica import MODEL, VERSION
 from tests.compression.flower.stepping import SteppingServer
 from tests.same import expect_same
 from tests.strategy.federation import (

@@ -9,12 +9,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAvg
 from numpy.lib import format as numpy_format
 
-from compression import Layout, make_codec
-from compression.flower import CompressedGrid, CompressionMod, payload_record
-from compression.flower.headers import HEADER
-from compression.flower.records import NUMPY
-from compression.wire_header import DTYPES
-from compression.wire_natives import NativeTensor
+from edgewire.compression.flower import CompressedGrid, CompressionMod, payload_record
+from edgewire.compression.flower.headers import HEADER
+from edgewire.compression.flower.records import NUMPY
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.wire_header import DTYPES
+from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.flower.apps import (
     NODES,
     ask,

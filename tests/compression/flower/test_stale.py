@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from compression import decode_update, make_codec
-from compression.flower.node.state import NodeState
-from compression.layout import Layout
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.flower.node.state import NodeState
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 from tests.applied import CODECS
 
 LAYOUT = Layout(("a", "b"), ((30, 4), (80,)), ("float32",) * 2)

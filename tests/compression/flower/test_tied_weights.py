@@ -8,18 +8,24 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian
 
-from compression import PayloadError, make_codec
-from compression.flower import CompressedGrid, CompressionMod, FailureLimits, payload_record
-from compression.flower.headers import HEADER, DownlinkHeader
-from compression.flower.node_replica import NodeReplica
-from compression.flower.server.sent_model import SentModels, SentModelsState
-from compression.flower.tensor_split import TensorSplit
-from compression.flower.tied_weights import form_with_copies
-from compression.layout import Layout
-from compression.screening import Screening
-from compression.wire_natives import NativeTensor
-from simulation.grid import LocalGrid
-from strategy.run.serialization import from_bytes, to_bytes
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import (
+    CompressedGrid,
+    CompressionMod,
+    FailureLimits,
+    payload_record,
+)
+from edgewire.compression.flower.headers import HEADER, DownlinkHeader
+from edgewire.compression.flower.node_replica import NodeReplica
+from edgewire.compression.flower.server.sent_model import SentModels, SentModelsState
+from edgewire.compression.flower.tensor_split import TensorSplit
+from edgewire.compression.flower.tied_weights import form_with_copies
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.screening import Screening
+from edgewire.compression.wire_natives import NativeTensor
+from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
 from tests.compression.flower.apps import (
     counted,
     left_out,
@@ -219,7 +225,7 @@ def test_tensors_that_are_equal_by_chance_are_not_tied(method, monkeypatch):
     zeros = {name: np.zeros(6, np.float32) for name in ("a.bias", "b.bias", "c.bias")}
     values = {**model(), **zeros, "odd": np.zeros(2, np.int64), "even": np.zeros(2, np.int64)}
     found, compressed = federated(values, learns(), METHODS[method])
-    monkeypatch.setattr("compression.flower.server.sent_model.ties_in", lambda *given: ())
+    monkeypatch.setattr("edgewire.compression.flower.server.sent_model.ties_in", lambda *given: ())
     plain, other = federated(values, learns(), METHODS[method])
     expect_same(found, plain)
     assert compressed.traffic.uplink_bytes == other.traffic.uplink_bytes

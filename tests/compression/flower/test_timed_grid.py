@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
-from simulation.any_app.grid import GuestGrid
-from simulation.grid import LocalGrid
+from edgewire.compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
+from edgewire.simulation.any_app.grid import GuestGrid
+from edgewire.simulation.grid import LocalGrid
 from tests.compression.flower.fleet import Fleet, Remote
 from tests.grids import grid_of
 

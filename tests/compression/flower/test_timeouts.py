@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compression.flower.timeouts import FOREVER, LEAST, AdaptiveTimeout, gathered
+from edgewire.compression.flower.timeouts import FOREVER, LEAST, AdaptiveTimeout, gathered
 
 
 class Clock:

@@ -5,8 +5,8 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
-from compression.flower import CompressedGrid, CompressionMod, payload_of
-from compression.flower.message_size import size_of
+from edgewire.compression.flower import CompressedGrid, CompressionMod, payload_of
+from edgewire.compression.flower.message_size import size_of
 from tests.compression.flower.apps import vector
 from tests.compression.flower.plain_grid import PlainGrid
 

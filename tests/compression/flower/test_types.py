@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Krum
 
-from compression import PayloadError, make_codec
-from compression.flower import CompressionMod, StatisticsAveraging
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import CompressionMod, StatisticsAveraging
+from edgewire.compression.make import make_codec
 from tests.compression.flower.apps import moving, record_of
 from tests.compression.flower.federation import INT8, compressed_run
 

@@ -6,19 +6,19 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compression import names as methods
-from compression.base import PayloadError, Rng
-from compression.quantizers.bfloat16 import BFloat16
-from compression.quantizers.drive import Drive
-from compression.quantizers.float16 import Float16
-from compression.quantizers.int4 import Int4
-from compression.quantizers.int8 import Int8
-from compression.quantizers.powersgd import PowerSgd
-from compression.quantizers.qsgd import Qsgd
-from compression.quantizers.scaling import BLOCK
-from compression.quantizers.sign import Sign
-from compression.quantizers.ternary import Ternary
-from compression.registry import get
+from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.quantizers.bfloat16 import BFloat16
+from edgewire.compression.quantizers.drive import Drive
+from edgewire.compression.quantizers.float16 import Float16
+from edgewire.compression.quantizers.int4 import Int4
+from edgewire.compression.quantizers.int8 import Int8
+from edgewire.compression.quantizers.powersgd import PowerSgd
+from edgewire.compression.quantizers.qsgd import Qsgd
+from edgewire.compression.quantizers.scaling import BLOCK
+from edgewire.compression.quantizers.sign import Sign
+from edgewire.compression.quantizers.ternary import Ternary
+from edgewire.compression.registry import get
+from edgewire.compression.registry import names as methods
 from tests.compression.quantizers.values import (
     LEAST,
     MOST,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from compression.base import Rng
-from compression.quantizers.bfloat16 import BFloat16
-from compression.quantizers.scaling import BLOCK
+from edgewire.compression.base import Rng
+from edgewire.compression.quantizers.bfloat16 import BFloat16
+from edgewire.compression.quantizers.scaling import BLOCK
 from tests.compression.quantizers.values import whole
 
 

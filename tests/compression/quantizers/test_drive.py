@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compression.base import Kind, Rng, TensorSlices
-from compression.quantizers.drive import Drive
-from compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
+from edgewire.compression.base import Kind, Rng, TensorSlices
+from edgewire.compression.quantizers.drive import Drive
+from edgewire.compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
 from tests.compression.quantizers.values import MOST, selected
 
 both_scales = pytest.mark.parametrize("scale", ["unbiased", "least"])

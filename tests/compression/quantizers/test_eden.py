@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from compression.base import PayloadError, Rng
-from compression.quantizers.drive import Drive
-from compression.quantizers.eden import UNIT, Eden, levels_of
-from compression.quantizers.rotation import CHUNK
+from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.quantizers.drive import Drive
+from edgewire.compression.quantizers.eden import UNIT, Eden, levels_of
+from edgewire.compression.quantizers.rotation import CHUNK
 from tests.compression.quantizers.values import normal, parts_of
 
 # The paper's squared errors for large chunks, and those of the best scale (Max 1960, table I).

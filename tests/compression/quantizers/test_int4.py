@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compression.base import Rng
-from compression.quantizers.int4 import Int4
-from compression.quantizers.scaling import BLOCK
+from edgewire.compression.base import Rng
+from edgewire.compression.quantizers.int4 import Int4
+from edgewire.compression.quantizers.scaling import BLOCK
 from tests.compression.quantizers.values import normal, parts_of, whole
 
 

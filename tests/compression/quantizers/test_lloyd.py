@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.base import PayloadError, Rng
-from compression.quantizers.lloyd import Lloyd
-from compression.quantizers.scaling import BLOCK
+from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.quantizers.lloyd import Lloyd
+from edgewire.compression.quantizers.scaling import BLOCK
 from tests.compression.quantizers.values import normal, parts_of
 
 # The least squared error of a Gaussian's quantizer with 2, 4, 8 and 16 levels: Max 1960,

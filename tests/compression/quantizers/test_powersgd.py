@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compression.base import Kind, PayloadError, Rng, TensorSlices
-from compression.layout import Layout
-from compression.quantizers.powersgd import PowerSgd
+from edgewire.compression.base import Kind, PayloadError, Rng, TensorSlices
+from edgewire.compression.layout import Layout
+from edgewire.compression.quantizers.powersgd import PowerSgd
 from tests.compression.quantizers.values import MOST, SPECIAL, parts_of, selected
 
 

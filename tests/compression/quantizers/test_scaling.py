@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compression.base import Rng, TensorSlices
-from compression.quantizers.int8 import Int8
-from compression.quantizers.scaling import BLOCK, blocks, magnitudes
+from edgewire.compression.base import Rng, TensorSlices
+from edgewire.compression.quantizers.int8 import Int8
+from edgewire.compression.quantizers.scaling import BLOCK, blocks, magnitudes
 
 
 def test_blocks_cover_everything_once():

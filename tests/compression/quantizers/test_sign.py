@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compression.base import Rng, TensorSlices
-from compression.quantizers.scaling import BLOCK
-from compression.quantizers.sign import Sign
+from edgewire.compression.base import Rng, TensorSlices
+from edgewire.compression.quantizers.scaling import BLOCK
+from edgewire.compression.quantizers.sign import Sign
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
 
 

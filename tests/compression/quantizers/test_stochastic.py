@@ -7,11 +7,10 @@ Hoeffding's, with Bonferroni over the coordinates, so it is no approximation. Th
 import numpy as np
 import pytest
 
-from compression import names
-from compression.base import Rng, TensorSlices
-from compression.quantizers.qsgd import Qsgd
-from compression.quantizers.ternary import Ternary
-from compression.registry import get
+from edgewire.compression.base import Rng, TensorSlices
+from edgewire.compression.quantizers.qsgd import Qsgd
+from edgewire.compression.quantizers.ternary import Ternary
+from edgewire.compression.registry import get, names
 
 ALARM = 1e-6
 LEAST = float(np.finfo(np.float32).smallest_subnormal)

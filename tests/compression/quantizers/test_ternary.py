@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compression.base import Rng
-from compression.quantizers.ternary import Ternary
+from edgewire.compression.base import Rng
+from edgewire.compression.quantizers.ternary import Ternary
 from tests.compression.quantizers.values import normal, parts_of, whole
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compression.base import TensorSlices
+from edgewire.compression.base import TensorSlices
 
 MOST = float(np.finfo(np.float32).max)
 LEAST = float(np.finfo(np.float32).smallest_subnormal)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from compression import Layout
-from compression.base import Rng, SparsifyContext
-from compression.registry import get
+from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.layout import Layout
+from edgewire.compression.registry import get
 
 LAYOUT = Layout(("conv", "bias", "fc"), ((4, 3, 5, 5), (4,), (20, 30)), ("float32",) * 3)
 N = LAYOUT.size

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compression import make_codec
-from compression import names as methods
-from compression.per_tensor import count
+from edgewire.compression.make import make_codec
+from edgewire.compression.per_tensor import count
+from edgewire.compression.registry import names as methods
 from tests.compression.sparsifiers.steps import make, run, update
 
 

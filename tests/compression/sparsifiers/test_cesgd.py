@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from compression.base import Rng, SparsifyContext
+from edgewire.compression.base import Rng, SparsifyContext
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
 OPERATORS = ["map", "gradient", "union", "proportional", "largest"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compression.per_tensor import count
-from compression.sparsifiers.dgc import WARMUP
+from edgewire.compression.per_tensor import count
+from edgewire.compression.sparsifiers.dgc import WARMUP
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run
 
 

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import decode_update, make_codec
-from conf import ConfigError
-from conf.load import to_config
-from strategy.factory import scheme_of
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.make import make_codec
+from edgewire.conf.load import to_config
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import scheme_of
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run
 from tests.local_runs import local_run
 from tests.runs import composed, result_of

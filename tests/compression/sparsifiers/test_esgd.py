@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compression.base import Rng, SparsifyContext
-from compression.per_tensor import count
+from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.per_tensor import count
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, update
 
 

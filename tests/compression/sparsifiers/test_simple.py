@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from compression import Layout
-from compression.base import Rng, SparsifyContext
+from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.layout import Layout
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
 

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import Layout, decode_update, make_codec
-from compression.base import Rng, SparsifyContext
-from compression.sparsifiers.topk import TopK
+from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.sparsifiers.topk import TopK
 from tests.local_runs import local_run
 from tests.runs import history_of
 

@@ -6,12 +6,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.app import LocalError
-from compression import PayloadError
-from conf import ConfigError
-from deploy.device.app_runner import answered
-from deploy.device.throttled_log import ThrottledLog
-from task.errors import TaskError
+from edgewire.client.app import LocalError
+from edgewire.compression.base import PayloadError
+from edgewire.conf.schema import ConfigError
+from edgewire.deploy.device.app_runner import answered
+from edgewire.deploy.device.throttled_log import ThrottledLog
+from edgewire.task.errors import TaskError
 
 CONTEXT = SimpleNamespace(run_id=1, node_id=2)
 

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from deploy.device.apps import AppError, Apps
+from edgewire.deploy.device.apps import AppError, Apps
 
 TEXT = b"a line of an app\n" * 400
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 
-from deploy.device.backoff import WORTH_WAITING, reason_of
-from deploy.device.client import FleetClient, ServerRefusal
-from deploy.device.heartbeats import Membership
-from deploy.device.node_folder import NodeFolder
-from deploy.node import main
+from edgewire.deploy.device.backoff import WORTH_WAITING, reason_of
+from edgewire.deploy.device.client import FleetClient, ServerRefusal
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.device.node_folder import NodeFolder
+from edgewire.deploy.node import main
 from tests.deploy.fake_superlink import FakeSuperLink
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -9,10 +9,10 @@ import pytest
 from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-from deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder, known_id
-from deploy.node import main
-from deploy.server.server import taken
-from simulation.errors import UsageError
+from edgewire.deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder, known_id
+from edgewire.deploy.node import main
+from edgewire.deploy.server.server import taken
+from edgewire.machine.errors import UsageError
 from tests.local_runs import raising
 
 

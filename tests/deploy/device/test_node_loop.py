@@ -9,12 +9,12 @@ import time
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
-from deploy.device.apps import OtherApp
-from deploy.device.backoff import WORTH_WAITING, Wait
-from deploy.device.client import FleetClient
-from deploy.device.heartbeats import Membership
-from deploy.device.node_folder import NodeFolder
-from deploy.device.node_loop import Device
+from edgewire.deploy.device.apps import OtherApp
+from edgewire.deploy.device.backoff import WORTH_WAITING, Wait
+from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.device.node_folder import NodeFolder
+from edgewire.deploy.device.node_loop import Device
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.processes import eventually
 from tests.deploy.servers import COUNTING

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from compression.flower.node.state import store_arrays, stored_arrays
-from compression.flower.records import FlatArray
-from deploy.device.node_database import LARGE, NodeDatabase, hash_of
-from deploy.device.node_store import open_node_store
-from protocol.lineage import Checkpoint, RunLineage
-from simulation.errors import UsageError
+from edgewire.compression.flower.node.state import store_arrays, stored_arrays
+from edgewire.compression.flower.records import FlatArray
+from edgewire.deploy.device.node_database import LARGE, NodeDatabase, hash_of
+from edgewire.deploy.device.node_store import open_node_store
+from edgewire.machine.errors import UsageError
+from edgewire.protocol.lineage import Checkpoint, RunLineage
 
 
 def state_of(draw, size=3000):

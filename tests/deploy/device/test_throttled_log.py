@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from deploy.device.throttled_log import ThrottledLog
+from edgewire.deploy.device.throttled_log import ThrottledLog
 
 
 @pytest.fixture(autouse=True)

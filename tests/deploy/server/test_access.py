@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deploy.server.access import FORWARDED, LocalOnly
+from edgewire.deploy.server.access import FORWARDED, LocalOnly
 
 INSIDE = [("127.0.0.1", 5), ("127.8.9.1", 5), ("::1", 5), ("::ffff:127.0.0.1", 5)]
 OUTSIDE = [("192.0.2.7", 5), ("fe80::1%eth0", 5), ("::ffff:192.0.2.7", 5), ("0.0.0.0", 5),

@@ -15,12 +15,12 @@ from flwr.proto.control_pb2 import StopRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
-from deploy.compact_bundle import compact
-from deploy.server import incomplete_replies
-from launch.superlink_client import Superlink
-from protocol.bundled_grid import BundledGrid
-from protocol.choose_grid import bundled
-from protocol.errors import RunEnded
+from edgewire.deploy.compact_bundle import compact
+from edgewire.deploy.server import incomplete_replies
+from edgewire.engines.superlink_client import Superlink
+from edgewire.protocol.bundled_grid import BundledGrid
+from edgewire.protocol.choose_grid import bundled
+from edgewire.protocol.run_ended import RunEnded
 from tests.deploy.served import FakeNode, Server, later, question
 
 

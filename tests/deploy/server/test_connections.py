@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 import httpx
 import pytest
 
-from deploy.certificates import make_ca, make_server
-from deploy.server import connections
-from deploy.server.connections import LONGEST_HEAD, MOST_UNASKED
+from edgewire.deploy.certificates import make_ca, make_server
+from edgewire.deploy.server import connections
+from edgewire.deploy.server.connections import LONGEST_HEAD, MOST_UNASKED
 from tests.deploy.served import FakeNode, Server
 
 SOON = 5.0  # seconds, on a busy machine

@@ -5,12 +5,12 @@ import re
 import pytest
 from flwr.proto.fleet_pb2 import PullMessagesRequest
 
-from deploy.device.backoff import reason_of
-from deploy.device.client import FleetClient, ServerRefusal
-from deploy.device.heartbeats import Membership
-from deploy.device.node_folder import NodeFolder
-from deploy.server.duplicates import GONE, DuplicateNodes
-from protocol.choose_grid import bundled
+from edgewire.deploy.device.backoff import reason_of
+from edgewire.deploy.device.client import FleetClient, ServerRefusal
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.device.node_folder import NodeFolder
+from edgewire.deploy.server.duplicates import GONE, DuplicateNodes
+from edgewire.protocol.choose_grid import bundled
 from tests.deploy.served import Server, question
 
 ONE, TWO = b"1111", b"2222"

@@ -4,8 +4,13 @@ import pytest
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from deploy.server import incomplete_replies
-from deploy.server.incomplete_replies import EXPIRES, FORGOTTEN, MOST_LOOKED, IncompleteReplies
+from edgewire.deploy.server import incomplete_replies
+from edgewire.deploy.server.incomplete_replies import (
+    EXPIRES,
+    FORGOTTEN,
+    MOST_LOOKED,
+    IncompleteReplies,
+)
 
 RUN = 7
 

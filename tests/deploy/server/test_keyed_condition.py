@@ -2,7 +2,7 @@
 
 import asyncio
 
-from deploy.server.keyed_condition import KeyedCondition
+from edgewire.deploy.server.keyed_condition import KeyedCondition
 
 
 async def nothing():

@@ -9,8 +9,8 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.server.message_store import expect_sound, flat_tree
-from protocol.bundle import MOST_PARTS
+from edgewire.deploy.server.message_store import expect_sound, flat_tree
+from edgewire.protocol.bundle import MOST_PARTS
 
 NAMES = [sha256(bytes([number])).hexdigest() for number in range(8)]
 TREES = st.recursive(

@@ -9,10 +9,10 @@ import pytest
 import uvicorn
 from uvicorn.importer import import_from_string
 
-from deploy.server import server
-from deploy.server.access import LocalOnly
-from deploy.server.connections import BoundedProtocol, bounded_loop
-from simulation.errors import UsageError
+from edgewire.deploy.server import server
+from edgewire.deploy.server.access import LocalOnly
+from edgewire.deploy.server.connections import BoundedProtocol, bounded_loop
+from edgewire.machine.errors import UsageError
 
 
 def options(*words):
@@ -42,7 +42,7 @@ def test_tls_and_node_keys_are_the_default(keys):
 def test_without_certificates_the_error_names_the_command_that_makes_them(tmp_path, capsys):
     assert server.main(["--keys", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"error: there is no {tmp_path / 'ca.crt'}: `python -m deploy.keys server "
+        f"error: there is no {tmp_path / 'ca.crt'}: `python -m edgewire.deploy.keys server "
         "NAME-OR-ADDRESS` makes it\n"
     )
 
@@ -108,7 +108,7 @@ def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_en
 
 
 def test_another_uvicorn_gives_a_warning(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "deploy.server.connections", None)
+    monkeypatch.setitem(sys.modules, "edgewire.deploy.server.connections", None)
     assert server.bounds() == {}
     assert "warning: this uvicorn is another" in capsys.readouterr().err
 

@@ -8,8 +8,8 @@ import pytest
 from fastapi import HTTPException
 from flwr.superlink.main import create_app
 
-from deploy.server import signed_uploads
-from deploy.server.signed_uploads import COMPACT_CALLS, LARGEST, SMALL, BodyBudget
+from edgewire.deploy.server import signed_uploads
+from edgewire.deploy.server.signed_uploads import COMPACT_CALLS, LARGEST, SMALL, BodyBudget
 from tests.deploy.served import FakeNode, Server
 
 LARGE = 80 << 20

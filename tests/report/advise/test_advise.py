@@ -10,14 +10,14 @@ import sys
 import pytest
 import yaml
 
-from report.advise.__main__ import main, parameters
-from report.advise.candidates import archived_runs, choose, own_runs
-from report.advise.energy import RADIOS, joules, own_radio, radio_named
-from report.advise.presets import CONF, effective, preset
-from report.advise.ranking import asked_goal, default_goal, rank, short_name
-from report.link_time import Progress, parse_link
-from report.run_archive import ROOT
-from simulation.network import Network
+from edgewire.report.advise.__main__ import main, parameters
+from edgewire.report.advise.candidates import archived_runs, choose, own_runs
+from edgewire.report.advise.energy import RADIOS, joules, own_radio, radio_named
+from edgewire.report.advise.presets import CONF, effective, preset
+from edgewire.report.advise.ranking import asked_goal, default_goal, rank, short_name
+from edgewire.report.link_time import Progress, parse_link
+from edgewire.simulation.network import Network
+from papers.make.run_archive import ROOT
 from tests.report.advise.made_runs import MB, NODES, add_run, curve
 from tests.report.sweeps import add_job
 from tests.runs import composed, configured
@@ -355,7 +355,7 @@ def test_the_text_says_why_a_time_is_outside_the_single_runs(tmp_path, empty, ca
 def test_a_closed_pipe_ends_the_command_silently():
     reader, writer = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-m", "report.advise", "--link", "10/1", "--task", "digits"]
+    words = [sys.executable, "-m", "edgewire.report.advise", "--link", "10/1", "--task", "digits"]
     done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(writer)
     assert done.stderr == ""

@@ -2,14 +2,14 @@
 
 import pytest
 
-from report.advise.page import PAGE, page, worst_case
-from report.errors import ResultsError
-from report.run_archive import ROOT
+from edgewire.report.advise.page import PAGE, page, worst_case
+from edgewire.report.errors import ResultsError
+from papers.make.run_archive import ROOT
 
 
 def test_the_page_is_up_to_date():
     text = page(ROOT)
-    assert (ROOT / PAGE).read_text() == text, "run: python -m report.advise --write-page"
+    assert (ROOT / PAGE).read_text() == text, "run: python -m edgewire.report.advise --write-page"
     assert "{{" not in text
 
 

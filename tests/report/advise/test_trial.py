@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from report.advise import trial
-from report.advise.__main__ import main
-from report.advise.trial import judge, preset_overrides
-from report.errors import ResultsError
-from report.link_time import parse_link
-from report.runs import Run
+from edgewire.report.advise import trial
+from edgewire.report.advise.__main__ import main
+from edgewire.report.advise.trial import judge, preset_overrides
+from edgewire.report.errors import ResultsError
+from edgewire.report.link_time import parse_link
+from edgewire.report.runs import Run
 from tests.fork_server import run as run_program
 from tests.runs import ROOT, configured
 
@@ -139,7 +139,7 @@ def searched(tmp_path_factory):
     """Search among two presets on digits; return the folder and the JSON that was printed."""
     out = tmp_path_factory.mktemp("try") / "it's a, folder=1"
     words = ["--link", "1/0.5", "--latency", "20", "--try", "--rounds", "8", "--out", str(out)]
-    command = ["-m", "report.advise", *words, "--presets", "fedavg,fedavg_f2i_both,edgewire",
+    command = ["-m", "edgewire.report.advise", *words, "--presets", "fedavg,fedavg_f2i_both,edgewire",
                "--json", "--", "nodes=3", "local_steps=4", "engine.workers=1"]  # fmt: skip
     done = run_program([sys.executable, *command], text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

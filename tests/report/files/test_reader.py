@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from report.__main__ import main
-from report.files import reader
-from report.files.reader import (
+from edgewire.report.__main__ import main
+from edgewire.report.files import reader
+from edgewire.report.files.reader import (
     GrowingFile,
     file_name,
     folders,
@@ -20,9 +20,9 @@ from report.files.reader import (
     read_json,
     read_yaml,
 )
-from report.live.run_watcher import FolderWatcher
-from report.run_result import RunResult
-from report.runs import read_runs
+from edgewire.report.live.run_watcher import FolderWatcher
+from edgewire.report.run_result import RunResult
+from edgewire.report.runs import read_runs
 from tests.report.html.made_runs import add_run
 
 TEXTS = st.text(max_size=300) | st.text(alphabet="aA./\\-_@ é\n\0", max_size=12)

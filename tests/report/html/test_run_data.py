@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from report.estimate import estimate
-from report.html.averaged_curve import averaged, bytes_a_round, column, density
-from report.html.canvas import THEME, inline, with_tips
-from report.html.link_estimate import own_link
-from report.html.message_parts import PARTS, parts_of
-from report.html.run_data import load, read_settings, reference_of, thinned, unlike
-from report.html.text import one_line
+from edgewire.report.estimate import estimate
+from edgewire.report.html.averaged_curve import averaged, bytes_a_round, column, density
+from edgewire.report.html.canvas import THEME, inline, with_tips
+from edgewire.report.html.link_estimate import own_link
+from edgewire.report.html.message_parts import PARTS, parts_of
+from edgewire.report.html.run_data import load, read_settings, reference_of, thinned, unlike
+from edgewire.report.html.text import one_line
 from tests.report.html.made_runs import add_run
 
 ENDS = (0.7, 0.8, 0.96)

@@ -3,7 +3,7 @@
 import json
 import time
 
-from report.loggers import LoggedRun
+from edgewire.report.loggers import LoggedRun
 
 
 def row(number, **more):

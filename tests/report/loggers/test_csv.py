@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from report.loggers.csv import Csv
+from edgewire.report.loggers.csv import Csv
 from tests.report.loggers.runs import made_run, row
 
 

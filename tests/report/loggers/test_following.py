@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from report.loggers import Logger, LoggerError, following
-from report.loggers.base import final, grouped
-from report.loggers.following import how_ended, logging_run, thinned
+from edgewire.report.loggers import Logger, LoggerError, following
+from edgewire.report.loggers.base import final, grouped
+from edgewire.report.loggers.following import how_ended, logging_run, thinned
 from tests.report.loggers.runs import finish, made_run, row, write
 
 

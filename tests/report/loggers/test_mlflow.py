@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.utils.validation import path_not_unique, validate_param_and_metric_name
 
-from report.loggers import Logger, following
-from report.loggers.following import logging_run
-from report.loggers.mlflow import MLflow, key_of
+from edgewire.report.loggers import Logger, following
+from edgewire.report.loggers.following import logging_run
+from edgewire.report.loggers.mlflow import MLflow, key_of
 from tests.report.loggers.runs import finish, made_run, row
 
 NAMES = st.text(alphabet="aB.@/: -_é\n\0\\%", max_size=12) | st.text(max_size=300)

@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from report.progress.sweep_progress import VIEW, SweepView, sweep_progress
+from edgewire.report.progress.sweep_progress import VIEW, SweepView, sweep_progress
 
 
 def job(top, name, rows=0, overrides="- seed=0\n", **result):

@@ -1,11 +1,11 @@
-"""Writes Flower apps into folders, and runs them with `python -m simulation`."""
+"""Writes Flower apps into folders, and runs them with `python -m edgewire.simulation`."""
 
 import re
 import subprocess
 import sys
 from contextlib import contextmanager
 
-from simulation.any_app import main
+from edgewire.simulation.any_app import main
 from tests import fork_server
 from tests.runs import ROOT
 
@@ -80,7 +80,7 @@ def write(folder, files, server="server:app", client="client:app", config="", in
 
 
 def start(app, *words, cwd=ROOT):
-    """Start `python -m simulation` for an app, in the folder `cwd`; return the process."""
+    """Start `python -m edgewire.simulation` for an app, in the folder `cwd`; return the process."""
     return fork_server.Popen(
         [sys.executable, "-m", "simulation", str(app), *words],
         cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

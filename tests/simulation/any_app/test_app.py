@@ -3,8 +3,8 @@
 import pytest
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
-from simulation.any_app.app import read_app
-from simulation.errors import UsageError
+from edgewire.machine.errors import UsageError
+from edgewire.simulation.any_app.app import read_app
 from tests.simulation.any_app.apps import APPS, write
 
 CONFIG = """

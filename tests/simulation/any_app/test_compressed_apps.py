@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.apps.compressed_apps import WAYS, compressed_copy
+from papers.benchmarks.apps.compressed_apps import WAYS, compressed_copy
 from tests.simulation.any_app.apps import APPS, simulate_here, summary
 
 NODES = 4

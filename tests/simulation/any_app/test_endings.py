@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from simulation import stall
-from simulation.any_app import main
+from edgewire.simulation import stall
+from edgewire.simulation.any_app import main
 from tests.simulation.any_app.apps import APPS, CLIENT, OLD_SERVER, SERVER, start, write
 
 

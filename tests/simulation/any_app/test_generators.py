@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from simulation.any_app.generators import seeded
+from edgewire.simulation.any_app.generators import seeded
 
 
 def draws():

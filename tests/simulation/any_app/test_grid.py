@@ -10,13 +10,13 @@ from flwr.app.constants import DEFAULT_TTL
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 
-from simulation.any_app.grid import GuestGrid
-from simulation.clock import VirtualClock
-from simulation.grid import LocalGrid
-from simulation.message_size import size_of
-from simulation.network import Network
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from edgewire.simulation.any_app.grid import GuestGrid
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.message_size import size_of
+from edgewire.simulation.network import Network
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages
 
 LINK = {"up_mbps": 8e-3, "down_mbps": 8e-3}  # one second for 1,000 bytes

@@ -1,4 +1,4 @@
-"""`python -m simulation` runs real apps of all kinds, whatever their modules are named."""
+"""`python -m edgewire.simulation` runs real apps of all kinds, whatever their modules are named."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord
 
-from compression.flower.traffic import flower_bytes
-from simulation.any_app.modules import HOME, OURS
+from edgewire.compression.flower.traffic import flower_bytes
+from edgewire.simulation.any_app.modules import HOME, OURS
 from tests.simulation.any_app.apps import (
     APPS,
     CLIENT,
@@ -52,7 +52,7 @@ def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monk
 NAMES = ["client", "strategy", "simulation", "task", "conf", "tests", "command"]
 # Python 3.14 has the first one itself.
 FILE = "compression" if sys.version_info < (3, 14) else "docs"
-WHO = f"import client.who, {FILE}, simulation.who, strategy.who, task"
+WHO = f"import edgewire.client.who, {FILE}, simulation.who, strategy.who, task"
 
 
 @pytest.mark.few(2)
@@ -90,7 +90,7 @@ def who(message, context):
         files["elsewhere/simulation_of_ours.py"] = ""
     if place == "spawned":
         files |= {"tensorflow.py": "", "task.py": "import tensorflow\nWHO = 5"}
-    app = write(tmp_path / "toy", files, "strategy.app:app", "client.app:app")
+    app = write(tmp_path / "toy", files, "edgewire.strategy.app:app", "edgewire.client.app:app")
     cwd = {"checkout": ROOT, "app": app / "client"}.get(place, tmp_path)
     environment = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = str(ROOT)

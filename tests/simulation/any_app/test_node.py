@@ -6,9 +6,9 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from simulation.any_app.app import read_app
-from simulation.any_app.node import GuestNode
-from simulation.workers.node_host import NodeHost, NodeHostSpec
+from edgewire.simulation.any_app.app import read_app
+from edgewire.simulation.any_app.node import GuestNode
+from edgewire.simulation.workers.node_host import NodeHost, NodeHostSpec
 from tests.simulation.any_app.apps import write
 
 CLIENT = """

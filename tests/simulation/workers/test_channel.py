@@ -8,8 +8,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 
-from compression.flower import FlatArray, flat_record
-from simulation.workers.channel import Channel, Folders
+from edgewire.compression.flower import FlatArray, flat_record
+from edgewire.simulation.workers.channel import Channel, Folders
 
 METADATA = Metadata(7, "1-2", 0, 1, "", "3", 4.5, 6.0, "train.step")
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from simulation.clock import VirtualClock
-from simulation.errors import UsageError
-from simulation.grid import LocalGrid
-from simulation.workers.limits import Limits, allowed_cores
-from simulation.workers.node_host import NodeHostSpec
-from simulation.workers.pool import make_pool
+from edgewire.machine.errors import UsageError
+from edgewire.simulation.clock import VirtualClock
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.workers.limits import Limits, allowed_cores
+from edgewire.simulation.workers.node_host import NodeHostSpec
+from edgewire.simulation.workers.pool import make_pool
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these limits")
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.workers.work_queue import WorkQueue
+from edgewire.simulation.workers.work_queue import WorkQueue
 
 WORKERS = 3
 WORKER = st.integers(0, WORKERS - 1)

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from compression.base import PayloadError
-from conf import ConfigError
-from strategy.federated import Federated
-from strategy.run import checkpoint_file
-from strategy.run.checkpoint_file import Checkpoints, read, write
+from edgewire.compression.base import PayloadError
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.federated import Federated
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.checkpoint_file import Checkpoints, read, write
 from tests.local_runs import at_row, local_run, raising
 from tests.runs import result_of
 from tests.strategy.test_checkpoints import SMALL

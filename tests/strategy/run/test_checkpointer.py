@@ -10,15 +10,15 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from safetensors.numpy import save
 
-from compression.flower.replica import Replica
-from conf.load import run_config
-from simulation.clock import VirtualClock
-from strategy.aggregation import MeanState
-from strategy.asynchronous import Asynchronous, Mixing
-from strategy.collector import RoundCollectorState
-from strategy.ordered_grid import OrderedGrid
-from strategy.run.serialization import StateError, from_bytes, to_bytes
-from task.optimizers import SGD
+from edgewire.compression.flower.replica import Replica
+from edgewire.conf.load import run_config
+from edgewire.simulation.clock import VirtualClock
+from edgewire.strategy.aggregation import MeanState
+from edgewire.strategy.asynchronous import Asynchronous, Mixing
+from edgewire.strategy.collector import RoundCollectorState
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
+from edgewire.task.optimizers import SGD
 from tests.grids import grid_of
 from tests.runs import composed
 from tests.strategy.remote import RemoteGrid, serve

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from strategy.run import graceful_shutdown
-from strategy.run.graceful_shutdown import GracefulShutdown
+from edgewire.strategy.run import graceful_shutdown
+from edgewire.strategy.run.graceful_shutdown import GracefulShutdown
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from conf import ConfigError
-from strategy.run import membership
-from strategy.run.membership import MembershipGrid
+from edgewire.conf.schema import ConfigError
+from edgewire.strategy.run import membership
+from edgewire.strategy.run.membership import MembershipGrid
 from tests.compression.flower.fleet import Fleet
 
 

@@ -6,9 +6,9 @@ import math
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from compression.flower.server.failure_policy import FailedNode
-from strategy.run import node_log
-from strategy.run.node_log import NodeLog
+from edgewire.compression.flower.server.failure_policy import FailedNode
+from edgewire.strategy.run import node_log
+from edgewire.strategy.run.node_log import NodeLog
 from tests.local_runs import local_run
 from tests.runs import nodes_of, result_of
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from strategy.run import checkpoint_file
-from strategy.run.run_log import RunLog
-from strategy.run.whole_files import NotWritten
-from task.objectives.classification import Classification
+from edgewire.strategy.run import checkpoint_file
+from edgewire.strategy.run.run_log import RunLog
+from edgewire.strategy.run.whole_files import NotWritten
+from edgewire.task.objectives.classification import Classification
 
 
 def test_history_and_result(tmp_path):
@@ -165,7 +165,7 @@ def test_the_newest_model_is_saved_at_intervals(tmp_path, caplog, monkeypatch):
     assert records.due  # the first model is due at once
     records.keep({})
     assert not records.due
-    monkeypatch.setattr("strategy.run.run_log.OFTEN", -1.0)
+    monkeypatch.setattr("edgewire.strategy.run.run_log.OFTEN", -1.0)
     assert records.due
     records.keep({"w": torch.ones(2)})
     assert load_file(tmp_path / "model.safetensors")["w"].tolist() == [1, 1]

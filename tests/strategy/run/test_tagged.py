@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from compression.flower import FlatArray, filled, flat_record, payload_record
-from strategy.run.serialization import StateError, from_bytes, to_bytes
-from strategy.run.tagged import ABOUT, Tagged
+from edgewire.compression.flower import FlatArray, filled, flat_record, payload_record
+from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
+from edgewire.strategy.run.tagged import ABOUT, Tagged
 
 
 @dataclass

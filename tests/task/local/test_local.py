@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from task.flat_model import FlatModel
-from task.local import LocalAlgorithm, LocalRun
-from task.local.fedprox import FedProx
-from task.local.kept_optimizer import KeptOptimizer
-from task.local.scaffold import Scaffold
-from task.objectives.regression import Regression
+from edgewire.task.flat_model import FlatModel
+from edgewire.task.local import LocalAlgorithm, LocalRun
+from edgewire.task.local.fedprox import FedProx
+from edgewire.task.local.kept_optimizer import KeptOptimizer
+from edgewire.task.local.scaffold import Scaffold
+from edgewire.task.objectives.regression import Regression
 
 LR, NODES, STEPS = 0.05, 3, 4
 

@@ -5,10 +5,16 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from compression import make_codec
-from compression.flower import CompressedGrid, CompressionMod, layout_of, payload_record, to_vector
-from compression.flower.node.state import MEMORY
-from simulation.grid import LocalGrid
+from edgewire.compression.flower import (
+    CompressedGrid,
+    CompressionMod,
+    layout_of,
+    payload_record,
+    to_vector,
+)
+from edgewire.compression.flower.node.state import MEMORY
+from edgewire.compression.make import make_codec
+from edgewire.simulation.grid import LocalGrid
 from tests.compression.flower.apps import moving, record_of
 from tests.compression.flower.federation import (
     INT8,

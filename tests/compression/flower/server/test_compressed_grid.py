@@ -19,9 +19,10 @@ from flwr.serverapp.strategy import (
     QFedAvg,
 )
 
-from compression import Layout, make_codec
-from compression.flower import CompressionMod, Traffic
-from compression.screening import Screening
+from edgewire.compression.flower import CompressionMod, Traffic
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
+from edgewire.compression.screening import Screening
 from tests import spoil
 from tests.compression.flower.federation import (
     INT8,

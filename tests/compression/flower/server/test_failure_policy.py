@@ -2,10 +2,10 @@
 
 import pytest
 
-from compression import PayloadError
-from compression.flower import FailureLimits, Traffic
-from compression.flower.headers import HEALS
-from compression.flower.server.failure_policy import (
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import FailureLimits, Traffic
+from edgewire.compression.flower.headers import HEALS
+from edgewire.compression.flower.server.failure_policy import (
     ONE_ROUND,
     UNUSABLE,
     FailurePolicy,

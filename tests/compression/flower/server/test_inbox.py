@@ -9,9 +9,8 @@ from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import Layout
-from compression.batchnorm import scale_of
-from compression.flower import (
+from edgewire.compression.batchnorm import scale_of
+from edgewire.compression.flower import (
     CompressedGrid,
     CompressionMod,
     ReplyRules,
@@ -19,17 +18,18 @@ from compression.flower import (
     payload_record,
     to_vector,
 )
-from compression.flower.acks import OTHER_METHOD
-from compression.flower.headers import HEADER, DownlinkHeader, read
-from compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
-from compression.flower.records import with_content
-from compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
-from compression.flower.server.session import InitialModel
-from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
-from compression.flower.server.update_filter import UpdateFilter, UpdateFilters, UpdateNorms
-from compression.flower.timeouts import FOREVER
-from compression.screening import Screening
-from simulation.grid import LocalGrid
+from edgewire.compression.flower.acks import OTHER_METHOD
+from edgewire.compression.flower.headers import HEADER, DownlinkHeader, read
+from edgewire.compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
+from edgewire.compression.flower.records import with_content
+from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
+from edgewire.compression.flower.server.norm_screen import UpdateFilter, UpdateFilters, UpdateNorms
+from edgewire.compression.flower.server.session import InitialModel
+from edgewire.compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
+from edgewire.compression.flower.timeouts import FOREVER
+from edgewire.compression.layout import Layout
+from edgewire.compression.screening import Screening
+from edgewire.simulation.grid import LocalGrid
 from tests import spoil
 from tests.compression.flower.apps import (
     ask,

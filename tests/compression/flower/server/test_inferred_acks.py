@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from compression.flower import CompressedGrid, CompressionMod
-from compression.flower.node.state import MEMORY, stored_arrays
+from edgewire.compression.flower import CompressedGrid, CompressionMod
+from edgewire.compression.flower.node.state import MEMORY, stored_arrays
 from tests.compression.flower.apps import ask, moving, record_of
 from tests.grids import grid_of
 

@@ -8,9 +8,10 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compression import Layout, PayloadError, decode_update
-from compression.flower.headers import ACCURACY, LOSS
-from compression.flower.server.reply_checks import (
+from edgewire.compression.base import PayloadError
+from edgewire.compression.decoder import decode_update
+from edgewire.compression.flower.headers import ACCURACY, LOSS
+from edgewire.compression.flower.server.reply_checks import (
     BOUNDS,
     ReplyRules,
     SentMessage,
@@ -21,7 +22,8 @@ from compression.flower.server.reply_checks import (
     unlike,
     weight_of,
 )
-from compression.flower.tensor_split import Model, form_of_updates
+from edgewire.compression.flower.tensor_split import Model, form_of_updates
+from edgewire.compression.layout import Layout
 from tests.compression.flower.federation import PLAIN
 
 pytestmark = pytest.mark.usefixtures("identity")

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from compression import Layout
-from compression.flower import flat_record
-from compression.flower.headers import HEADER
-from compression.flower.server.sent_model import SentModels, SentModelsState
+from edgewire.compression.flower import flat_record
+from edgewire.compression.flower.headers import HEADER
+from edgewire.compression.flower.server.sent_model import SentModels, SentModelsState
+from edgewire.compression.layout import Layout
 from tests.compression.flower.apps import record_of
 
 FLAT = Layout(("w", "b"), ((2, 2), (2,)), ("float32",) * 2)

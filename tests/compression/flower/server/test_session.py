@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 
-from compression import Layout, PayloadError, make_codec
-from compression.flower import Traffic, payload_record, reason_of
-from compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, read, written
-from compression.flower.native_tensors import (
+from edgewire.compression.base import PayloadError
+from edgewire.compression.flower import Traffic, payload_record, reason_of
+from edgewire.compression.flower.headers import HEADER, DownlinkHeader, UplinkHeader, read, written
+from edgewire.compression.flower.native_tensors import (
     INITIAL,
     NATIVE,
     OTHER_INITIAL,
@@ -15,11 +15,13 @@ from compression.flower.native_tensors import (
     sent_natives,
     with_payload,
 )
-from compression.flower.records import STYPE, payload_records
-from compression.flower.server import session as server_session
-from compression.flower.server.session import InitialModel, ServerSession
-from compression.flower.server.version_tracker import ModelUpdate
-from compression.flower.traffic import NO_STREAMS
+from edgewire.compression.flower.records import STYPE, payload_records
+from edgewire.compression.flower.server import session as server_session
+from edgewire.compression.flower.server.session import InitialModel, ServerSession
+from edgewire.compression.flower.server.version_tracker import ModelUpdate
+from edgewire.compression.flower.traffic import NO_STREAMS
+from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 from tests.spoil import COUNTED, UNUSABLE
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -158,7 +160,7 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown(talk):
     ("given", "said"),
     [
         (
-            "<class 'client.app.Undisclosed'>:<'TaskError; its log'>",
+            "<class 'edgewire.client.app.Undisclosed'>:<'TaskError; its log'>",
             "Undisclosed: TaskError; its log",
         ),
         ("<class 'ZeroDivisionError'>:<''>", "ZeroDivisionError"),
@@ -216,7 +218,7 @@ def test_any_number_of_samples_that_can_be_counted_will_do(talk, samples):
 @pytest.mark.parametrize("here", [0, 1, 4])
 def test_data_of_absent_nodes_is_deleted_above_the_limit(here, monkeypatch):
     """Absent nodes may outnumber the present ones by SPARE."""
-    monkeypatch.setattr("compression.flower.server.session.SPARE", 3)
+    monkeypatch.setattr("edgewire.compression.flower.server.session.SPARE", 3)
     talk, calls = session(), []
 
     def living():
@@ -274,7 +276,7 @@ def test_a_second_payload_is_refused_in_a_model_without_native_tensors(talk):
 
 
 def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
-    monkeypatch.setattr("compression.flower.server.session.SPARE", 1)
+    monkeypatch.setattr("edgewire.compression.flower.server.session.SPARE", 1)
     talk = session()
     received(talk, sequence=1)
     talk.acks.applied([7])

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression import PayloadError
-from compression.batchnorm import scale_of
-from compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
-from compression.layout import Layout
-from compression.screening import Screening
-from strategy.run.serialization import from_bytes, to_bytes
+from edgewire.compression.base import PayloadError
+from edgewire.compression.batchnorm import scale_of
+from edgewire.compression.flower.server.statistics_screen import StatisticsScreen, StatisticsState
+from edgewire.compression.layout import Layout
+from edgewire.compression.screening import Screening
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
 
 MODEL = np.ones(100, np.float32)  # of norm 10
 BN = Layout(("n.running_mean", "n.running_var"), ((8,), (8,)), ("float32",) * 2)

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compression import Layout, decode, decode_update
-from compression.flower.node.state import checksum
-from compression.flower.records import STYPE
-from compression.flower.replica import MODEL, VERSION, Replica
-from compression.flower.server.version_tracker import VersionTracker
-from task.optimizers import SGD, Adam, Momentum
+from edgewire.compression.decoder import decode, decode_update
+from edgewire.compression.flower.node.state import checksum
+from edgewire.compression.flower.records import STYPE
+from edgewire.compression.flower.replica import MODEL, VERSION, Replica
+from edgewire.compression.flower.server.version_tracker import VersionTracker
+from edgewire.compression.layout import Layout
+from edgewire.task.optimizers import SGD, Adam, Momentum
 from tests.compression.flower.stepping import SteppingServer, rate
 from tests.same import expect_same
 

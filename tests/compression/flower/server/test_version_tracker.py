@@ -5,7 +5,7 @@ from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compression.flower.server.version_tracker import ModelUpdate, VersionTracker
+from edgewire.compression.flower.server.version_tracker import ModelUpdate, VersionTracker
 
 
 class Every:

@@ -1,0 +1,211 @@
+"""Packages of the user's own (`packages=`): finds, compares and imports them.
+
+A package is a folder with an `__init__.py`, or one file `NAME.py`. It is looked up on Python's path
+(PYTHONPATH and what is installed). If it is not there, it is looked up in the folder that holds the
+folder of `--config-dir`, then in the working directory. The command names these two folders to the
+processes that it starts in the environment variable `EDGEWIRE_PACKAGES`.
+
+A run's configuration holds `NAME@FINGERPRINT` for each package. A machine whose source files have
+another fingerprint refuses the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+from edgewire.conf.schema import ConfigError
+from edgewire.conf.trust import ALLOW, NodeGrants, abbreviate
+
+FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
+OURS = ("client", "compression", "conf", "protocol", "strategy", "task")  # the app's own packages
+DIGITS = 16  # hexadecimal digits of a fingerprint
+
+
+def look_in(folders: Iterable[Path | str]) -> None:
+    """Let this process, and the processes that it starts, look up packages in these folders too."""
+    os.environ[FOLDERS] = os.pathsep.join(str(Path(folder).absolute()) for folder in folders)
+
+
+def import_packages(words: Sequence[str], machine: NodeGrants | None = None) -> tuple[str, ...]:
+    """Import packages, each given as `NAME` or `NAME@FINGERPRINT`; return their names.
+
+    `machine`: what this machine grants to a submitted run; None: the run is this machine's own.
+    Raises `ConfigError` for a package that the machine does not allow or does not have, for one
+    with another fingerprint, and if the import fails. Only the last error comes after an import.
+    """
+    names = []
+    for word in words:
+        name, _, wanted = word.partition("@")
+        _expect_name(name)
+        if machine is not None and name not in OURS and not machine.allows(name):
+            raise ConfigError(
+                f"packages=[{abbreviate(name)}]: a run that is submitted names packages that this "
+                f"machine allows, by --node-config 'allow=\"{abbreviate(name)}\"' or "
+                f"{ALLOW}={abbreviate(name)}"
+            )
+        names.append(name)
+        if wanted not in ("", fingerprint(name)):
+            raise ConfigError(
+                f"packages=[{name}]: this machine has another version of {name} than the command "
+                f"that started the run: its .py files differ ({fingerprint(name)}, not "
+                f"{abbreviate(wanted)})"
+            )
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # importing a module can raise anything
+            failed = ConfigError(f"packages=[{name}]: its import failed", error)
+            raise (failed if machine is None else failed.for_others()) from error
+    return tuple(names)
+
+
+def _expect_name(name: str) -> None:
+    if not name.isidentifier() or iskeyword(name):
+        raise ConfigError(
+            f"packages=[{abbreviate(name)}]: give the name with which Python imports a package or "
+            "a file NAME.py: letters, digits and _, without a path"
+        )
+    if name in sys.stdlib_module_names and name not in OURS:
+        raise ConfigError(f"packages=[{name}] is Python's: give a package of your own")
+
+
+def with_fingerprints(words: Iterable[str]) -> list[str]:
+    """Return packages as `NAME@FINGERPRINT`."""
+    names = [word.partition("@")[0] for word in words]
+    return [f"{name}@{fingerprint(name)}" for name in names]
+
+
+@functools.cache  # a process keeps the version that it has imported first
+def fingerprint(name: str) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 of a package's source files and their paths.
+
+    Raises `ConfigError` if the package is not found or cannot be read.
+    """
+    found = hashlib.sha256()
+    for path, file in sorted(source_files(name).items()):
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"packages=[{name}]: {file}: {error.strerror}") from error
+        found.update(f"{path}\0{len(content)}\0".encode(errors="surrogatepass") + content)
+    return found.hexdigest()[:DIGITS]
+
+
+def sources_of(words: Iterable[str]) -> dict[str, Path]:
+    """Return the source files of packages, as `source_files`, without the app's own packages.
+
+    These files have to be added to the app that nodes get.
+    """
+    names = [word.partition("@")[0] for word in words]
+    found = [source_files(name) for name in names if name not in OURS]
+    return {path: file for files in found for path, file in files.items()}
+
+
+def unsent_files(words: Iterable[str]) -> dict[str, list[str]]:
+    """Return, by package, the paths of its files that no app gets, because they are no .py files.
+
+    Only packages that have such files are in the result. Pages (.md) and type markers (py.typed)
+    are not counted.
+    """
+    found = {}
+    for name in (word.partition("@")[0] for word in words):
+        spec = _spec_of(name)
+        if name in OURS or not spec.submodule_search_locations:
+            continue
+        top = Path(str(spec.origin)).parent
+        files = [path.relative_to(top) for path in sorted(top.rglob("*")) if path.is_file()]
+        found[name] = [
+            path.as_posix()
+            for path in files
+            if path.suffix not in (".py", ".pyc", ".md", ".typed")
+            and not any(part.startswith((".", "__pycache__")) for part in path.parts)
+        ]
+    return {name: paths for name, paths in found.items() if paths}
+
+
+def source_files(name: str) -> dict[str, Path]:
+    """Return a package's .py files by their path from its parent folder, as in `mine/parts.py`.
+
+    Hidden folders and the files of tests (`test_*.py`, `*_test.py`) are left out: Flower puts no
+    tests into an app. Raises `ConfigError` if the package is not found.
+    """
+    spec = _spec_of(name)
+    origin = Path(str(spec.origin))
+    if not spec.submodule_search_locations:
+        return {origin.name: origin}
+    top, found = origin.parent, {}
+    for folder, inner, files in os.walk(top):
+        inner[:] = [each for each in inner if not each.startswith((".", "__pycache__"))]
+        for file in files:
+            test = file.startswith("test_") or file.endswith("_test.py")
+            if file.endswith(".py") and not test:
+                path = Path(folder, file)
+                found[f"{name}/{path.relative_to(top).as_posix()}"] = path
+    return found
+
+
+def _spec_of(name: str) -> ModuleSpec:
+    """Return where a package lies, without an import of it.
+
+    If it lies in a folder of `FOLDERS` alone, the function appends this folder to `sys.path`.
+    """
+    spec = None
+    with suppress(ValueError, ImportError):  # a module in memory may have no spec
+        spec = find_spec(name)
+    if spec is None or not spec.has_location:
+        for folder in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)):
+            there = PathFinder.find_spec(name, [folder])
+            if there is not None and there.has_location:
+                sys.path.append(folder)
+                importlib.invalidate_caches()
+                return there
+            spec = spec or there
+    if spec is None:
+        raise ConfigError(
+            f"packages=[{name}]: there is no {name} here: it is looked up on Python's path "
+            "(PYTHONPATH), beside the folder of --config-dir, and in the working directory"
+        )
+    if not spec.has_location:
+        raise ConfigError(f"packages=[{name}]: the folder {name} has no __init__.py")
+    return spec
+
+
+def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:
+    """Return a group's values with each `_target_` without a dot as `PACKAGE.NAME`.
+
+    The first of `packages` that has the name is taken. Raises `ConfigError` if none has it.
+    """
+    if isinstance(node, list):
+        return [qualified(group, each, packages) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    found = {key: qualified(f"{group}.{key}", each, packages) for key, each in node.items()}
+    name = found.get("_target_")
+    if isinstance(name, str) and name.isidentifier():
+        found["_target_"] = _qualified_name(f"{group}._target_", name, packages)
+    return found
+
+
+def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:
+    for package in packages:
+        if name in vars(sys.modules[package]):
+            return f"{package}.{name}"
+    name = abbreviate(name)
+    if not packages:
+        raise ConfigError(f"{key}={name}: give PACKAGE.NAME, or packages=[PACKAGE] beside it")
+    known = [each for package in packages for each in vars(sys.modules[package])]
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"{key}={name}: it is in none of packages=[{','.join(packages)}]{hint}")

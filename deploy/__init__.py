@@ -1,5 +1,0 @@
-"""Runs on real devices: the program of a device (node), and the server for the devices."""
-
-from simulation.surroundings import find_home
-
-find_home()

@@ -1,0 +1,379 @@
+"""Hydra's task function `job`: checks a composed configuration, runs it, prints its summary.
+
+Launchers of sweeps pickle `job` by its name, and call it in other processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.logging import RichHandler
+
+from edgewire.command.caller import caller
+from edgewire.command.exit import Diverged, Failed, clear_errors
+from edgewire.command.loggers import logged, loggers_of
+from edgewire.command.run_lock import ended_with_parent, run_lock
+from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
+from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
+from edgewire.compression.base import PayloadError
+from edgewire.conf.check import build, check_target, check_targets
+from edgewire.conf.load import run_config, typed
+from edgewire.conf.own_packages import look_in, sources_of, unsent_files
+from edgewire.conf.schema import Config, ConfigError
+from edgewire.conf.trust import NodeGrants, confine_data
+from edgewire.conf.virtual_only import only_virtual
+from edgewire.machine.errors import Ended, EngineError
+from edgewire.machine.job import PLACE, Job
+from edgewire.machine.processes import delayed, orderly_exit
+from edgewire.machine.startup_signals import under_way
+from edgewire.pipeline.picture import show
+from edgewire.report.metric import MainMetric
+from edgewire.report.progress.run_progress import run_progress
+from edgewire.report.progress.sweep_progress import VIEW
+from edgewire.report.runs import HYDRA, read_result
+from edgewire.report.summary import summary_table
+from edgewire.simulation.network import Network
+from edgewire.strategy.flower_checks import expect_limits
+from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
+from edgewire.strategy.run.whole_files import NotWritten, replace_file
+
+ROOT = Path(__file__).parents[1]
+LOCAL = "edgewire.simulation.local.run_local"
+SUPERLINK = (
+    "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
+)
+RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
+RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
+console = Console(highlight=False, quiet=VIEW in os.environ)
+silent = Console(quiet=True)
+log = logging.getLogger("edgewire")
+
+
+class LastRun:
+    """`folder`: the folder of the run that this process has begun last."""
+
+    folder: Path | None = None
+
+
+RUN = LastRun()
+
+
+def job(composed: DictConfig) -> None:
+    """Run one configuration, and raise `Failed` if it fails.
+
+    In a sweep, write the failure into the job's folder instead, so that the other jobs continue. If
+    another process has the folder's lock, write it into the sweep's folder.
+    """
+    hydra = HydraConfig.get()
+    folder = RUN.folder = Path(hydra.runtime.output_dir)
+    sweep, began, held = hydra.mode is RunMode.MULTIRUN, time.time(), ExitStack()
+    place = Path(hydra.sweep.dir, REFUSED, str(hydra.job.num)) if sweep else folder
+    try:
+        # Errors are handled here, because Hydra would print a line for an exception.
+        with under_way(), clear_errors(), orderly_exit():
+            held.enter_context(run_lock(folder))
+            if "joblib" in hydra.launcher["_target_"]:
+                held.enter_context(ended_with_parent())
+            place = folder
+            write_configuration(composed, folder)
+            if sweep and not may_begin(folder):
+                return
+            try:
+                run(composed, folder)
+            except (KeyboardInterrupt, Ended) as stop:
+                stop.add_note(how_to_resume(folder, sweep=sweep))
+                raise
+    except Failed as failed:
+        if not sweep:
+            raise
+        note_failure(place, cast(int, failed.code), failed.line)
+        if place == folder and not continues():
+            put_aside(folder, began)
+        if composed.get("stop_on_failure") and not has_diverged(place):
+            stop_sweep()
+    finally:
+        held.close()
+
+
+def write_configuration(composed: DictConfig, folder: Path) -> None:
+    """Write `.hydra/`, as Hydra does before it calls `job`; a resumed run keeps its own."""
+    hydra = HydraConfig.get()
+    files = {"config": composed, "hydra": HydraConfig.instance().cfg}
+    if hydra.job.name != RESUME:
+        for name, content in {**files, "overrides": hydra.overrides.task}.items():
+            replace_file(folder / HYDRA / f"{name}.yaml", OmegaConf.to_yaml(content))
+
+
+def put_aside(folder: Path, began: float) -> None:
+    """Rename the result of an earlier run in the folder: its overrides are overwritten.
+
+    `began`: when this job began, in seconds since 1970.
+    """
+    file = folder / "result.json"
+    if file.exists() and file.stat().st_mtime < began:
+        file.rename(folder / "result.before.json")
+
+
+def run(composed: DictConfig, folder: Path) -> None:
+    """Run a composed configuration in Hydra's run folder and print its summary."""
+    refuse_sweep()
+    composed = completed(composed)
+    look_in(own_folders())
+    config = typed(composed)
+    loggers = loggers_of(config)
+    set_up_logging(config.verbose)
+    given = HydraConfig.get().overrides.task
+    if "pushes" in config.strategy and any(w.lstrip("+").startswith("rounds=") for w in given):
+        log.warning(
+            "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
+            config.strategy["pushes"],
+        )
+    values: dict[str, Any] = dict(run_config(composed, output=str(folder)))
+    if begin_job(folder, values["config"]):
+        return
+    if resumes():
+        values[RESUME] = True
+    task = Job(
+        ROOT,
+        values,
+        config.nodes,
+        folder,
+        config.seed,
+        network_of(config),
+        only_virtual=only_virtual(config.network),
+        device=config.device,
+        verbose=config.verbose,
+        sources=sources_of(config.packages),
+    )
+    if config.engine["_target_"] != LOCAL:
+        for name, paths in unsent_files(config.packages).items():
+            log.warning(
+                "packages=[%s]: nodes get its .py files only, and it has %d other files, such as "
+                "%s: put what they hold into Python, or have it on the nodes",
+                name,
+                len(paths),
+                paths[0],
+            )
+    screen = silent if caller().python else console
+    if caller().python:
+        with delayed():  # a process cannot import torch again after an interrupted import
+            import_module("torch")
+    with screen.status("loading") if alone() else nullcontext():
+        engine = engine_for(config, task)
+        prepare(as_the_server_reads(config))
+    try:
+        from edgewire.conf.build import objective_of  # it imports torch, as `prepare` does
+
+        metric = MainMetric(*objective_of(config).main)
+        progress = run_progress(
+            folder,
+            config.rounds,
+            console if caller().progress else silent,
+            shared=not alone(),
+            name=job_name(),
+            metric=metric,
+        )
+        logs = logged(loggers, folder, values["config"], metric.name)
+        with result_aside(folder), logs, progress:
+            engine(task)
+    except NotWritten as error:
+        raise EngineError(f"{error}; {how_to_resume(folder, sweep=False)}") from error
+    except (EngineError, PayloadError):
+        if not has_diverged(folder):
+            raise
+    result = read_result(folder)
+    screen.print(summary_table(result, folder))
+    show(folder, result, screen)
+    if result["diverged"]:
+        raise Diverged(f"the run has diverged; try {what_to_try(config)}")
+    if not result["client_updates"]:
+        raise EngineError("not one update was used: the log names the nodes that failed, if any")
+
+
+def own_folders() -> list[Path]:
+    """Return the folder that holds the folder of `--config-dir`, if any; the working directory."""
+    runtime = HydraConfig.get().runtime
+    given = [Path(each.path) for each in runtime.config_sources if each.provider == CONFIG_DIR]
+    return [*(folder.parent for folder in given), Path(runtime.cwd)]
+
+
+def network_of(config: Config) -> Network:
+    """Return the simulated network. Raises `ConfigError` for values out of bounds."""
+    try:
+        return Network(**vars(config.network))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def how_to_resume(folder: Path, *, sweep: bool) -> str:
+    """Return the message that says how to resume a stopped run."""
+    word = f"resume={folder}"
+    call, effect = f"train(resume={str(folder)!r})", "resumes it"
+    if sweep:
+        word = f"continue={Path(HydraConfig.get().sweep.dir).absolute()}"
+        call, effect = f"sweep({word!r})", "continues the sweep"
+    elif not any((folder / name).is_file() for name in (CHECKPOINT, PLACE)):
+        return "no checkpoint was written yet: the same command starts a new run"
+    return f"`{call if caller().python else f'python run.py {shlex.quote(word)}'}` {effect}"
+
+
+@contextmanager
+def result_aside(folder: Path) -> Iterator[None]:
+    """Remove the folder's earlier result in this context, and all files of an earlier run.
+
+    A run that is resumed keeps its files. Its result is renamed in this context, which needs no
+    space, and is restored at the end if the job has written no new result.
+    """
+    file, before = folder / "result.json", folder / "result.resumed.json"
+    if resumes() and file.exists():
+        file.replace(before)
+    for name in () if resumes() else (*RUN_FILES, before.name):
+        (folder / name).unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        if before.exists() and not file.exists():
+            before.replace(file)
+        before.unlink(missing_ok=True)
+
+
+def has_diverged(folder: Path) -> bool:
+    """Return whether a run's result says that its model has diverged."""
+    try:
+        return bool(read_result(folder)["diverged"])
+    except FileNotFoundError:
+        return False
+
+
+def alone() -> bool:
+    """Return whether this job alone prints on the screen: no sweep runs other jobs beside it."""
+    hydra = HydraConfig.get()
+    return hydra.mode is not RunMode.MULTIRUN or hydra.launcher["_target_"] == BASIC
+
+
+def job_name() -> str:
+    """Return the prefix for the lines of a job in a sweep; "" for a single run."""
+    hydra = HydraConfig.get()
+    return f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else ""
+
+
+def refuse_sweep() -> None:
+    """Raise `ConfigError` if an experiment of several jobs is run without `-m`."""
+    hydra = HydraConfig.get()
+    experiment, sweeper = hydra.runtime.choices.get("experiment"), hydra.sweeper
+    several = sweeper.get("params") or sweeper.get("cases")
+    if experiment and several and hydra.mode is not RunMode.MULTIRUN:
+        raise ConfigError(f"experiment={experiment} is a sweep: add -m")
+
+
+def what_to_try(config: Config) -> str:
+    """Return one line that names the settings to change so that this run may not diverge."""
+    tries = [f"a lower lr= (it is {config.lr:g})"]
+    strategy = config.strategy
+    gradients = strategy.get("update") == "gradient"  # then the learning rate is `lr`
+    tries += [
+        f"a lower strategy.{rate}= (it is {strategy[rate]:g})"
+        for rate in RATES
+        if rate in strategy and not (gradients and rate == "server_lr")
+    ]
+    compression = asdict(config.compression)
+    if compression["sparsifier"] == "dgc" and not compression["clip_norm"]:
+        tries.append("compression.clip_norm=")
+    if not gradients:
+        tries.append("fewer local_epochs= or local_steps=")
+    return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
+
+
+def is_submitted(config: Config) -> bool:
+    """Return whether the run is submitted to a running server."""
+    return bool(config.engine.get("_target_") == SUPERLINK)
+
+
+def as_the_server_reads(config: Config) -> Config:
+    """Return a submitted run's configuration with the data folder as the server resolves it.
+
+    So `dataset.root` means the same folder here and on the server. Any other configuration is
+    returned unchanged. Raises `ConfigError` for a folder that the server would refuse.
+    """
+    if is_submitted(config):
+        config = replace(config, dataset=replace(config.dataset))
+        confine_data(config, NodeGrants.of({}))
+    return config
+
+
+def engine_for(config: Config, task: Job) -> Callable[[Job], None]:
+    """Return the function with which the configured engine runs a job, after a check of the job.
+
+    The check calls `refuse(job, **options)` in the engine's module, which raises an error for
+    settings that the engine does not support.
+    """
+    engine = check_target("engine", config.engine)
+    module = import_module(engine.make.__module__)
+    if refuse := getattr(module, "refuse", None):
+        refuse(task, **engine.options)
+    return engine.made
+
+
+def prepare(config: Config) -> None:
+    """Load data and model once, so mistakes show before the run and forked workers share memory.
+
+    This imports torch, which takes seconds. So the checks that do not need torch come first.
+    """
+    # `build` imports the strategy's module; EdgeWire's strategies would import torch.
+    if str(config.strategy.get("_target_")).startswith("flwr."):
+        expect_limits(build("strategy", config.strategy), config)
+    check_targets(config)
+    from edgewire.conf.build import (
+        data_of,
+        device_of,
+        model_of,
+        objective_of,
+        optimizer_of,
+        partition_of,
+        server_data_of,
+    )
+    from edgewire.strategy.factory import asks_nodes, scheme_for, scheme_of
+    from edgewire.strategy.lr_schedule import Schedule
+    from edgewire.task.flat_model import expect_tensors
+    from edgewire.task.steps import expect_fits, expect_trains
+
+    scheme_of(config)  # this check needs no data; the checks below need data
+    data = server_data_of(config) if is_submitted(config) else data_of(config)
+    if not is_submitted(config) and not len(data.train):
+        raise ConfigError(f"dataset: {config.dataset.name} has no training samples")
+    model = model_of(config, data)
+    optimizer_of(config, list(model.parameters()))
+    device_of(config)
+    if len(data.train):  # if there are none, only the nodes have training data
+        expect_tensors(model)
+        expect_fits(model, objective_of(config), data)
+    scheme = scheme_for(config, data)
+    if len(data.train) and asks_nodes(scheme):
+        expect_fits(model, objective_of(config), data, mean=True)
+    Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)
+    if len(data.train):
+        samples = min(config.batch_size, len(partition_of(config, data).indices(0)))
+        if getattr(scheme, "sends_models", True):  # a cut model's first node has all samples
+            expect_trains(model, objective_of(config), data, samples)
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Show this project's warnings on the console; if `verbose`, all messages, also Flower's."""
+    handler = RichHandler(console=console, show_path=False, show_time=False)
+    for name, level in (("edgewire", logging.WARNING), ("flwr", logging.ERROR)):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO if verbose else level)

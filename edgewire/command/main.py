@@ -1,0 +1,30 @@
+"""The command line: `new NAME`, `compare`, and words that Hydra reads."""
+
+from __future__ import annotations
+
+import sys
+
+from edgewire.command.caller import COMPARE
+from edgewire.command.exit import clear_errors
+from edgewire.command.hydra_main import run_hydra
+from edgewire.command.new_task import NEW, new_task
+from edgewire.command.sweep import SweepEnd
+
+
+def cli() -> None:
+    """Run the command line; exit with the run's exit code, or a sweep's highest exit code.
+
+    `new NAME` writes the folder of a task; all other words are Hydra's.
+    """
+    if sys.argv[1:2] == [NEW]:
+        with clear_errors():
+            print(new_task(sys.argv[2:]))
+        return
+    if sys.argv[1:2] == [COMPARE]:
+        from edgewire.command.compare import compare  # its imports take half a second
+
+        with clear_errors():
+            sys.exit(compare(sys.argv[2:]))
+    run_hydra(sys.argv[1:])
+    if SweepEnd.code:
+        sys.exit(SweepEnd.code)

@@ -1,0 +1,65 @@
+"""`python run.py new NAME`: writes a folder with a task of the user's own, from `template/`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from keyword import iskeyword
+from pathlib import Path
+
+from edgewire.conf.load import HERE as CONF
+from edgewire.conf.schema import ConfigError
+
+NEW = "new"  # the word of the command line
+TEMPLATE = Path(__file__).with_name("template")
+READ_OTHERWISE = {"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"}
+LONGEST = 100  # characters of a name
+NAME, FOLDER = "my_task", "FOLDER"  # in the template: the task's name, and its folder
+
+
+def new_task(words: Sequence[str]) -> str:
+    """Write the folder of the task `words[0]` into the working directory; return what to run.
+
+    Raises `ConfigError` for a name that Python cannot import or has already, for the name of one of
+    our experiments, and for a folder that exists.
+    """
+    if len(words) != 1:
+        raise ConfigError(f"python run.py {NEW} takes one name, as in: python run.py {NEW} my_task")
+    name = words[0]
+    _expect_free(name)
+    folder = Path(name).absolute()
+    try:
+        folder.mkdir()
+    except FileExistsError as error:
+        raise ConfigError(f"{folder} is there already: choose another name") from error
+    for source in sorted(TEMPLATE.rglob("*.*")):
+        path = source.relative_to(TEMPLATE)
+        if path.suffix not in (".py", ".yaml", ".md"):
+            continue
+        text = source.read_text(encoding="utf-8")
+        text = text.replace(FOLDER, shlex.quote(str(folder))).replace(NAME, name)
+        target = folder / str(path).replace(NAME, name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return f"{folder} is written; {folder / 'README.md'} says how to run it"
+
+
+def _expect_free(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        raise ConfigError(
+            f"{name!r} is no name for a task: give a letter, then letters, digits and _"
+        )
+    if len(name) > LONGEST:
+        raise ConfigError(f"a task's name has at most {LONGEST} characters, not {len(name)}")
+    if iskeyword(name) or name.lower() in READ_OTHERWISE:
+        raise ConfigError(f"{name} has a meaning in Python or YAML: choose another name")
+    if name.startswith("test_") or name.endswith("_test"):
+        raise ConfigError(f"{name} names a test, which Flower does not send: choose another name")
+    found = None if name in sys.stdlib_module_names else find_spec(name)
+    if name in sys.stdlib_module_names or (found is not None and found.has_location):
+        raise ConfigError(f"{name} is a package that Python has already: choose another name")
+    if (CONF / "experiment" / f"{name}.yaml").exists():
+        raise ConfigError(f"experiment={name} is one of EdgeWire's: choose another name")

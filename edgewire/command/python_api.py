@@ -1,0 +1,201 @@
+"""Runs from Python: `train` and `sweep`, for scripts and notebooks.
+
+They take the same overrides as the command line, and use the same code. They return results in
+place of printing them, and raise exceptions in place of ending the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+
+from edgewire.command.caller import Caller, called_from
+from edgewire.command.exit import Failed, Stopped
+from edgewire.command.hydra_main import run_hydra
+from edgewire.command.job import RUN
+from edgewire.command.saved_config import CONTINUE, RESUME, quoted
+from edgewire.command.sweep import SweepEnd
+from edgewire.report.run_result import RunResult, SweepResult
+
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*")  # texts that Hydra reads without quotes
+_WORDS = ("null", "true", "false", "nan", "inf")  # Hydra reads these as other values than texts
+ONE_RUN = threading.Lock()  # Hydra and Flower have one state in a process
+_OPTIONS = ("-m", "--multirun")
+
+
+class RunFailed(Exception):
+    """A run has not begun, or has failed. The message is one line that says what to do."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of a traceback: one line."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+def train(*overrides: str, progress: bool = True, **values: Any) -> RunResult:
+    """Make one run and return its result.
+
+    `overrides`: the words of the command line, such as "algorithm=edgewire" and
+    "compression.density=0.01". `values`: overrides as keywords, such as `rounds=20`; a class or
+    function, as in `model=Net`, takes the place of the group's choice (`model._target_`).
+    `resume=FOLDER` resumes a stopped run. `progress`: whether to show the run's progress.
+
+    A run that has diverged gives a warning, and its result has `diverged`. Raises `RunFailed` for a
+    mistake in the overrides and for a run that fails. Raises `KeyboardInterrupt` if the run is
+    stopped; its last note says how to resume the run.
+    """
+    words = [*overrides, *(override_of(key, value) for key, value in values.items())]
+    expect_overrides(words)
+    with _called(progress) as line:
+        run_hydra(words)
+    if line:
+        warnings.warn(line[0], stacklevel=2)
+    assert RUN.folder is not None
+    return RunResult(RUN.folder)
+
+
+def sweep(*overrides: str, progress: bool = True, **values: Any) -> SweepResult:
+    """Make a run for each combination of values, and return their results.
+
+    `overrides`: the words of the command line, such as "algorithm=fedavg,edgewire". `values`:
+    overrides as keywords. A list, a tuple or a range holds the values of several runs:
+    `seed=range(3)`. A run that fails is in the result's `failed`, and the other runs continue.
+
+    Raises `RunFailed` for a mistake in the overrides, and `KeyboardInterrupt` if it is stopped.
+    """
+    words = [*overrides, *(_choices(key, value) for key, value in values.items())]
+    expect_overrides(words)
+    SweepEnd.folder = None
+    with _called(progress):
+        run_hydra(["--multirun", *words])
+    if SweepEnd.folder is None:
+        raise RunFailed("no run of the sweep was begun")
+    return SweepResult(SweepEnd.folder, SweepEnd.jobs)
+
+
+def expect_overrides(words: Iterable[object]) -> None:
+    """Raise `RunFailed` unless all words are overrides, and not options such as `--help`."""
+    for word in words:
+        if not isinstance(word, str):
+            raise RunFailed(f"an override is a text such as 'rounds=20', not {word!r}")
+        if word in _OPTIONS:
+            raise RunFailed(f"{word} is for the command line: call sweep() for several runs")
+        if word.startswith("-") or ("=" not in word and not word.startswith("~")):
+            raise RunFailed(f"{word!r} is no override: give KEY=VALUE, such as 'rounds=20'")
+
+
+@contextmanager
+def _called(progress: bool) -> Iterator[list[str]]:
+    """Let the command run in this context without an exit; the list gets a diverged run's line.
+
+    Afterwards loggers, environment variables and Python's path are as before. A run changes them
+    for itself and for the processes that it starts.
+    """
+    line: list[str] = []
+    if not ONE_RUN.acquire(blocking=False):
+        raise RunFailed("a run is under way in this process: wait for its end, or use a sweep")
+    loggers = [logging.root, *map(logging.getLogger, ("edgewire", "flwr"))]
+    others = logging.root.manager.loggerDict.values()
+    loggers += [each for each in others if isinstance(each, logging.Logger)]
+    saved = [(each, [*each.handlers], each.propagate, each.level) for each in loggers]
+    variables, path = dict(os.environ), [*sys.path]
+    argv, hydra = sys.argv, GlobalHydra.instance()
+    users, hydra.hydra = hydra.hydra, None  # the user's own use of Hydra goes on afterwards
+    RUN.folder = None
+    try:
+        with called_from(Caller(python=True, progress=progress)):
+            yield line
+    except Failed as failed:
+        if not failed.diverged:
+            raise RunFailed(failed.line) from None
+        line.append(failed.line)
+    except Stopped as stopped:
+        stop = KeyboardInterrupt()
+        stop.add_note(stopped.line)
+        print(stopped.line, file=sys.stderr)
+        raise stop from None
+    finally:
+        sys.argv, hydra.hydra = argv, users
+        sys.path[:] = path
+        os.environ.update(variables)
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        for each, handlers, propagate, level in saved:
+            each.handlers, each.propagate = handlers, propagate
+            each.setLevel(level)
+        if process := sys.modules.get("edgewire.task.process"):
+            process.release_process()
+        ONE_RUN.release()
+
+
+def override_of(key: str, value: Any) -> str:
+    """Return the override that sets a key to a Python value."""
+    if key in (RESUME, CONTINUE):  # Hydra does not see them, and the command wants no quotes
+        return f"{key}={value}"
+    if callable(value):
+        return f"{key}._target_={_name_of(value)}"
+    return f"{key}={_text(value)}"
+
+
+def _name_of(value: Any) -> str:
+    """Return the dotted name of a function or class; it must be importable by this name."""
+    name = getattr(value, "__qualname__", "")
+    if not name:
+        raise RunFailed(
+            f"{type(value).__name__}: give the class, or a function that returns an object, and "
+            "not an object: model=make_model"
+        )
+    if "<" in name:  # <locals> or <lambda>
+        raise RunFailed(f"{name}: define it with def or class, outside of other functions")
+    return f"{value.__module__}.{name}"
+
+
+def _choices(key: str, value: Any) -> str:
+    if hasattr(value, "tolist"):  # an array of numpy's or torch's
+        value = value.tolist()
+    if not isinstance(value, list | tuple | range):
+        return override_of(key, value)
+    if not value:
+        raise RunFailed(f"{key}=[] names no value: a sweep needs at least one")
+    if all(map(callable, value)):
+        return f"{key}._target_={','.join(map(_name_of, value))}"
+    return f"{key}={','.join(map(_text, value))}"
+
+
+def _text(value: Any) -> str:
+    """Return a Python value as Hydra's parser reads it."""
+    if hasattr(value, "tolist"):  # a number or an array of numpy's or torch's
+        value = value.tolist()
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_key(key)}:{_text(each)}' for key, each in value.items())}}}"
+    if isinstance(value, int | float):
+        return repr(value)
+    text = str(value) if isinstance(value, Path) else value
+    if not isinstance(text, str):
+        raise RunFailed(f"{value!r} is no value of an override: give a number, text, list or dict")
+    return text if _is_plain(text) else quoted(text)
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str) or not _is_plain(key):
+        raise RunFailed(f"{key!r} is no key of a mapping: give letters, digits and _")
+    return key
+
+
+def _is_plain(text: str) -> bool:
+    return bool(_PLAIN.fullmatch(text)) and text.lower() not in _WORDS

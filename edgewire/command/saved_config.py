@@ -1,0 +1,269 @@
+"""Saved configurations of earlier runs: how to run one again, and how to resume a run.
+
+`--config-path RUN/.hydra --config-name config` runs the configuration of a run folder again.
+`resume=RUN` continues a run from its checkpoint, with the same configuration in the same folder.
+`continue=SWEEP` starts a sweep again with the same overrides in the same folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from edgewire.conf.load import HERE as CONF
+from edgewire.conf.load import compose_config
+from edgewire.conf.schema import Config, ConfigError, declared
+from edgewire.machine.job import PLACE
+from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
+from edgewire.strategy.run.checkpoint_file import expect
+
+# Hydra's settings in conf/config.yaml. The file that Hydra saves does not contain them.
+SETTINGS = (
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
+    "hydra.output_subdir=null",
+    "hydra.run.dir=${new_folder:outputs}",
+    "hydra.sweep.dir=${new_folder:multirun}",
+    "+hydra.callbacks.sweep_end._target_=edgewire.command.sweep.SweepEnd",
+)
+
+
+CONFIG_DIR = "command-line"  # Hydra's name for the source of configuration that `--config-dir` adds
+LOGGER = "logger"  # the group of which a run may have several choices
+RESUME = "resume"  # the override's key; also the name of Hydra's job in a resumed run
+CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a continued sweep
+# overrides that `resume=` and `continue=` allow
+BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
+FILES = ("dataset.root", "model.file")  # keys of paths; a resumed run may find its files elsewhere
+# overrides that only `continue=` allows
+BESIDE_SWEEP = (
+    *(*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
+    "hydra.sweeper.trials=",
+)
+
+
+def resumes() -> bool:
+    """Return whether this job resumes a run, alone or in a sweep that is continued."""
+    hydra = HydraConfig.get()
+    if continues():
+        return any(
+            (Path(hydra.runtime.output_dir) / name).is_file() for name in (CHECKPOINT, PLACE)
+        )
+    return bool(hydra.job.name == RESUME)
+
+
+def continues() -> bool:
+    """Return whether this job belongs to a sweep that is continued."""
+    return bool(HydraConfig.get().job.name == CONTINUE)
+
+
+def continuing(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `continue=SWEEP`.
+
+    It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` for
+    overrides that are not in `BESIDE_SWEEP`, and for a folder without a sweep.
+    """
+    found = [word.partition("=")[2] for word in argv if word.startswith(f"{CONTINUE}=")]
+    others = [w for w in argv if not w.startswith(f"{CONTINUE}=") and w not in ("-m", "--multirun")]
+    for word in others:
+        if not word.startswith(BESIDE_SWEEP):
+            raise ConfigError(
+                f"{word} does not go with continue=: a sweep keeps its overrides; only those of "
+                "the engine, logger=, verbose=, checkpoint_every=, stop_on_failure=, "
+                "hydra/launcher= and hydra.sweeper.trials= may differ"
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError("continue= takes the folder of one sweep, such as multirun/DATE/TIME")
+    folder = Path(found[0]).expanduser().absolute()
+    try:
+        saved = _hydras(folder / "multirun.yaml")
+        before = [*saved["overrides"]["hydra"], *saved["overrides"]["task"]]
+        sources = {each["provider"]: each["path"] for each in saved["runtime"]["config_sources"]}
+        name = str(saved["job"]["config_name"])
+    except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
+        raise ConfigError(
+            f"continue={found[0]}: there is no sweep: its multirun.yaml cannot be read"
+        ) from error
+    given = {_key(word) for word in others} | {"hydra.sweep.dir", "hydra.job.name", "hydra.mode"}
+    kept = [word for word in before if _key(word) not in given]
+    if "hydra/launcher" in given:  # another launcher has other options
+        kept = [word for word in kept if not _key(word).startswith("hydra.launcher.")]
+    own = [f"hydra.sweep.dir={quoted(str(folder))}", f"hydra.job.name={CONTINUE}"]
+    options = ["-m", *_config_dir(folder / "multirun.yaml")]
+    if sources.get("main", str(CONF)) != str(CONF):
+        options += ["--config-path", sources["main"], "--config-name", name]
+    return [*options, *kept, *others, *own]
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _hydras(file: Path) -> Any:
+    """Return the settings that Hydra saved in a file. Their texts are not resolved here."""
+    return OmegaConf.to_container(OmegaConf.load(file))["hydra"]  # type: ignore[call-overload,index]
+
+
+def started_in(argv: list[str]) -> Path:
+    """Return the working directory of the run or sweep that `argv` resumes or continues.
+
+    The relative paths of its configuration, and its packages, are looked up there. For any other
+    command line, and if that folder is gone, it is today's working directory.
+    """
+    files = {RESUME: ".hydra/hydra.yaml", CONTINUE: "multirun.yaml"}
+    for key, _, folder in (word.partition("=") for word in argv):
+        with suppress(Exception):  # another word, or a folder that `resuming` refuses
+            found = Path(_hydras(Path(folder).expanduser() / files[key])["runtime"]["cwd"])
+            if found.is_dir():
+                return found
+    return Path.cwd()
+
+
+def resuming(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the command line `argv`, which contains `resume=RUN`.
+
+    Raises `ConfigError` for overrides that are not in `BESIDE`, and if the run cannot be resumed.
+    """
+    found = [word.partition("=")[2] for word in argv if word.startswith(f"{RESUME}=")]
+    others = [word for word in argv if not word.startswith(f"{RESUME}=")]
+    for word in others:
+        if not word.startswith((*BESIDE, *(f"{key}=" for key in FILES))):
+            raise ConfigError(
+                f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
+                "engine's overrides (engine.workers=, engine.address=), logger=, verbose=, "
+                "checkpoint_every=, dataset.root= and model.file= may differ"
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
+    folder = Path(found[0]).expanduser().absolute()
+    if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
+        expect(folder)
+    if not (folder / ".hydra" / "config.yaml").is_file():
+        raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
+    own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
+    saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
+    others = with_loggers([_from_here(word) for word in others])
+    return [*others, *SETTINGS, *own, *saved, *_config_dir(folder / ".hydra" / "hydra.yaml")]
+
+
+def _from_here(word: str) -> str:
+    """Return an override; the path of a key of `FILES` is absolute, unless it has references."""
+    if _key(word) not in FILES or "${" in word:
+        return word
+    path = cast(str | None, OverridesParser.create().parse_override(word).value())
+    return f"{_key(word)}={quoted(str(Path(path).expanduser().absolute()))}" if path else word
+
+
+def with_loggers(words: list[str]) -> list[str]:
+    """Return overrides of a saved configuration, with `logger=` as the JSON text of its choices.
+
+    In a saved file Hydra knows no groups, and would not replace a mapping by a list of names. A run
+    of an earlier version has saved no key `logger`. So the overrides get `++`.
+    """
+    own = [word for word in words if word.lstrip("+").startswith((f"{LOGGER}=", f"{LOGGER}."))]
+    others = [word for word in words if word not in own]
+    if not any(word.startswith(f"{LOGGER}=") for word in own):
+        return [*others, *(f"++{word.lstrip('+')}" for word in own)]
+    chosen = json.dumps(OmegaConf.to_container(compose_config(own)[LOGGER]))
+    return [*others, f"++{LOGGER}={quoted(chosen)}"]
+
+
+def quoted(text: str) -> str:
+    """Return a text in quotes, as the value of an override.
+
+    Hydra's parser wants two backslashes for one only before a quote, and at the end.
+    """
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
+
+
+def _config_dir(file: Path) -> list[str]:
+    """Return the option `--config-dir` of a run's command, from the settings that Hydra saved.
+
+    The run's packages may lie beside that folder. Returns [] if the option was not given, or if the
+    folder is gone.
+    """
+    found = []
+    with suppress(Exception):  # the file is gone, or it is not Hydra's
+        sources = _hydras(file)["runtime"]["config_sources"]
+        found = [each["path"] for each in sources if each["provider"] == CONFIG_DIR]
+    return ["--config-dir", found[0]] if found and Path(found[0]).is_dir() else []
+
+
+def command_line(argv: list[str]) -> list[str]:
+    """Return Hydra's command line for the user's command line `argv`.
+
+    A relative `--config-path` is relative to the working directory, as users expect. In Hydra it
+    would be relative to the module of the task function. Raises `ConfigError`.
+    """
+    if any(word.startswith(f"{CONTINUE}=") for word in argv):
+        return continuing(argv)
+    if any(word.startswith(f"{RESUME}=") for word in argv):
+        return resuming(argv)
+    given, argv = options_first(argv)
+    if given.config_path is None or "://" in given.config_path:
+        return argv
+    folder = Path(given.config_path).absolute()
+    if not (folder / f"{given.config_name or 'config'}.yaml").is_file():
+        raise ConfigError(f"there is no {folder / (given.config_name or 'config')}.yaml")
+    saved = (folder / "overrides.yaml").is_file() and (folder / "hydra.yaml").is_file()
+    there = _config_dir(folder / "hydra.yaml") if saved and given.config_dir is None else ()
+    argv = with_loggers(argv) if saved else argv
+    argv = options_first([*SETTINGS, *argv])[1] if saved else argv
+    return [*argv, "--config-path", str(folder), *there]
+
+
+def options_first(argv: list[str]) -> tuple[Namespace, list[str]]:
+    """Return Hydra's parsed options, and the command line with all options first.
+
+    Hydra refuses an option between two overrides: `nodes=2 -m seed=0,1`. Raises `ConfigError` for
+    an unknown option.
+    """
+    parser = get_args_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(
+            f"{message}; python run.py --help lists the keys, --hydra-help the options"
+        )
+
+    setattr(parser, "error", refuse)  # noqa: B010  # argparse would print ten lines
+    given = parser.parse_intermixed_args(argv)
+    options = list(argv)
+    for word in given.overrides:
+        options.remove(word)
+    return given, [*options, *given.overrides]
+
+
+def completed(composed: DictConfig) -> DictConfig:
+    """Return a configuration merged with its schema; apply new choices of groups to a saved config.
+
+    In a saved file Hydra knows no groups. So an override such as `network=adsl` has replaced the
+    keys of `network` by the text `adsl`. This function loads the keys of that choice. Raises
+    `ConfigError` for a choice of an algorithm or experiment.
+    """
+    if OmegaConf.get_type(composed) is Config:
+        return composed
+    for word in HydraConfig.get().overrides.task:
+        if word.lstrip("+").startswith(("algorithm=", "experiment=")):
+            raise ConfigError(f"{word} would change all of a saved one: drop --config-path")
+    values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
+    for group in (path.name for path in CONF.iterdir() if path.is_dir()):
+        choice = values.get(group)
+        if isinstance(choice, str) and group != "algorithm":
+            chosen = (
+                json.loads(choice)
+                if group == LOGGER
+                else OmegaConf.to_container(compose_config([f"{group}={choice}"])[group])
+            )
+            with open_dict(composed):
+                composed[group] = chosen
+    return cast(DictConfig, OmegaConf.merge(declared(), composed))

@@ -1,0 +1,261 @@
+"""Compact bundles: a message with its objects, without the hashes that the receiver can compute.
+
+A message of Flower consists of seven small objects and the payload. The name of an object is the
+SHA-256 of its content, in 64 hexadecimal digits. Other objects repeat the name two or three times.
+A bundle is a list of parts, each with a name and a content. The compact format
+
+- omits a name that is the SHA-256 of a small content;
+- replaces a name within a small content by the number of the part with that name;
+- writes any other SHA-256 in 32 bytes;
+- deflates the rest of all small contents together;
+- copies large contents, which are payloads and already compressed.
+
+    bundle    u8 number of the format, u32 size of `deflated` in bytes, `deflated`, `raw`
+    raw       large contents, and names of 32 bytes, in the order in which `numbers` refers to them
+
+    deflated  u32 size of `numbers` in bytes, `numbers`, `text`
+    text      names that are not a SHA-256, and the text before, between and after the names in
+              small contents
+    numbers   (LEB128) the number of parts; how many of the first parts are moved to the end; then
+              for each part
+              - its name: 0 if it is the hash of the content; 1 if it is the next 32 bytes of `raw`;
+                else 2 + its length in `text`
+              - its size: 0 for a small content, else 1 + its length in `raw`
+              - only for a small content: the number of names in it; for each name the length of
+                the text before it, and 0 for the next 32 bytes of `raw`, or the number of the
+                part, from 1; the length of the text after the last name
+
+The first parts may contain the names of later parts, so the first parts are moved to the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import zlib
+from collections.abc import Sequence
+
+from edgewire.protocol.bundle import LONGEST_NAME, MOST_PARTS
+
+FORM = 2  # raise it with every change of the format or of the dictionary
+SMALL = 1 << 14  # bytes: the largest small content
+MOST = 1 << 24  # bytes: the largest size of `deflated` after inflating
+_LETTERS = 64  # hexadecimal digits of a SHA-256
+_NAME = re.compile(rb"[0-9a-f]{64}")
+_HEAD, _SIZE = struct.Struct("<BI"), struct.Struct("<I")
+_WORDS = (  # the dictionary of zlib: likely strings, the most likely last
+    b"evaluate query \x12\x02129 client-app accuracy top5 error proximal-mu server-round segment "
+    b"weights gradients label drift exact checksum whole named "
+    b"ConfigRecord  31\x00\n\x0f\n\x02lr\x12\t\t\n\x0c\n\x06number\x12\x02\x10"
+    b"\n\x0c\n\x07applied\x12\x02\x10\n\r\n\x07workers\x12\x02\x10\n\x0c\n\x07version\x12\x02\x10"
+    b"\n\n\n\x04base\x12\x02\x10\n\x16\n\x05rates\x12\r\xaa\x01\n\n\x08\n\x0e\n\x08sequence\x12\x02"
+    b"MetricRecord  79\x00\n\x11\n\x04loss\x12\t\t\x00\x00\x00\n\x13\n\x0cnum-examples\x12\x03\x10"
+    b"\n\x0f\n\tnum-steps\x12\x02\x10\n\x14\n\x07seconds\x12\t\t\x00\x00\x00"
+    b'ArrayRecord  79\x00{"11": "payload": ""}RecordDict ,, 237\x00'
+    b'{"arrays": "", "config": "", "metrics": "", "edgewire": ""}'
+    b'{"arrays": ""}"stype": "edgewire.records+payload", '
+    b'Array  88\x00{"dtype": "uint8", "shape": [1], "stype": "edgewire.payload", '
+    b'"arraychunk_ids": [0]}ArrayChunk  10'
+    b"@\n@\x12\x98\x03\n@\x12\xcb\x01\n@\x12\x84\x01\n@\x12B\n@\x12B\n@"
+    b"Message  48\x00\n.\x08\x01\x18 \x042\x02129\x00\x00\x00\x00\x00\x18\xe5@B\ntrain.stepI"
+)
+
+
+def compact(parts: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return the compact bundle of parts, each (name, content). `parts_of` decodes it."""
+    # A content can refer only to earlier parts. The parts before the first object contain the names
+    # of objects. So these parts are moved to the end.
+    first = next((i for i, (name, _) in enumerate(parts) if _hashed(name)), len(parts))
+    made = _Writer()
+    made.numbers += [len(parts), first]
+    for name, content in [*parts[first:], *parts[:first]]:
+        made.put(name.encode(), content)
+    return made.bundle()
+
+
+def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str, bytes]]:
+    """Return the parts of a bundle that `compact` made, each (name, content).
+
+    Raises `ValueError` for a bundle of more than `limit` bytes or `most` parts, and for a malformed
+    bundle. Its deflated data may be at most 16 MB (`MOST`) after inflating.
+    """
+    if len(data) > limit:
+        raise ValueError(f"a bundle of {len(data)} bytes, and no more than {limit} are taken")
+    try:
+        read = _Reader(data, limit)
+        count, last = read.number(), read.number()
+        if count > most:
+            raise ValueError(f"a bundle of {count} parts, and no more than {most} are taken")
+        parts = [read.part() for _ in range(count)]
+    except (IndexError, struct.error, zlib.error) as error:
+        raise ValueError(f"the bundle is damaged: {error}") from error
+    if last > count or not read.done():
+        raise ValueError("the bundle is damaged: it has not the parts that it says")
+    return [*parts[count - last :], *parts[: count - last]]
+
+
+class _Writer:
+    """Encodes a bundle, part by part."""
+
+    def __init__(self) -> None:
+        self.numbers = list[int]()
+        self._text, self._raw = list[bytes](), list[bytes]()
+        self._places: dict[bytes, int] = {}  # name -> number of its part, from 1
+        self._count = 0
+        self._room = MOST // 2  # bytes left for `text`; `numbers` takes less than the other half
+
+    def put(self, name: bytes, content: bytes) -> None:
+        """Add a part to the bundle."""
+        small = len(content) <= min(SMALL, self._room)
+        self._room -= (len(content) if small else 0) + len(name) + 8
+        if small and name == _hash(content):
+            self.numbers.append(0)
+        elif _NAME.fullmatch(name):
+            self.numbers.append(1)
+            self._raw.append(bytes.fromhex(name.decode()))
+        else:
+            self.numbers.append(len(name) + 2)
+            self._text.append(name)
+        if small:
+            self._look_into(content)
+        else:
+            self.numbers.append(len(content) + 1)
+            self._raw.append(content)
+        self._count += 1
+        self._places[name] = self._count
+
+    def _look_into(self, content: bytes) -> None:
+        found = list(_NAME.finditer(content))
+        self.numbers += [0, len(found)]
+        at = 0
+        for match in found:
+            self._say(content[at : match.start()])
+            at = match.end()
+            self.numbers.append(place := self._places.get(match[0], 0))
+            if not place:
+                self._raw.append(bytes.fromhex(match[0].decode()))
+        self._say(content[at:])
+
+    def _say(self, text: bytes) -> None:
+        self.numbers.append(len(text))
+        self._text.append(text)
+
+    def bundle(self) -> bytes:
+        """Return the bundle of all added parts."""
+        numbers = _varints(self.numbers)
+        squeeze = zlib.compressobj(9, wbits=-15, zdict=_WORDS)
+        told = b"".join([_SIZE.pack(len(numbers)), numbers, *self._text])
+        deflated = squeeze.compress(told) + squeeze.flush()
+        return b"".join([_HEAD.pack(FORM, len(deflated)), deflated, *self._raw])
+
+
+class _Reader:
+    """Decodes a bundle, part by part.
+
+    Its methods raise `ValueError`, `IndexError`, `struct.error` or `zlib.error` for a malformed
+    bundle.
+    """
+
+    def __init__(self, data: bytes, limit: int) -> None:
+        form, size = _HEAD.unpack_from(data)
+        if form != FORM:
+            raise ValueError(f"a bundle of form {form}, and {FORM} is known")
+        told = _inflated(data[_HEAD.size : _HEAD.size + size])
+        self._numbers, self._text = _Cursor(told, _SIZE.size), _Cursor(told, 0)
+        self._text.at = self._end = _SIZE.size + _SIZE.unpack_from(told)[0]
+        self._raw = _Cursor(data, _HEAD.size + size)
+        self._names = list[bytes]()
+        self._room = min(limit, MOST)  # bytes of small contents and names that may still follow
+
+    def number(self) -> int:
+        """Return the next number of `numbers` (see the module's format)."""
+        found = shift = 0
+        while shift < 63:
+            byte = self._numbers.take(1)[0]
+            found |= (byte & 127) << shift
+            if byte < 128:
+                return found
+            shift += 7
+        raise ValueError("a number in the bundle is too large")
+
+    def part(self) -> tuple[str, bytes]:
+        """Return the name and the content of the next part."""
+        kind = self.number()
+        name = b""
+        if kind:
+            if kind > LONGEST_NAME + 2:
+                raise ValueError(f"the bundle has a name of {kind - 2} bytes")
+            name = self._raw.take(32).hex().encode() if kind == 1 else self._text.take(kind - 2)
+        size = self.number()
+        content = self._raw.take(size - 1) if size else self._small()
+        name = name if kind else _hash(content)
+        self._names.append(name)
+        return name.decode(), content
+
+    def _small(self) -> bytes:
+        pieces, count = list[bytes](), self.number()
+        if count * _LETTERS > SMALL:
+            raise ValueError("the bundle has more names in a part than fit there")
+        for _ in range(count):
+            pieces.append(self._text.take(self.number()))
+            place = self.number()
+            name = self._names[place - 1] if place else self._raw.take(32).hex().encode()
+            if len(name) != _LETTERS:  # references to a long name could fill the memory
+                raise ValueError("the bundle has a part in a part's content by a name that is none")
+            pieces.append(name)
+        pieces.append(self._text.take(self.number()))
+        size = sum(map(len, pieces))
+        self._room -= size
+        if size > SMALL or self._room < 0:
+            raise ValueError("the bundle holds more than is taken")
+        return b"".join(pieces)
+
+    def done(self) -> bool:
+        """Return whether the whole bundle has been read."""
+        return self._numbers.at == self._end and self._text.left == self._raw.left == 0
+
+
+class _Cursor:
+    """A byte string, and the position of the next byte to read."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self.at = data, at
+
+    @property
+    def left(self) -> int:
+        """The number of bytes that are not read yet."""
+        return len(self._data) - self.at
+
+    def take(self, size: int) -> bytes:
+        """Return the next `size` bytes. Raises `IndexError` if fewer are left."""
+        if size > self.left:
+            raise IndexError("it ends too early")
+        self.at += size
+        return self._data[self.at - size : self.at]
+
+
+def _hashed(name: str) -> bool:
+    return _NAME.fullmatch(name.encode()) is not None
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _varints(numbers: Sequence[int]) -> bytes:
+    made = bytearray()
+    for number in numbers:
+        while number > 127:
+            made.append(number & 127 | 128)
+            number >>= 7
+        made.append(number)
+    return bytes(made)
+
+
+def _inflated(deflated: bytes) -> bytes:
+    squeezed = zlib.decompressobj(wbits=-15, zdict=_WORDS)
+    told = squeezed.decompress(deflated, MOST)
+    if not squeezed.eof or squeezed.unused_data:
+        raise ValueError(f"the bundle breaks off, or has over {MOST} bytes deflated")
+    return told

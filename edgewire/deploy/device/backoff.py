@@ -1,0 +1,144 @@
+"""A node's backoff after a failure: how long it waits, and what it logs. It never gives up."""
+
+from __future__ import annotations
+
+import random
+import re
+import ssl
+import time
+from collections.abc import Callable
+from logging import getLogger
+
+import httpx
+
+from edgewire.deploy.device.client import (
+    DUPLICATE_NODE,
+    NOT_ACTIVATED,
+    ONLY_REGISTERED,
+    FleetClient,
+    ServerRefusal,
+)
+from edgewire.machine.proxies import by_proxy
+
+FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); growth
+# Flower accepts a node's signature if its clock is at most this many seconds ahead or behind.
+AHEAD, BEHIND = 5.0, 305.0
+INTERVAL = 60.0  # seconds: a node without a heartbeat for twice this time counts as offline
+ONLINE_SECONDS = 2 * INTERVAL  # seconds for which a node that has ended counts as online
+log = getLogger("edgewire")
+WORTH_WAITING = (ServerRefusal, httpx.TransportError, OSError)
+
+
+class Wait:
+    """Makes growing pauses after failures, and logs one line when the reason changes."""
+
+    def __init__(self, sleep: Callable[[float], object] = time.sleep) -> None:
+        self._sleep = sleep
+        self._pause, self._reason = FIRST, ""
+
+    def after(self, reason: str) -> None:
+        """Log the reason of a failure if it is new, then pause."""
+        kind = re.sub(r"\d+", "", reason)  # the seconds in the line about the clock always differ
+        if kind != self._reason:
+            log.warning("waiting: %s", reason)
+            self._reason = kind
+        self._sleep(self._pause * random.uniform(0.8, 1.0))
+        self._pause = min(self._pause * GROWTH, LONGEST)
+
+    def over(self) -> None:
+        """Note a success: log it if there were pauses; the next pause is the shortest again."""
+        if self._reason:
+            log.info("the node continues")
+        self._pause, self._reason = FIRST, ""
+
+
+def reason_of(error: Exception, fleet: FleetClient, known: bool | None = True) -> str:
+    """Return one line that says why a call failed, and what to do.
+
+    `known`: whether the server accepts this node's key; None: not known yet.
+    """
+    if isinstance(error, ServerRefusal):
+        return _of_refusal(error, fleet.address + by_proxy(fleet.address, fleet.secure), known)
+    if isinstance(error, httpx.TransportError):
+        return _of_line(error, fleet.address, fleet.secure)
+    if isinstance(error, OSError):
+        return f"cannot write its state: {error.strerror or error} ({error.filename or 'disk'})"
+    return f"{type(error).__name__}: {error}"
+
+
+def clock_trouble(ahead: float | None) -> str | None:
+    """Return one line of advice if this clock differs too much from the server's, else None.
+
+    `ahead`: by how many seconds this clock is ahead of the server's; None: not known.
+    """
+    if ahead is None or -BEHIND < ahead < AHEAD:
+        return None
+    way = "ahead of" if ahead > 0 else "behind"
+    return (
+        f"this machine's clock is {abs(ahead):.0f} s {way} the server's: set it (systemd-timesyncd)"
+    )
+
+
+def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
+    clock = clock_trouble(error.ahead)
+    if error.status == 401:
+        if clock is not None:
+            return clock
+        if error.path.endswith(("/activate-node", "/register-node")):
+            return "the server does not accept this node's signature: is the key file damaged?"
+        return "the server does not know this node's key (any more): register it there"
+    if error.code == NOT_ACTIVATED:
+        online = (
+            "the server still counts an earlier life of this node as online "
+            f"(for at most {ONLINE_SECONDS:.0f} s), or another machine uses its key"
+        )
+        unknown = "the server does not know this node's key: register it there"
+        return online if known else unknown if known is False else f"{unknown}; or {online}"
+    if error.code == ONLY_REGISTERED:
+        return "the server takes registered keys alone: give --auth-supernode-private-key"
+    if error.status == DUPLICATE_NODE:
+        return (
+            "another node has come online with this node's key and state: give each a key of "
+            "its own; this node continues some minutes after the other one is stopped"
+        )
+    if error.status in (403, 404):
+        return (
+            f"{address} does not serve Flower's Fleet API (status {error.status}, "
+            f"{error.detail}): is it the right server and port?"
+        )
+    return f"{address} answers {error.status}: {error.detail}"
+
+
+def _of_line(error: httpx.TransportError, address: str, secure: bool) -> str:
+    cause = _root(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        text = cause.verify_message.rstrip(".")
+        return f"{address}'s certificate is not accepted: {text}; {_advice(text)}"
+    if isinstance(cause, ssl.SSLError) or "SSL" in str(error):
+        return (
+            f"{address} does not speak TLS as this node does "
+            f"({cause.reason if isinstance(cause, ssl.SSLError) else error}): "
+            "does the server run with --insecure, or is it another port?"
+        )
+    text = " ".join(str(cause).split()) or type(error).__name__
+    return f"{address} is not reached{by_proxy(address, secure)}: {text}"
+
+
+def _advice(text: str) -> str:
+    """Return advice about a server's certificate that is not accepted, given OpenSSL's text."""
+    if "not yet valid" in text:
+        return "is this machine's clock behind?"
+    if "expired" in text:
+        return "renew it, or is this machine's clock ahead?"
+    if "mismatch" in text or "not valid for" in text:
+        return "--superlink must be a name or address that is in the certificate"
+    return "--root-certificates must name the CA that has signed it"
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error at the end of an error's chain of causes."""
+    seen = {id(error)}
+    while (cause := error.__cause__ or error.__context__) is not None and id(cause) not in seen:
+        error = cause
+        seen.add(id(error))
+    return error

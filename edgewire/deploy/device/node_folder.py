@@ -1,0 +1,151 @@
+"""A node's state folder: the node's identity, its current message, and its state of each run.
+
+lock                locked while a node uses this folder
+key                 the node's own private key, if no key is given on the command line
+node.json           the server's address, the public key, and the node's id at that server
+node.db, arrays/    the current message, and the node's state of each run (`node_database.py`)
+apps/HASH/          an unpacked app (`apps.py`)
+
+The first three files survive when the database is lost. `edgewire.deploy.doctor` reads them and
+changes nothing; SQLite would write to the folder for a reader, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
+from google.protobuf.message import DecodeError
+
+from edgewire.deploy.device.node_database import NodeDatabase, write_file
+from edgewire.deploy.device.node_store import NodeStore, open_node_store
+from edgewire.machine.errors import UsageError
+
+MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
+_CLAIM = "claim"  # the record with the current message; a run's id names the run's record
+
+
+class NodeFolder:
+    """The state folder of one node. Raises `UsageError` if it cannot be used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _locked(folder / "lock")
+            self.database = NodeDatabase(folder)
+        except OSError as error:
+            raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
+        self._node_stores: dict[int, NodeStore] = {}
+
+    def close(self) -> None:
+        """Close the database, and unlock the folder for another node."""
+        self.database.close()
+        self._lock.close()
+
+    def key(self) -> ec.EllipticCurvePrivateKey:
+        """Return the private key in the folder; make a key if the folder has none."""
+        file = self.folder / "key"
+        if not file.exists():
+            made, _ = generate_key_pairs()
+            write_file(file, private_key_to_bytes(made))
+        return own_key(file)
+
+    # who this node is
+
+    def remember(self, server: str, public_key: bytes, node_id: int) -> None:
+        """Store the id that this server has given to the node with this key, for `known_id`."""
+        said = {"server": server, "key": public_key.hex(), "node": node_id}
+        write_file(self.folder / "node.json", json.dumps(said).encode())
+
+    # the current message
+
+    def claim(self, response: PullMessagesResponse) -> None:
+        """Write a pulled message to disk. It is durable when this method returns."""
+        self.database.write(_CLAIM, response.SerializeToString())
+
+    def claimed(self) -> PullMessagesResponse | None:
+        """Return the message that `claim` wrote last; None if there is none, or if it is damaged.
+
+        This project's server sends the message again then.
+        """
+        try:
+            response = PullMessagesResponse.FromString(self.database.read(_CLAIM) or b"")
+        except (OSError, ValueError, DecodeError):
+            return None
+        return response if len(response.messages_list) == 1 else None
+
+    # the state of runs
+
+    def node_store(self, series: int) -> NodeStore:
+        """Return the store of a run, or of a series of runs that share their state."""
+        if series not in self._node_stores:
+            while len(self._node_stores) >= 2:
+                del self._node_stores[next(iter(self._node_stores))]
+            self._node_stores[series] = open_node_store(self.database, str(series))
+            self._forget()
+        return self._node_stores[series]
+
+    def _forget(self) -> None:
+        """Remove stores unused for `KEPT_SECONDS`, and the oldest stores beyond `MOST_RUNS`."""
+        newest = self.database.names(since=time.time() - KEPT_SECONDS)
+        kept = [name for name in newest if name != _CLAIM][:MOST_RUNS]
+        used = {_CLAIM, *map(str, self._node_stores)}
+        for name in set(self.database.names()) - used.union(kept):
+            self.database.remove(name)
+
+
+def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a file that `NodeFolder.key` has written.
+
+    Raises `UsageError` for a damaged file, and `OSError`.
+    """
+    try:
+        key = load_pem_private_key(file.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{file} is damaged: remove it") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UsageError(f"{file} holds another kind of key: remove it")
+    return key
+
+
+def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
+    """Return the node's id with a key at a server, read from this folder; None if it has none.
+
+    `server`: host:port; `public_key`: in PEM.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        said = json.loads((folder / "node.json").read_text())
+        if (said["server"], said["key"]) == (server, public_key.hex()):
+            return int(said["node"])
+    return None
+
+
+def is_taken(folder: Path) -> bool:
+    """Return whether a node uses this folder now. The folder is not changed."""
+    try:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _locked(file: Path) -> TextIO:
+    handle = file.open("a")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise UsageError(f"another node runs on --state {file.parent}: give each its own") from None
+    return handle

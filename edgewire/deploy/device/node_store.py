@@ -1,0 +1,214 @@
+"""A node's store of one run: the run's `Context.state`, and the node's last reply.
+
+The store is one record of the node's database (`node_database.py`). The record says what the state
+holds; the bytes of arrays and of the reply are the record's blobs. State and reply are written in
+one transaction, so they always match. The store also holds the state that this node had at the
+run's last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import (
+    config_record_from_proto,
+    config_record_to_proto,
+    metric_record_from_proto,
+    metric_record_to_proto,
+)
+from flwr.proto import recorddict_pb2
+
+from edgewire.deploy.device.node_database import NodeDatabase, hash_of
+from edgewire.protocol.lineage import Checkpoint, RunLineage, StateChoice, choice_of
+
+_ANSWERED = 16  # stored ids of answered messages, to recognise a redelivered one
+log = getLogger("edgewire")
+
+
+@dataclass
+class CheckpointedState:
+    """The node's state at a checkpoint of the run; `records`: as in the store's record."""
+
+    checkpoint: Checkpoint
+    records: list[Any]
+
+
+@dataclass
+class NodeStore:
+    """The stored state of one run; `open_node_store` loads it.
+
+    `name`: the name of the store's record. `state`: the run's state after the last reply.
+    `answered`: the ids of the last answered messages, the newest at the end. `run_id`: the id of
+    the Flower run that sent the last message: a resumed run is a new Flower run
+    (`edgewire.protocol.lineage`). `node`: the id of the node to which the state belongs (0: not
+    known).
+    """
+
+    database: NodeDatabase
+    name: str
+    state: RecordDict = field(default_factory=RecordDict)
+    answered: list[str] = field(default_factory=list)
+    run_id: int = 0
+    node: int = 0
+    _reply: str | None = None  # the hash of the last reply
+    _records: list[Any] = field(default_factory=list)  # the state as the store's record says it
+    _past: CheckpointedState | None = None
+
+    def reply(self) -> bytes:
+        """Return the last reply that `commit` has written.
+
+        Raises `OSError`, and `ValueError` for a missing or damaged reply.
+        """
+        if self._reply is None:
+            raise ValueError("no reply is kept")
+        return self.database.blob(self.name, self._reply)
+
+    def take_up(self, node: int, lineage: RunLineage | None) -> None:
+        """Set `state` to the state that the current message builds on; `commit` writes it later.
+
+        Usually this is the newest state. If the server has gone back to a checkpoint, it is the
+        state at that checkpoint. If the node lacks that state, or if the state belongs to another
+        node, `state` becomes empty, and the log says so. `lineage`: the run of the message and the
+        runs that it resumes (`edgewire.protocol.lineage`); None: the message does not name them.
+        """
+        choice = StateChoice.STAY
+        if lineage is not None:
+            past = None if self._past is None else self._past.checkpoint
+            choice = choice_of(lineage, self.run_id, past)
+        if self.node not in (0, node) and self.state:
+            log.warning("the state kept of this run is of node %d: it starts anew", self.node)
+            self._go_to([])
+            self._past = None
+        elif choice is StateChoice.ANEW and self.state:
+            log.warning("the run has gone back to a checkpoint that this node's state is not of: "
+                        "it starts anew")  # fmt: skip
+            self._go_to([])
+        elif choice is StateChoice.BACK and self._past is not None:
+            log.info("the run was resumed: the state goes back to its checkpoint, too")
+            self._go_to(self._past.records)
+        self.node = node
+        if lineage is not None:
+            self.run_id, newest = lineage.run_id, lineage.newest
+            if newest and (self._past is None or self._past.checkpoint != newest):
+                self._past = CheckpointedState(newest, self._records)
+
+    def _go_to(self, records: list[Any]) -> None:
+        try:
+            self.state, self._records = self._restored(records), records
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("the state at the run's checkpoint is damaged (%s): it starts anew", error)
+            self.state, self._records = RecordDict(), []
+
+    def commit(self, state: RecordDict, message: str, reply: bytes) -> None:
+        """Write the state and the reply to `message` atomically; both are durable on return.
+
+        Raises `OSError` if they cannot be written. The stored state does not change then.
+        """
+        blobs = dict[str, memoryview]()
+
+        def put(content: memoryview) -> str:
+            digest = hash_of(content)
+            blobs[digest] = content
+            return digest
+
+        last, records = put(memoryview(reply)), list[Any]()
+        for name, record in state.items():
+            if isinstance(record, ArrayRecord):
+                found = [(key, *_bytes_of(array)) for key, array in record.items()]
+                entries = [[key, form, put(content)] for key, form, content in found]
+                records.append([name, "arrays", entries])
+            else:
+                kind = "config" if isinstance(record, ConfigRecord) else "metrics"
+                records.append([name, kind, put(_plain_bytes(record))])
+        answered = [*self.answered[1 - _ANSWERED :], message]
+        past = self._past
+        said = {
+            "answered": answered,
+            "reply": last,
+            "records": records,
+            "run_id": self.run_id,
+            "node": self.node,
+            "past": past and [past.checkpoint, past.records],
+        }
+        keep = set(_hashes(past.records)) if past else ()
+        self.database.write(self.name, json.dumps(said).encode(), blobs, keep)
+        self.state, self.answered = state, answered
+        self._reply, self._records = last, records
+
+    def _load(self, said: dict[str, Any]) -> None:
+        """Set all fields from the store's record. Raises an error if the record is damaged."""
+        self.answered, self.run_id, self.node = said["answered"], said["run_id"], said["node"]
+        self._reply, self._records = said["reply"], said["records"]
+        self.reply()  # raises if it is damaged: a state without its reply is useless
+        self.state = self._restored(self._records)
+        if past := said["past"]:
+            self._past = CheckpointedState(Checkpoint(*past[0]), past[1])
+
+    def _restored(self, records: list[Any]) -> RecordDict:
+        """Return the state that `records` describe."""
+        state = RecordDict()
+        for name, kind, content in records:
+            if kind == "arrays":
+                record = ArrayRecord()
+                for key, form, digest in content:
+                    record[key] = _array(form, self.database.blob(self.name, digest))
+                state[name] = record
+            else:
+                state[name] = _plain(kind, self.database.blob(self.name, content))
+        return state
+
+
+def open_node_store(database: NodeDatabase, name: str) -> NodeStore:
+    """Return the store with a name; an empty store if it is missing or damaged."""
+    node_store = NodeStore(database, name)
+    try:
+        if (found := database.read(name)) is not None:
+            node_store._load(json.loads(found))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the state of run %s is damaged (%s): it starts anew", name, error)
+        return NodeStore(database, name)
+    return node_store
+
+
+def _hashes(records: list[Any]) -> Iterator[str]:
+    """Yield the hashes of all blobs of a state, as `records` describe it."""
+    for _, kind, content in records:
+        yield from [each[2] for each in content] if kind == "arrays" else [content]
+
+
+def _plain_bytes(record: ConfigRecord | MetricRecord) -> memoryview:
+    if isinstance(record, ConfigRecord):
+        return memoryview(config_record_to_proto(record).SerializeToString())
+    return memoryview(metric_record_to_proto(record).SerializeToString())
+
+
+def _plain(kind: str, content: bytes) -> ConfigRecord | MetricRecord:
+    if kind == "config":
+        return config_record_from_proto(recorddict_pb2.ConfigRecord.FromString(content))
+    return metric_record_from_proto(recorddict_pb2.MetricRecord.FromString(content))
+
+
+def _bytes_of(array: Array) -> tuple[list[Any], memoryview]:
+    """Return an array's description [dtype, shape, stype], and its bytes.
+
+    A numpy array is stored as raw bytes, with stype "". Any other array is stored as Flower has
+    serialized it.
+    """
+    vector = getattr(array, "vector", None)
+    if isinstance(vector, np.ndarray) and not vector.dtype.hasobject:
+        flat = np.ascontiguousarray(vector).reshape(-1)
+        return [vector.dtype.str, list(vector.shape), ""], flat.view(np.uint8).data
+    return [array.dtype, list(array.shape), array.stype], memoryview(array.data)
+
+
+def _array(form: list[Any], content: bytes) -> Array:
+    dtype, shape, stype = form
+    if stype:
+        return Array(dtype, tuple(shape), stype, content)
+    return Array(np.ndarray(tuple(shape), dtype, content))

@@ -1,0 +1,396 @@
+"""`python -m edgewire.deploy.doctor`: checks what a start of a node or of the server would not name.
+
+    python -m edgewire.deploy.doctor --superlink my.server.org:8000 ...    on a device: the node's options
+    python -m edgewire.deploy.doctor --server                              on the server's machine
+
+It prints one line per check: ok, warning or wrong, and what to do. It changes nothing, on this
+machine and on the server. The exit code is 0 if no line says wrong. The doctor does not check what
+the start of a node or of the server names in one line by itself: a folder that cannot be written, a
+port or a key in use, a missing package, a wrong option. `python -m edgewire.deploy.keys list` says
+which nodes are online.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from edgewire.deploy.node import MISSING, client_of, key_of, node_config_of, parser
+from edgewire.machine.errors import UsageError
+from edgewire.machine.proxies import by_proxy
+from edgewire.machine.surroundings import free_memory, print_any_text
+from edgewire.protocol.flower_releases import installed, is_known, lacking
+
+if MISSING is None:
+    from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
+    from edgewire.deploy.device.client import (
+        BUNDLED,
+        FleetClient,
+        ServerRefusal,
+        ahead_of,
+        says_bundled,
+    )
+    from edgewire.deploy.device.node_folder import is_taken, own_key
+    from edgewire.engines.superlink_client import Superlink
+
+PROG = "python -m edgewire.deploy.doctor"
+SERVER = "--server"
+OK, WARNING, WRONG = "ok", "warning", "wrong"
+NODE_MEMORY = 600 << 20, 250 << 20  # bytes for a node with a small model: enough, and the least
+SERVER_MEMORY = 1 << 30, 400 << 20  # bytes for the SuperLink and a ServerApp
+SOON = 30  # days before a certificate expires
+STATUS = "edgewire/status"
+REGISTER = "`python -m edgewire.deploy.keys register NAME`, on the server"
+RENEW = "`python -m edgewire.deploy.keys server --renew NAME`, on the server"
+
+
+class Finding(NamedTuple):
+    """One line of the doctor: the level, what was checked, and the result or the advice."""
+
+    level: str
+    what: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.level:<8} {self.what:<12} {' '.join(self.text.split())}"
+
+
+Check = Callable[[argparse.Namespace], Iterable[Finding]]  # a function of the options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the findings; return the exit code: 1 if anything is wrong, else 0."""
+    print_any_text()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    wrong = False
+    for finding in _findings(given):
+        print(finding, flush=True)
+        wrong = wrong or finding.level == WRONG
+    return int(wrong)
+
+
+def _findings(given: list[str]) -> Iterable[Finding]:
+    """Yield the findings of all checks, in order. An exception in a check becomes a finding."""
+    on_server = SERVER in given
+    options = _server_options(given) if on_server else _node_options(given)
+    if MISSING is not None:
+        yield Finding(WRONG, "Flower", lacking(MISSING))
+        return
+    checks: tuple[Check, ...] = (memory, data, key, ca_certificate, server_of_node)
+    if on_server:
+        checks = (memory, data_of_server, server_certificate, running_server)
+    for check in checks:
+        try:
+            yield from check(options)
+        except Exception as error:
+            what = check.__name__.partition("_")[0]
+            yield Finding(WRONG, what, f"this check failed: {type(error).__name__}: {error}")
+
+
+def _server_options(given: list[str]) -> argparse.Namespace:
+    from edgewire.deploy.server.server import parser as server_parser
+
+    words = [each for each in given if each != SERVER]
+    return server_parser(f"{PROG} {SERVER}").parse_known_args(words)[0]
+
+
+def _node_options(given: list[str]) -> argparse.Namespace:
+    text, _, more = (__doc__ or "").partition("\n\n")
+    made = parser(PROG, text)
+    made.epilog, made.formatter_class = more, argparse.RawDescriptionHelpFormatter
+    made.add_argument(SERVER, action="store_true", help="check the server's machine")
+    options = made.parse_args(given)
+    options.state = options.state.expanduser()
+    return options
+
+
+# Any machine.
+
+
+def memory(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the free memory, unless a node runs here already."""
+    is_node = hasattr(options, "superlink")
+    if is_node and is_taken(options.state):
+        yield Finding(OK, "memory", "a node runs here already")
+        return
+    enough, least = NODE_MEMORY if is_node else SERVER_MEMORY
+    free = free_memory()
+    if free is None:
+        yield Finding(WARNING, "memory", "this system does not say how much is free")
+    elif free >= enough:
+        yield Finding(OK, "memory", f"{free >> 20} MB are free")
+    else:
+        text = f"{free >> 20} MB are free: {enough >> 20} MB are wanted; add swap, for example"
+        yield Finding(WARNING if free >= least else WRONG, "memory", text)
+
+
+def lasting(name: str, certificate: x509.Certificate, renew: str) -> Finding:
+    """Check whether a certificate is valid now.
+
+    `name`: the name of the certificate in the line; `renew`: the advice for a certificate that has
+    expired or soon expires.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    level, text = OK, f"{name}, until {ends:%Y-%m-%d}"
+    if begins > now:
+        level, text = WRONG, f"{name} is valid from {begins:%Y-%m-%d} on: set the clock"
+    elif ends <= now:
+        level, text = WRONG, f"{name} has ended on {ends:%Y-%m-%d}: {renew}"
+    elif (days := (ends - now).days) < SOON:
+        level, text = WARNING, f"{name} ends in {days} days: {renew}"
+    return Finding(level, "certificate", text)
+
+
+def _names_of(certificate: x509.Certificate) -> str:
+    """Return the names and addresses that a certificate is valid for, separated by commas."""
+    with suppress(x509.ExtensionNotFound):
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return ", ".join(str(each.value) for each in found)
+    return ""
+
+
+def _secret(file: Path, what: str) -> Iterable[Finding]:
+    """Yield a warning if other users may read a key file."""
+    if file.stat().st_mode & 0o077:
+        yield Finding(WARNING, what, f"others may read {file}: chmod 600 {file}")
+
+
+# A device.
+
+
+def data(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check that the node's training data can be read."""
+    try:
+        config = node_config_of(options.node_config)
+    except UsageError as error:
+        yield Finding(WRONG, "data", str(error))
+        return
+    if "data" in config:
+        yield own_data(Path(str(config["data"])).expanduser())
+    elif "partition-id" in config:
+        text = f"partition {config['partition-id']} of the run's data set"
+        yield Finding(OK, "data", text)
+    else:
+        yield Finding(
+            WRONG,
+            "data",
+            "none: give --node-config 'data=\"/its/folder\"', or 'partition-id=0 "
+            "num-partitions=2' for a part of a data set that is here",
+        )
+
+
+def own_data(path: Path) -> Finding:
+    """Check a node's own data: a file, or a folder of files, which may be in folders of classes."""
+    try:
+        if path.is_file():
+            with path.open("rb"):
+                return Finding(OK, "data", f"{path}: a file of {path.stat().st_size >> 10} kB")
+        found = [each for each in path.iterdir() if each.name[0] != "."]
+        folders = [each for each in found if each.is_dir()]
+        inner = sum(len(os.listdir(each)) for each in folders)
+    except OSError as error:
+        return Finding(WRONG, "data", f"{path} cannot be read: {error.strerror}")
+    files = len(found) - len(folders) + inner
+    if not files:
+        advice = f"put files there, or images into {path}/CLASS/"
+        return Finding(WRONG, "data", f"{path} holds nothing: {advice}")
+    return Finding(OK, "data", f"{path}: {len(folders)} folders, {files} files")
+
+
+def key(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the node's key."""
+    try:
+        found = _key_in_use(options)
+    except (UsageError, OSError) as error:
+        yield Finding(WRONG, "key", str(error))
+        return
+    if found is None:
+        yield Finding(OK, "key", "the node makes its own at its first start")
+    else:
+        yield from list(_secret(found[1], "key")) or [Finding(OK, "key", str(found[1]))]
+
+
+def _key_in_use(options: argparse.Namespace) -> tuple[ec.EllipticCurvePrivateKey, Path] | None:
+    """Return the node's key and its file; None if the node will make a key.
+
+    Raises `UsageError` or `OSError` if the file holds no such key.
+    """
+    if (file := options.auth_supernode_private_key) is not None:
+        return key_of(file.expanduser()), file.expanduser()
+    own: Path = options.state / "key"
+    return (own_key(own), own) if own.exists() else None
+
+
+def ca_certificate(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the certificate of the CA, with which the node authenticates the server."""
+    file = options.root_certificates
+    if options.insecure:
+        yield Finding(WARNING, "certificate", "--insecure: anybody on the way reads all of it")
+    elif file is not None:
+        try:
+            ca = x509.load_pem_x509_certificate(file.expanduser().read_bytes())
+        except (OSError, ValueError):
+            yield Finding(WRONG, "certificate", f"--root-certificates {file} is none")
+        else:
+            yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")
+
+
+def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the server, through a node's client; stop if the server cannot be reached."""
+    found = None
+    with suppress(UsageError, OSError):  # the check of the key reports these
+        found = _key_in_use(options)
+    try:
+        fleet = client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
+    except UsageError as error:
+        yield Finding(WRONG, "server", str(error))
+        return
+    with closing(fleet):
+        try:
+            first = fleet.get(BUNDLED)
+        except WORTH_WAITING as error:
+            yield Finding(WRONG, "server", reason_of(error, fleet))
+            return
+        if first.status_code not in (200, 404):
+            yield Finding(WRONG, "server", reason_of(ServerRefusal(first), fleet))
+            return
+        where = fleet.address + by_proxy(fleet.address, fleet.secure)
+        if says_bundled(first):
+            yield Finding(OK, "server", f"{where} is there, and takes bundles")
+        else:
+            text = "is there, and takes plain Fleet calls alone: rounds take longer"
+            yield Finding(WARNING, "server", f"{where} {text}")
+        if fleet.secure:  # the client has accepted the server's certificate
+            shown = first.extensions["network_stream"].get_extra_info("ssl_object")
+            certificate = x509.load_der_x509_certificate(shown.getpeercert(True) or b"")
+            yield lasting(f"the server's, for {_names_of(certificate)}", certificate, RENEW)
+        ahead = ahead_of(first)
+        if (trouble := clock_trouble(ahead)) is not None:
+            yield Finding(WRONG, "clock", trouble)
+            return
+        if ahead is None:
+            yield Finding(WARNING, "clock", "the server does not say what time it is")
+        else:
+            text = f"within {max(abs(ahead), 1):.0f} s of the server's"
+            yield Finding(OK, "clock", text)
+        if found is None:
+            yield Finding(OK, "registered", "not yet: the node registers its key itself")
+        else:
+            yield from _registered(fleet, options, bundled=says_bundled(first))
+
+
+def _registered(
+    fleet: FleetClient, options: argparse.Namespace, *, bundled: bool
+) -> Iterable[Finding]:
+    """Check whether the server knows this node's key, and whether their versions go together."""
+    response = fleet.get(STATUS) if bundled else None
+    if response is None or response.status_code == 404:  # Flower's SuperLink, or an older server
+        text = "this server does not say; the node's log says whether it takes the key"
+        yield Finding(WARNING, "registered", text)
+        return
+    if response.status_code != 200:
+        yield Finding(WRONG, "registered", reason_of(ServerRefusal(response), fleet))
+        return
+    said: dict[str, Any] = response.json()
+    if said.get("registered"):
+        yield Finding(OK, "registered", f"as node {said.get('node')}")
+        theirs = str(said.get("flwr", ""))
+        text = (
+            f"Flower {installed()}, Python {platform.python_version()} here; "
+            f"Flower {theirs}, Python {said.get('python', '')} there"
+        )
+        if is_known(theirs) and is_known(installed()):
+            yield Finding(OK, "versions", text)
+        else:
+            yield Finding(WARNING, "versions", f"{text}: these were not tried together")
+    elif options.auth_supernode_private_key is not None:
+        text = f"the server does not know this node's key: {REGISTER}"
+        yield Finding(WRONG, "registered", text)
+    else:
+        text = "the server does not know this node's own key: it takes it with --any-node"
+        yield Finding(WARNING, "registered", text)
+
+
+# The server's machine.
+
+
+def data_of_server(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the data on which the server evaluates its models."""
+    folder = options.data or Path("data")
+    if folder.is_dir() and os.access(folder, os.R_OK):
+        yield Finding(OK, "data", f"runs may read below {folder}")
+    elif options.data is not None:
+        yield Finding(WRONG, "data", f"--data {folder} is no folder that can be read")
+    else:
+        yield Finding(WARNING, "data", f"there is no {folder}: only digits needs none")
+
+
+def server_certificate(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the CA, the server's certificate and its key."""
+    from edgewire.deploy.certificates import CA
+    from edgewire.deploy.certificates import SERVER as OWN
+
+    if options.insecure:
+        yield Finding(WARNING, "certificate", "--insecure: none, for trying on this machine")
+        return
+    files = [options.keys / name for name in (f"{CA}.crt", f"{OWN}.crt", f"{OWN}.key")]
+    try:
+        ca, own = (x509.load_pem_x509_certificate(file.read_bytes()) for file in files[:2])
+        private = load_pem_private_key(files[2].read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        text = f"{error}: `python -m edgewire.deploy.keys server NAME` makes certificates"
+        yield Finding(WRONG, "certificate", text)
+        return
+    yield from _secret(files[2], "certificate")
+    if private.public_key() != own.public_key():
+        yield Finding(WRONG, "certificate", f"{files[2]} is not the key of {files[1]}: {RENEW}")
+    try:
+        own.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature):
+        yield Finding(WRONG, "certificate", f"{files[1]} is not signed by {files[0]}: {RENEW}")
+    yield lasting(f"the server's, for {_names_of(own)}", own, RENEW)
+    yield lasting("the CA's", ca, "make a new one, for each device, too")
+
+
+def running_server(options: argparse.Namespace) -> Iterable[Finding]:
+    """Check the server if it is running."""
+    from edgewire.deploy.certificates import CA
+    from edgewire.deploy.server.server import is_local
+
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
+    address = f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}"
+    root = None if options.insecure else str(options.keys / f"{CA}.crt")
+    try:
+        superlink = Superlink(address, root, ("--port ", "--keys: "))
+    except UsageError as error:
+        yield Finding(WARNING, "server", f"it does not run: {error}")
+        return
+    with closing(superlink):
+        if superlink.bundles:
+            yield Finding(OK, "server", f"runs at {superlink.address}, with bundles")
+        else:
+            text = f"runs at {superlink.address} without bundles: is it Flower's own?"
+            yield Finding(WARNING, "server", text)
+        from_outside = {"x-forwarded-for": "192.0.2.1"}  # an address reserved for documentation
+        if superlink.http.get("/health", headers=from_outside).status_code == 403:
+            yield Finding(OK, "gate", "from outside, /v1/fleet/ alone is open")
+        else:
+            text = "none: who reaches the port can start runs; start `python -m edgewire.deploy.server`"
+            yield Finding(WARNING if is_local(options.host) else WRONG, "gate", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""`python -m edgewire.deploy.node`: the process of a device, which trains for a SuperLink's runs.
+
+It uses Flower's Fleet API, so it works with any SuperLink and any Flower app. After a failure it
+waits and tries again. It ends on SIGTERM or SIGINT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import signal
+import ssl
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from edgewire.machine.errors import UsageError
+from edgewire.machine.proxies import (
+    expect_address,
+    expect_usable_proxies,
+    keep_loopback_direct,
+    unproxied,
+)
+from edgewire.protocol.flower_releases import lacking
+
+MISSING: ImportError | None = None
+try:
+    from flwr.app import UserConfig
+    from flwr.common.config import parse_config_args
+
+    from edgewire.deploy.device.apps import OtherApp
+    from edgewire.deploy.device.client import FleetClient
+    from edgewire.deploy.device.heartbeats import Membership
+    from edgewire.deploy.device.node_folder import NodeFolder
+    from edgewire.deploy.device.node_loop import Device
+except ImportError as error:  # Flower is missing or unsupported: `main` reports this
+    MISSING = error
+
+log = logging.getLogger("edgewire")
+
+
+def main(arguments: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
+    """Run a node with the options of the command line; exit with code 2 for an invalid option.
+
+    `client`: the class of the client that connects to the server; None: `FleetClient`.
+    """
+    reader = parser()
+    given = reader.parse_args(arguments)
+    if MISSING is not None:
+        reader.error(lacking(MISSING))
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        node_folder = NodeFolder(given.state.expanduser())
+        file = given.auth_supernode_private_key
+        key = node_folder.key() if file is None else key_of(file.expanduser())
+        config = node_config_of(given.node_config)
+        expect_digests(given.app)
+        fleet = client_of(given, key, client)
+    except UsageError as error:
+        reader.error(str(error))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _ended)
+    member = Membership(fleet, node_folder, registers=given.auth_supernode_private_key is None)
+    try:
+        Device(fleet, node_folder, member, config, apps=given.app).serve()
+    except OtherApp:
+        log.info("another app: this process starts anew for it")
+        # Another app needs a new process. `finally` does not run then, so the node stays online.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        member.leave()
+        fleet.close()
+        node_folder.close()
+
+
+def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Return a node's private key from a file in OpenSSH's format.
+
+    Raises `UsageError` if the file cannot be read or holds no elliptic-curve key.
+    """
+    try:
+        key = load_ssh_private_key(file.read_bytes(), None)
+    except OSError as error:
+        raise UsageError(f"--auth-supernode-private-key {file}: {error.strerror}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"{file} is no private key (ssh-keygen -t ecdsa makes one)") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UsageError(f"{file} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
+    return key
+
+
+def node_config_of(text: str | None) -> UserConfig:
+    """Return the values of `--node-config`. Raises `UsageError` if they cannot be parsed."""
+    try:
+        config: UserConfig = parse_config_args([text] if text else None)
+    except (click.ClickException, OSError, ValueError) as error:
+        text = error.message if isinstance(error, click.ClickException) else str(error)
+        raise UsageError(f"--node-config: {' '.join(text.split())}") from error
+    return config
+
+
+def expect_digests(arguments: list[str]) -> None:
+    """Raise `UsageError` for a value that is not a SHA-256 in 64 hexadecimal digits."""
+    for word in arguments:
+        if not re.fullmatch("[0-9a-f]{64}", word):
+            raise UsageError(
+                f"--app {word} is no SHA-256: `python -m edgewire.deploy.keys app` says it"
+            )
+
+
+def client_of(
+    given: argparse.Namespace,
+    key: ec.EllipticCurvePrivateKey,
+    kind: type[FleetClient] | None = None,
+) -> FleetClient:
+    """Return a client of the server that the options name.
+
+    Raises `UsageError` for invalid options.
+    """
+    certificates = given.root_certificates
+    if given.insecure and certificates is not None:
+        raise UsageError("--insecure and --root-certificates exclude each other")
+    if given.insecure and given.auth_supernode_private_key is not None:
+        raise UsageError("a key is of no use without TLS: drop --insecure, and name the CA")
+    expect_address(given.superlink, "--superlink ")
+    keep_loopback_direct(given.superlink)
+    expect_usable_proxies(given.superlink)
+    try:
+        with unproxied(given.superlink):
+            return (kind or FleetClient)(
+                given.superlink,
+                key,
+                insecure=given.insecure,
+                root_certificates=certificates and certificates.expanduser(),
+            )
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"--root-certificates {certificates}: {reason}") from error
+
+
+def _ended(number: int, frame: object) -> NoReturn:
+    """End the process at once. No file is left incomplete, because files are written atomically."""
+    raise SystemExit(0)
+
+
+def parser(
+    prog: str = "python -m edgewire.deploy.node", text: str | None = None
+) -> argparse.ArgumentParser:
+    """Return the parser of a node's options. `prog`: the command's name; `text`: its help text."""
+    made = argparse.ArgumentParser(prog=prog, description=text or __doc__)
+    add = made.add_argument
+    add("--superlink", required=True, metavar="HOST:PORT", help="the server's Fleet API")
+    add(
+        "--state",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="what the node keeps: its own folder",
+    )
+    add("--root-certificates", type=Path, metavar="FILE", help="the CA of the server's certificate")
+    add("--insecure", action="store_true", help="without TLS: only to try it out")
+    add(
+        "--auth-supernode-private-key",
+        type=Path,
+        metavar="FILE",
+        help="the node's key, which the server knows; without one it makes a key and registers it",
+    )
+    add("--node-config", metavar="KEY=VALUE", help="such as 'data=\"/its/folder\"'")
+    add(
+        "--app",
+        action="append",
+        default=[],
+        metavar="SHA256",
+        help="take this app alone, whatever the server sends; may be given several times",
+    )
+    return made
+
+
+if __name__ == "__main__":
+    main()

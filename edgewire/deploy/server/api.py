@@ -1,0 +1,360 @@
+"""HTTP calls that this project adds to Flower's: long polling, and whole messages in one request.
+
+    GET  /v1/fleet/edgewire               "1": this server has all of these calls
+    GET  /v1/fleet/edgewire/status        JSON: what the server knows about the node that asks
+    POST /v1/fleet/edgewire/compact/pull  wait for a node's next message; return it with its objects
+    POST /v1/fleet/edgewire/compact/push  store a node's reply with its objects
+    POST /v1/runtime/edgewire/pull        wait for replies to a ServerApp; return them with objects
+    POST /v1/runtime/edgewire/push        store a ServerApp's messages with their objects
+    GET  /v1/control/edgewire/runs/RUN       JSON: the names and sizes of a run's files
+    GET  /v1/control/edgewire/runs/RUN/FILE  one of these files, from byte `?start=` on
+
+The body of a node's call begins with a signed header (`edgewire.deploy.signed_header`), which says
+for how many seconds the server may hold a pull. Its bundles are compact
+(`edgewire.deploy.compact_bundle`). In a pull the random number of the node's process follows
+(`edgewire.deploy.server.duplicates`). The response is empty if there is no message, or a bundle
+with Flower's response as its first part, "response". If the node has not replied to its last
+message, a pull returns that message again. A pull is also a heartbeat.
+
+The body of a ServerApp's pull is Flower's request to pull messages. The header `edgewire-wait` says
+for how many seconds the server may hold the pull. The response is a bundle
+(`edgewire.protocol.bundle`).
+
+The body of a push is a bundle with Flower's request as its first part, "request". The response is
+Flower's. A node's push also confirms the message that it replies to.
+
+A node is authenticated by its signature, and a ServerApp is authenticated by its token, as in
+Flower. The other calls are open only to this machine (`edgewire.deploy.server.access`).
+
+Flower's own calls work as before, and wake the waiting pulls. The server compresses an app's bundle
+for clients that accept gzip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEADER
+from flwr.supercore.dependencies.task import authenticate_task
+from flwr.supercore.error import http_error_translator
+from flwr.superlink.dependencies.linkstate import get_linkstate
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from google.protobuf.message import DecodeError
+from google.protobuf.message import Message as Protobuf
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from edgewire.deploy import compact_bundle
+from edgewire.deploy.server import message_store
+from edgewire.deploy.server.access import LIMIT, App, Scope, Send
+from edgewire.deploy.server.duplicates import DuplicateNodes
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply, parts_of_replies
+from edgewire.deploy.server.keyed_condition import KeyedCondition
+from edgewire.deploy.server.node_registry import status_of
+from edgewire.deploy.server.redelivery import Redelivery
+from edgewire.deploy.server.run_files import results_of
+from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, length_of
+from edgewire.deploy.signed_header import LONGEST, SignedHeader, read_header
+from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
+
+OURS = "edgewire"
+COMPACT = f"{OURS}-compact"
+APP, OBJECT = "/v1/fleet/get-fab", "/v1/fleet/push-object"
+WAIT = f"{OURS}-wait"
+USUAL_WAIT, LONGEST_WAIT = 20.0, 55.0  # seconds
+# Seconds after which a waiting pull checks for new messages and replies, if no call wakes it.
+NODE_LOOKS, SERVER_LOOKS = 5.0, 1.0
+OBJECTS_WAIT, OBJECTS_LOOK = 60.0, 0.01  # seconds: wait for missing objects; between checks
+AT_A_TIME = 2  # parallel pushes of a node: one may be broken and not ended yet
+OTHER_PUSH = "/v1/runtime/push-messages"  # Flower's own call of a ServerApp, without objects
+PLAIN, PROTOBUF = "application/octet-stream", "application/protobuf"
+Kind = TypeVar("Kind", bound=Protobuf)
+Reader = Callable[[bytes, int, int], list[tuple[str, bytes]]]
+
+
+class BundleApi:
+    """Wraps a SuperLink's ASGI app, and answers this project's own calls.
+
+    `output`: the folder that holds each run's folder of results; None: no files are served.
+    `budget`: the memory for the bodies of compact pushes.
+    """
+
+    def __init__(
+        self, app: App, output: Path | None = None, budget: BodyBudget | None = None
+    ) -> None:
+        self._app = app
+        self._budget = budget or BodyBudget()
+        self._zipped = GZipMiddleware(app, compresslevel=9)
+        self._output = output
+        self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
+        self._arriving = IncompleteReplies()
+        self._sending = Counter[str]()  # public key of a node -> objects that it is sending now
+        self._pushing = Counter[int]()  # node id -> bundles that it is sending now
+        self._routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+            ("GET", f"/v1/fleet/{OURS}"): self._hello,
+            ("GET", f"/v1/fleet/{OURS}/status"): self._status,
+            ("POST", f"/v1/fleet/{OURS}/compact/pull"): self._node_pulls,
+            ("POST", f"/v1/fleet/{OURS}/compact/push"): self._node_pushes,
+            ("POST", "/v1/fleet/push-messages"): self._other_node_pushes,
+            ("POST", f"/v1/runtime/{OURS}/pull"): self._server_pulls,
+            ("POST", f"/v1/runtime/{OURS}/push"): self._server_pushes,
+            ("POST", OTHER_PUSH): self._server_pushes,
+        }
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Answer this project's calls; forward any other request."""
+        if scope["type"] == "lifespan":  # uvicorn would log a line for each request
+            logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
+        answer = self._route(scope) if scope["type"] == "http" else None
+        if answer is None:
+            await self._passed_on(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        response = await http_error_translator(request, answer)
+        await response(scope, receive, send)
+
+    async def _passed_on(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Forward a request to Flower's app."""
+        path = scope["path"] if scope["type"] == "http" else ""
+        if path == OBJECT:
+            with _counted(self._sending, Headers(scope=scope).get(FLEET_HTTP_PUBLIC_KEY_HEADER)):
+                await self._app(scope, receive, send)
+            return
+        await (self._zipped if path == APP else self._app)(scope, receive, send)
+        if path == "/v1/control/stop-run":
+            self._bell.ring()
+
+    def _route(self, scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+        found = self._routes.get((scope["method"], scope["path"]))
+        if found is None and scope["path"].startswith(f"/v1/control/{OURS}/runs/"):
+            return partial(results_of, self._output)
+        return found
+
+    async def _hello(self, request: Request) -> Response:
+        return PlainTextResponse("1", headers={COMPACT: str(compact_bundle.FORM)})
+
+    async def _status(self, request: Request) -> Response:
+        asks = _read(ActivateNodeRequest, b"")
+        with suppress(KeyError, ValueError):  # Flower refuses a request without a key below
+            asks.public_key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
+        await _as_node(request, asks)
+        state = get_linkstate(request)
+        return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
+
+    async def _node_pulls(self, request: Request) -> Response:
+        signed, pieces = await _read_signed(request)
+        number = await _rest(pieces)
+        node, state = signed.node_id, get_linkstate(request)
+        if self._twins.is_ousted(node, number, lambda: self._handed.again(node, state) is not None):
+            raise HTTPException(409, "another node is online with this key")
+        await run_in_threadpool(message_store.mark_online, node, state)
+        wanted = PullMessagesRequest(node=Node(node_id=node))
+
+        def look() -> Awaitable[message_store.Load | None]:
+            return run_in_threadpool(message_store.for_node, wanted, self._handed, state)
+
+        load = await self._bell.wait_for(
+            ("node", node), look, min(signed.wait, LONGEST_WAIT), lambda: NODE_LOOKS, alone=True
+        )
+        if load is None:
+            return Response(b"")
+        await _wait_for_objects(load)
+        return Response(compact_bundle.compact(load.parts()))
+
+    async def _node_pushes(self, request: Request) -> Response:
+        signed, pieces = await _read_signed(request)
+        if self._pushing[signed.node_id] >= AT_A_TIME:
+            raise HTTPException(429, "this node sends so many replies already")
+        size = length_of(request.scope) or 0
+        with _counted(self._pushing, signed.node_id):
+            async with self._budget.held(signed.node_id, size) if size > SMALL else nullcontext():
+                parts = await _parts(await _rest(pieces), read=compact_bundle.parts_of)
+                return await self._stored(request, parts, signed.node_id)
+
+    async def _other_node_pushes(self, request: Request) -> Response:
+        """Store a reply that a node has pushed by Flower's own call, by the rules of this module.
+
+        The node pushes the reply's objects later, each by a call of its own.
+        """
+        body = await _body(request)
+        asks = _read(PushMessagesRequest, body)
+        await _as_node(request, asks)
+        return await self._stored(request, [("request", body)], asks.node.node_id)
+
+    async def _stored(
+        self, request: Request, found: list[tuple[str, bytes]], asks: int
+    ) -> Response:
+        """Store the reply of the node `asks`, given the parts of the reply's bundle."""
+        parts = dict(found)
+        pushed = _read(PushMessagesRequest, parts.pop("request", b""))
+        confirm = parts.pop("confirm", None)
+        said = [pushed.node.node_id, *(m.metadata.src_node_id for m in pushed.messages_list)]
+        if said != [asks, asks] or len(pushed.message_object_trees) != 1:
+            raise HTTPException(400, "a push holds one message, of the node that pushes it")
+        confirmed = None if confirm is None else _read(ConfirmMessageReceivedRequest, confirm)
+        state = get_linkstate(request)
+        try:
+            response = await run_in_threadpool(
+                message_store.from_node, pushed, parts, confirmed, self._handed, state
+            )
+        except ValueError as error:
+            raise HTTPException(400, f"this reply is not taken: {error}") from error
+        self._bell.ring(("run", pushed.messages_list[0].metadata.run_id))
+        return Response(response.SerializeToString(), media_type=PROTOBUF)
+
+    async def _server_pulls(self, request: Request) -> Response:
+        state, task = get_linkstate(request), await _task(request)
+        wanted = _read(PullAppMessagesRequest, await _body(request))
+
+        async def look() -> list[Reply] | None:
+            await _task(request)  # fails if the run has been stopped meanwhile
+            return await run_in_threadpool(
+                message_store.for_server, wanted, self._arriving, self._sends, state, task
+            )
+
+        def pause() -> float:
+            return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
+
+        found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
+        if found is None:
+            return _frames([("response", b"")])
+        await run_in_threadpool(message_store.received, found, state)
+        return _frames(parts_of_replies(found))
+
+    def _sends(self, key: bytes) -> bool:
+        """Return whether the node with this public key is sending an object now."""
+        return self._sending[b64encode(key).decode()] > 0
+
+    async def _server_pushes(self, request: Request) -> Response:
+        state, task = get_linkstate(request), await _task(request)
+        body, flowers = await _body(request), request.scope["path"] == OTHER_PUSH
+        parts = {"request": body} if flowers else dict(await _parts(body, OF_MANY))
+        pushed = _read(PushAppMessagesRequest, parts.pop("request", b""))
+        response = await run_in_threadpool(message_store.from_server, pushed, parts, state, task)
+        nodes = {message.metadata.dst_node_id for message in pushed.messages_list}
+        if nodes:
+            self._bell.ring(*(("node", node) for node in nodes))
+        return Response(response.SerializeToString(), media_type=PROTOBUF if flowers else PLAIN)
+
+
+async def _as_node(request: Request, claimed: Protobuf) -> None:
+    """Let Flower check that the node in `claimed`, a protobuf message, has signed the request."""
+    request.state.protobuf_request = claimed
+    await run_in_threadpool(authenticate_node, request)
+
+
+async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
+    """Return the signed header of a compact request, and the rest of its body in pieces.
+
+    Raises `HTTPException` or Flower's error, without reading the rest of the body, unless a known
+    node has signed the header.
+    """
+    _expect_length(request)
+    pieces, first = request.stream(), b""
+    async for piece in pieces:
+        first += piece
+        if len(first) >= LONGEST:
+            break
+    try:
+        signed, rest = read_header(first)
+    except ValueError as error:
+        raise HTTPException(400, f"this is no compact request: {error}") from error
+    key = await run_in_threadpool(message_store.key_of, signed.node_id, get_linkstate(request))
+    headers = Headers(signed.headers(key))
+    authenticated = Request({**request.scope, "headers": headers.raw})
+    await _as_node(authenticated, PullMessagesRequest(node=Node(node_id=signed.node_id)))
+
+    async def others() -> AsyncIterator[bytes]:
+        yield rest
+        async for piece in pieces:
+            yield piece
+
+    return signed, others()
+
+
+async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+async def _task(request: Request) -> Any:
+    """Return the task of the ServerApp that sends a request, after Flower has checked its token."""
+    token = request.headers.get(TASK_TOKEN_HEADER)
+    return await run_in_threadpool(authenticate_task, request, token, get_linkstate(request))
+
+
+async def _body(request: Request) -> bytes:
+    _expect_length(request)
+    return await request.body()
+
+
+def _expect_length(request: Request) -> None:
+    if int(request.headers.get("content-length", LIMIT + 1)) > LIMIT:
+        raise HTTPException(413, f"a bundle says how long it is, and has at most {LIMIT} bytes")
+
+
+async def _parts(
+    body: bytes, most: int = MOST_PARTS, read: Reader = parts_of
+) -> list[tuple[str, bytes]]:
+    """Return a bundle's parts. Parsing may take a second, so it runs in a thread."""
+    try:
+        return await run_in_threadpool(read, body, LIMIT, most)
+    except ValueError as error:
+        raise HTTPException(400, f"this is no bundle: {error}") from error
+
+
+def _read(kind: type[Kind], content: bytes) -> Kind:
+    try:
+        found: Kind = kind.FromString(content)
+    except DecodeError as error:
+        raise HTTPException(400, f"this is no {kind.DESCRIPTOR.name}") from error
+    return found
+
+
+def _seconds(request: Request) -> float:
+    """Return for how many seconds the server may hold a pull, from the request's header."""
+    try:
+        asked = float(request.headers.get(WAIT, USUAL_WAIT))
+    except ValueError as error:
+        raise HTTPException(400, f"{WAIT} is a number of seconds") from error
+    return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
+
+
+@contextmanager
+def _counted(counter: Counter[Any], key: Hashable) -> Iterator[None]:
+    """Increase the key's count by one within this context."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
+
+
+async def _wait_for_objects(load: message_store.Load) -> None:
+    """Wait at most `OBJECTS_WAIT` seconds for a message's objects."""
+    until = time.monotonic() + OBJECTS_WAIT
+    while load.missing and time.monotonic() < until:
+        await asyncio.sleep(OBJECTS_LOOK)
+        await run_in_threadpool(load.fetch)
+
+
+def _frames(parts: list[tuple[str, bytes]]) -> Response:
+    return Response(frames(parts), media_type=PLAIN)

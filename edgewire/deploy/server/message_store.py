@@ -1,0 +1,274 @@
+"""Stores messages with their objects in a SuperLink's state, and loads them.
+
+Flower has one handler for each kind of HTTP request. This module calls these handlers for each part
+of a bundle. If the state is a database, all changes of a bundle are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from flwr.proto.fleet_pb2 import (
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    Message,
+    ObjectTree,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    PullAppMessagesRequest,
+    PushAppMessagesRequest,
+    PushAppMessagesResponse,
+)
+from flwr.supercore.error import ApiErrorCode, FlowerError
+from flwr.supercore.inflatable import inflatable_object as inflatable
+from flwr.superlink.servicer.fleet import fleet_handlers as fleet
+from flwr.superlink.servicer.runtime import runtime_handlers as runtime
+
+from edgewire.deploy.server.incomplete_replies import IncompleteReplies, Reply
+from edgewire.deploy.server.redelivery import Redelivery
+from edgewire.protocol.bundle import MOST_PARTS
+
+Reader = Callable[[PullObjectRequest], PullObjectResponse]
+Writer = Callable[[PushObjectRequest], PushObjectResponse]
+SERVER = Node(node_id=1)  # the ServerApp
+_registering = Lock()
+
+
+@dataclass
+class Load:
+    """The result of a pull: Flower's response, and the message's objects that have arrived.
+
+    `read`: loads an object from the state. `objects`: id -> content of the objects that have
+    arrived. `missing`: id -> run id of the objects that have not arrived.
+    """
+
+    response: PullMessagesResponse
+    node: Node
+    read: Reader
+    objects: dict[str, bytes] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+
+    def parts(self) -> list[tuple[str, bytes]]:
+        """Return the response and the objects, children first, as parts, each (name, content)."""
+
+        def height(content: bytes) -> int:  # a database has sorted the objects by name
+            below = inflatable.get_object_children_ids_from_object_content(content)
+            return 1 + max((height(self.objects[n]) for n in below if n in self.objects), default=0)
+
+        found = sorted(self.objects.items(), key=lambda each: height(each[1]))
+        return [("response", self.response.SerializeToString()), *found]
+
+    def fetch(self) -> None:
+        """Load missing objects that have arrived; remove objects that will never arrive.
+
+        Raises `FlowerError` if the run is over.
+        """
+        for name, run in list(self.missing.items()):
+            found = self.read(PullObjectRequest(node=self.node, run_id=run, object_id=name))
+            if found.object_available:
+                self.objects[name] = found.object_content
+            if found.object_available or not found.object_found:
+                del self.missing[name]
+
+
+def whole(state: Any) -> AbstractContextManager[Any]:
+    """Return a context in which all changes are one transaction, if the state is a database."""
+    return getattr(state, "session", nullcontext)()
+
+
+def key_of(node_id: int, state: Any) -> bytes:
+    """Return a node's public key; b"" for an unknown node."""
+    found = state.get_node_info(node_ids=[node_id])
+    return found[0].public_key if found else b""
+
+
+def mark_online(node_id: int, state: Any) -> None:
+    """Mark a node as online, as a heartbeat does."""
+    found = state.get_node_info(node_ids=[node_id])
+    if found and found[0].heartbeat_interval > 0:
+        state.acknowledge_node_heartbeat(node_id, found[0].heartbeat_interval)
+
+
+def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Load | None:
+    """Return the next message for a node, with its objects; None if no message exists.
+
+    `handed`: messages that the node has pulled and not replied to. They are sent again first,
+    because a node that pulls has not received them.
+    """
+    node = request.node.node_id
+    with whole(state):
+        response = handed.again(node, state)
+        response = response or fleet.pull_messages(request, state, state.object_store)
+        handed.note(node, response)
+        load = Load(response, request.node, lambda wanted: fleet.pull_object(wanted, state))
+        for message, tree in zip(
+            response.messages_list, response.message_object_trees, strict=True
+        ):
+            names = (each.object_id for each in inflatable.iterate_object_tree(tree))
+            load.missing.update(dict.fromkeys(names, message.metadata.run_id))
+        try:
+            load.fetch()
+        except FlowerError:  # the run is over
+            return None
+        return load if response.messages_list else None
+
+
+def from_node(
+    request: PushMessagesRequest,
+    objects: Mapping[str, bytes],
+    confirm: ConfirmMessageReceivedRequest | None,
+    handed: Redelivery,
+    state: Any,
+) -> PushMessagesResponse:
+    """Store a node's reply and its objects; remove the answered message from `handed`.
+
+    `confirm`: the node's confirmation of the answered message, or None. The response lists missing
+    objects as `objects_to_push`, and the node pushes these one by one. Raises `FlowerError` if the
+    run is over or unknown, and `ValueError` for a tree of objects that is not sound.
+    """
+    run = request.messages_list[0].metadata.run_id
+    with whole(state):
+        expect_known(run, state)
+        with _registering:  # else the store could change between the check and the call
+            tree = request.message_object_trees[0]
+            expect_sound(request.messages_list[0], tree, state.object_store)
+            tree.CopyFrom(flat_tree(tree))
+            response = fleet.push_messages(request, state)
+        _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
+        if confirm is not None:
+            fleet.confirm_message_received(confirm, state, state.object_store)
+        asked = request.messages_list[0].metadata.reply_to_message_id
+        handed.replied(request.node.node_id, asked)
+        return response
+
+
+def flat_tree(tree: ObjectTree) -> ObjectTree:
+    """Return a tree in which all other objects of a message are children of the message itself.
+
+    The store keeps the children that the first tree with a name gives to it. So a node could give
+    false children to an object that others send later, and 40 names could become 2 ** 40 objects.
+    """
+    names = dict.fromkeys(each.object_id for each in inflatable.iterate_object_tree(tree))
+    below = [ObjectTree(object_id=each) for each in names if each != tree.object_id]
+    return ObjectTree(object_id=tree.object_id, children=below)
+
+
+def expect_sound(reply: Message, tree: ObjectTree, store: Any) -> None:
+    """Raise `ValueError` if a node's tree is not that of its reply, or holds another message.
+
+    The hash (Flower's `Message.deflate`) shows that no other object is announced as a message.
+    """
+    for count, each in enumerate(inflatable.iterate_object_tree(tree)):
+        if count == MOST_PARTS or not inflatable.is_valid_sha256_hash(each.object_id):
+            raise ValueError(f"a message has at most {MOST_PARTS} objects, each named by a SHA-256")
+    said = Message(metadata=reply.metadata, error=reply.error if reply.HasField("error") else None)
+    said.metadata.message_id = ""
+    body = said.SerializeToString(deterministic=True)
+    below = "".join(each.object_id for each in tree.children[:1])
+    name = inflatable.get_object_id(f"Message {below} {len(body)}\0".encode() + body)
+    if not name == tree.object_id == reply.metadata.message_id:
+        raise ValueError("the tree of objects is not that of the message")
+    for each in [flat := flat_tree(tree), *flat.children]:
+        kept = store.get_object_tree(each.object_id) if each.object_id in store else each
+        if {one.object_id for one in kept.children} != {one.object_id for one in each.children}:
+            raise ValueError("an object has other parts at the server")
+
+
+def expect_known(run: int, state: Any) -> None:
+    """If the run is unknown, raise the `FlowerError` that Flower raises for a finished run."""
+    if not state.get_run_info(run_ids=[run]):
+        raise FlowerError(ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED, f"run {run} is unknown")
+
+
+def for_server(
+    request: PullAppMessagesRequest,
+    arriving: IncompleteReplies,
+    sends: Callable[[bytes], bool],
+    state: Any,
+    task: Any,
+) -> list[Reply] | None:
+    """Return the replies to a ServerApp's messages that are ready; None if no reply is ready.
+
+    `arriving`: the incomplete replies; `sends`: returns whether the node with this public key is
+    sending an object now; `task`: the ServerApp's task.
+    """
+
+    def fetch(name: str) -> bytes | None:
+        wanted = PullObjectRequest(node=SERVER, run_id=task.run_id, object_id=name)
+        found = runtime.pull_object(wanted, state, task)
+        if not found.object_found:
+            raise LookupError(name)
+        return found.object_content if found.object_available else None
+
+    with whole(state):
+        if ids := arriving.not_yet(task.run_id, request.message_ids):
+            asks = PullAppMessagesRequest(message_ids=ids)
+            arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
+        try:
+            found = arriving.ready(
+                task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+            )
+        except FlowerError:  # the run is over
+            return None
+    return found or None
+
+
+def received(replies: Iterable[Reply], state: Any) -> None:
+    """Delete the objects of replies that a ServerApp has received, also of incomplete replies."""
+    with whole(state):
+        for each in replies:
+            state.object_store.delete(each.message.metadata.message_id)
+
+
+def from_server(
+    request: PushAppMessagesRequest, objects: Mapping[str, bytes], state: Any, task: Any
+) -> PushAppMessagesResponse:
+    """Store a ServerApp's messages and their objects.
+
+    The response lists missing objects as `objects_to_push`. `task`: the ServerApp's task.
+    """
+    for tree in request.message_object_trees:
+        tree.CopyFrom(flat_tree(tree))
+    with whole(state):
+        response = runtime.push_messages(request, state, task)
+
+        def push(pushed: PushObjectRequest) -> PushObjectResponse:
+            return runtime.push_object(pushed, state, task)
+
+        _store(response, objects, SERVER, task.run_id, push)
+        return response
+
+
+def _store(response: Any, objects: Mapping[str, bytes], node: Node, run: int, push: Writer) -> None:
+    """Store the objects that the response asks for in `objects_to_push`.
+
+    Afterwards that list names only the objects that are still missing.
+    """
+
+    def is_stored(name: str) -> bool:
+        request = PushObjectRequest(
+            node=node,
+            run_id=run,
+            object_id=name,
+            object_content=objects[name],
+            session_id=response.session_id,
+        )
+        return push(request).stored
+
+    missing = [n for n in response.objects_to_push if n not in objects or not is_stored(n)]
+    del response.objects_to_push[:]
+    response.objects_to_push.extend(missing)

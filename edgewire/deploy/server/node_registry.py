@@ -1,0 +1,124 @@
+"""Stores the registered nodes in a file, so that they survive a restart of the server.
+
+This replaces a SuperLink's database, which executes 240 statements per message. With small messages
+these statements take most of a round's time. A run's rows would be useless after a restart, because
+its ServerApp is gone, and a resumed run is a new run. So the SuperLink holds its state in memory,
+and only the registered nodes and their ids are written to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from flwr.proto.node_pb2 import NodeInfo
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from starlette.concurrency import run_in_threadpool
+
+from edgewire.deploy.server.access import App, Scope, Send
+from edgewire.machine.errors import UsageError
+from edgewire.protocol.flower_releases import installed
+
+# Attributes of Flower's in-memory state.
+KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")
+CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
+log = getLogger("edgewire")
+ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
+
+
+class Registry:
+    """Wraps a SuperLink's ASGI app: loads the nodes at the start, and saves every change."""
+
+    def __init__(self, app: App, file: Path) -> None:
+        self._app = app
+        self._file = file
+        self._keeps = True
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        """Forward a request; after a change of the nodes, save them before the response is sent."""
+        if scope["type"] == "lifespan":
+            state = state_of(scope)
+            self._keeps = all(hasattr(state, each) for each in KEPT)
+            if self._keeps:
+                restore(state, self._file)
+            else:
+                log.warning("this Flower keeps nodes otherwise: who is registered is not written")
+        elif self._keeps and scope["type"] == "http" and scope["path"] in CHANGING:
+            state = state_of(scope)
+
+            async def noted(message: Scope) -> None:
+                if message["type"] == "http.response.start":
+                    await run_in_threadpool(save, state, self._file)
+                await send(message)
+
+            await self._app(scope, receive, noted)
+            return
+        await self._app(scope, receive, send)
+
+
+def save(state: Any, file: Path) -> None:
+    """Write the registered nodes of an in-memory state to the file, atomically.
+
+    Raises `OSError` if the file cannot be written.
+    """
+    with state.lock:
+        known = state.node_public_key_to_node_id
+        for each in state.nodes.values():
+            # Flower stores the key of an unregistered node, and refuses to register that key again.
+            if each.status == GONE and known.get(each.public_key) == each.node_id:
+                del known[each.public_key]
+        nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
+    partial = file.with_suffix(".part")
+    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(handle, "w") as text:
+        json.dump(nodes, text, indent=1)
+        text.flush()
+        os.fsync(handle)
+    os.replace(partial, file)
+
+
+def restore(state: Any, file: Path) -> None:
+    """Load the registered nodes from a file, if it exists, into an in-memory state.
+
+    Raises `UsageError` for a damaged file.
+    """
+    for node in load(file):
+        if node.status == ONLINE:
+            node.status, node.online_until = OFFLINE, 0.0
+        with state.lock:
+            state.nodes[node.node_id] = node
+            state.node_public_key_to_node_id[node.public_key] = node.node_id
+            state.owner_to_node_ids.setdefault(node.owner_aid, set()).add(node.node_id)
+
+
+def load(file: Path) -> list[NodeInfo]:
+    """Return the nodes in a file, [] for a missing file. Raises `UsageError` for a damaged file."""
+    try:
+        return [ParseDict(each, NodeInfo()) for each in json.loads(file.read_text())]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, ParseError) as error:
+        raise UsageError(f"{file} is damaged: move it away, and register nodes anew") from error
+
+
+def status_of(public_key: bytes, state: Any) -> dict[str, Any]:
+    """Return the status of the node with this public key, as JSON for the node.
+
+    For a registered node the JSON holds the node's id and status, and the versions of Flower and
+    Python on the server.
+    """
+    number = state.get_node_id_by_public_key(public_key)
+    found = [] if number is None else state.get_node_info(node_ids=[number])
+    if not found:
+        return {"registered": False}
+    versions = {"flwr": installed(), "python": platform.python_version()}
+    return {"registered": True, "node": number, "status": found[0].status, **versions}
+
+
+def state_of(scope: Scope) -> Any:
+    """Return the SuperLink's state, from the ASGI scope of a request or of the lifespan."""
+    return scope["app"].state.linkstate_factory.state()

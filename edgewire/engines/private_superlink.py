@@ -1,0 +1,131 @@
+"""A SuperLink in simulation mode for one run, with a separate port, home folder and Ray."""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from edgewire.engines import same_user_only
+from edgewire.machine.errors import EngineError
+from edgewire.machine.processes import ProcessTree, undisturbed
+from edgewire.machine.proxies import expect_usable_proxies, keep_loopback_direct
+from edgewire.machine.temp_dirs import TempDirs, sweep
+from edgewire.simulation.workers.node_host import log
+
+_START_SECONDS = 90.0  # a start takes 3 s on a laptop; small boards import slowly
+_GRACE_SECONDS = 3.0
+
+
+@contextmanager
+def private_superlink(
+    log_file: Path, ray_address: str | None = None
+) -> Iterator[tuple["subprocess.Popen[bytes]", ControlHttpClient]]:
+    """Start a SuperLink; yield its process and a client of its Control API; end it afterwards.
+
+    The SuperLink's state is in memory, and Flower's home is a temporary folder. So the user's
+    `~/.flwr` and other SuperLinks are not changed. At the end, this function ends all processes
+    that the SuperLink has started, also Ray. An existing Ray cluster at `ray_address` continues. On
+    Linux the SuperLink and Ray serve only this user. On other systems, a warning says that any user
+    of the machine can reach them.
+
+    Raises:
+        EngineError: the SuperLink did not start; its output is in `log_file`.
+    """
+    # Ray makes sockets in its temporary folder; their paths must have less than 104 characters.
+    short = ray_address is not None or len(tempfile.gettempdir()) < 11
+    parent = tempfile.gettempdir() if short else "/tmp"
+    keep_loopback_direct()
+    expect_usable_proxies()
+    sweep(parent)
+    folders = TempDirs(parent)
+    home, tree = folders.path, ProcessTree()
+    try:
+        port = _free_port()
+        settings = _settings(home, ray_address)
+        command = [
+            *_superlink(settings["PATH"]),
+            *("--insecure", "--simulation", "--disable-runtime-dependency-installation"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ]
+        output = home / "superlink.log"
+        with output.open("wb") as stream:
+            server = tree.start(command, {**os.environ, **settings}, stream)
+        if problem := _wait_until_up(server, port):
+            log_file.write_bytes(output.read_bytes())
+            raise EngineError(f"Flower's SuperLink {problem} (log: {log_file})")
+        with ControlHttpClient.from_server_address(
+            f"127.0.0.1:{port}",
+            insecure=True,
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        ) as client:
+            yield server, client
+    finally:
+        with undisturbed():
+            tree.end(_GRACE_SECONDS)
+            folders.close()
+
+
+def _superlink(path: str) -> list[str]:
+    """Return the command that starts a SuperLink, which on Linux serves only this user."""
+    if same_user_only.can_tell():
+        return [
+            sys.executable,
+            "-P",
+            same_user_only.__file__,
+        ]  # -P: do not search this folder for modules first
+    log.warning("any user of this machine can list, read and stop this run while it runs")
+    return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
+
+
+def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
+    """Return the environment variables that are added for the SuperLink's processes."""
+    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
+    settings = {
+        # These processes start programs by name, also without an activated environment.
+        "PATH": os.pathsep.join([scripts, path]),
+        "FLWR_HOME": str(home / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ADDRESS": ray_address or "",  # "" means no address
+    }
+    if ray_address is None:
+        # In Ray's usual folder, Ray would find and join a cluster that `ray start` has started.
+        settings["RAY_TMPDIR"] = str(home)
+        if "RAY_AUTH_MODE" not in os.environ:  # Ray accepts only clients with this token
+            settings |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return settings
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_up(server: "subprocess.Popen[bytes]", port: int) -> str:
+    """Wait until the SuperLink answers; return "", or why it does not answer."""
+    health = f"http://127.0.0.1:{port}/health"
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            return f"ended with code {server.returncode} at its start"
+        with suppress(httpx.HTTPError):
+            if httpx.get(health, timeout=1.0, trust_env=False).is_success:
+                return ""
+        time.sleep(0.05)
+    return f"did not answer within {_START_SECONDS:.0f} s"

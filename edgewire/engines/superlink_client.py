@@ -1,0 +1,138 @@
+"""A client of a SuperLink that is already running."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import httpx
+from flwr.cli.utils import flwr_cli_exc_handler
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from edgewire.machine.errors import EngineError, UsageError, one_line
+from edgewire.machine.proxies import (
+    by_proxy,
+    expect_address,
+    expect_usable_proxies,
+    keep_loopback_direct,
+    unproxied,
+)
+
+_SECONDS = 10.0
+
+
+class Superlink:
+    """A running SuperLink at an address, and its clients.
+
+    `certificate`: the file of the CA that has signed the SuperLink's certificate; None: no TLS.
+    `names`: what error messages call the options for the address and the certificate.
+
+    Raises `UsageError` with a one-line message if no SuperLink answers, if only one side uses TLS,
+    or if the SuperLink accepts only clients on its machine.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        certificate: str | None = None,
+        names: tuple[str, str] = ("engine.address=", "engine.certificate="),
+    ) -> None:
+        self._certificate_name = names[1]
+        expect_address(address, names[0])
+        self.address = address
+        keep_loopback_direct(address)
+        expect_usable_proxies(address)
+        self.root = None if certificate is None else _read(certificate, names[1])
+        verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
+        url = f"{'http' if certificate is None else 'https'}://{address}"
+        with unproxied(address):
+            self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
+        self._expect()
+
+    def control(self) -> ControlHttpClient:
+        """Return a new client of the Control API; the caller closes it."""
+        with unproxied(self.address):
+            return ControlHttpClient.from_server_address(
+                self.address,
+                insecure=self.root is None,
+                root_certificates=self.root,
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            )
+
+    @property
+    def bundles(self) -> bool:
+        """Whether the SuperLink is this project's server (`edgewire.deploy.server`)."""
+        found = self.http.get("/v1/fleet/edgewire")
+        return found.status_code == 200 and found.text == "1"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.http.close()
+
+    def _expect(self) -> None:
+        """Raise `UsageError` unless a SuperLink answers that accepts clients of this machine."""
+        try:
+            found = self.http.get("/health")
+        except httpx.RemoteProtocolError as error:
+            raise UsageError(self._tls()) from error
+        except httpx.TransportError as error:
+            self.close()
+            raise UsageError(self._why(error)) from error
+        if found.status_code == 403:
+            raise UsageError(
+                f"the SuperLink at {self.address} takes runs from its own machine alone: start "
+                "this there, or through `ssh -L PORT:127.0.0.1:PORT`"
+            )
+        if not found.is_success:
+            raise UsageError(f"{self._none()}: status {found.status_code}")
+
+    def _why(self, error: httpx.TransportError) -> str:
+        text = str(error)
+        if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
+            return f"the SuperLink at {self.address} has no TLS: it is not to be asked for one"
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            reason = text.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
+            return f"the certificate of {self.address} is not what it should be: {reason}"
+        if isinstance(error, httpx.ReadError | httpx.ReadTimeout) and self.root is None:
+            return self._tls()
+        return f"{self._none()}: {text or type(error).__name__}"
+
+    def _none(self) -> str:
+        proxy = by_proxy(self.address, self.root is not None)
+        return f"no SuperLink answers at {self.address}{proxy}"
+
+    def _tls(self) -> str:
+        return (
+            f"what answers at {self.address} speaks no plain HTTP: if it has TLS, give "
+            f"{self._certificate_name}keys/ca.crt"
+        )
+
+
+def _read(certificate: str, word: str) -> bytes:
+    try:
+        content = Path(certificate).read_bytes()
+        ssl.create_default_context(cadata=content.decode("ascii"))
+    except (ValueError, ssl.SSLError) as error:  # `SSLError` is an `OSError` too
+        raise UsageError(f"{word}{certificate}: this is no certificate") from error
+    except OSError as error:
+        raise UsageError(f"{word}{certificate}: {error.strerror}") from error
+    return content
+
+
+@contextmanager
+def one_line_errors(address: str) -> Iterator[None]:
+    """In this context, errors of the Control API and lost connections become `EngineError`."""
+    try:
+        with flwr_cli_exc_handler():
+            yield
+    except click.ClickException as error:
+        if "is unavailable" in error.message:  # Flower's message names a missing file
+            raise EngineError(f"the SuperLink at {address} is gone") from error
+        raise EngineError(f"the SuperLink at {address} says: {one_line(error.message)}") from error
+    except httpx.HTTPError as error:
+        reason = one_line(str(error)) or type(error).__name__
+        raise EngineError(f"the SuperLink at {address} is gone: {reason}") from error

@@ -1,0 +1,88 @@
+"""Options for a model cut into segments on several nodes: the cuts, modules and the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgewire.conf.option_group import OptionGroup
+from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm
+from edgewire.strategy.base import expect_positive
+
+AUTO = "auto"
+SCHEDULES = ("sequential", "pipeline", "async")
+
+
+@dataclass(frozen=True)
+class Cutting(OptionGroup):
+    """Says where a model is cut into segments. A segment is consecutive layers on one node.
+
+    `cuts`: the numbers of the layers with which a new segment begins, or "auto". "auto" chooses the
+    cuts with which the slowest segment is as fast as possible, according to times measured on the
+    server. `segments`: the number of segments for "auto"; None: one for each node. `memory_mb`: the
+    memory limit of a node for "auto", in megabytes: one number, or a list with one number for each
+    segment. Raises `ValueError` for `segments` below 1.
+    """
+
+    cuts: Any = AUTO
+    segments: int | None = None
+    memory_mb: Any = None
+
+    def __post_init__(self) -> None:
+        if self.segments is not None:
+            expect_positive(segments=self.segments)
+
+
+@dataclass(frozen=True)
+class GradientModules(OptionGroup):
+    """The modules that predict gradients, one for each segment except the last.
+
+    `module`, `hidden`, `trained_by`: as in `edgewire.pipeline.gradient_predictor.ModuleForm`.
+    `conditioned`: True if a module also gets the labels. Raises `ValueError` for other values.
+    """
+
+    module: str = "predicted_gradient"
+    conditioned: bool = True
+    hidden: Any = 64
+    trained_by: str = "gradients"
+
+    def __post_init__(self) -> None:
+        form = self.form(0)
+        if form.trained_by == LOSS and not self.conditioned:
+            raise ValueError("trained_by=loss needs the labels: drop conditioned=false")
+
+    def form(self, classes: int) -> ModuleForm:
+        """Return the form of the modules. `classes`: the number of classes of a data set."""
+        return ModuleForm(
+            self.module, self.hidden, self.trained_by, classes if self.conditioned else 0
+        )
+
+
+@dataclass(frozen=True)
+class Flow(OptionGroup):
+    """Says when a segment works on which mini-batch (`edgewire.pipeline.server.schedule`).
+
+    `schedule`: "sequential", "pipeline" or "async". `queue`: with "async", the number of messages
+    that may wait at a node. `batches_per_message`: the number of mini-batches in a message; a node
+    takes one step for each. `micro_batches`: the number of parts of a mini-batch, for
+    backpropagation in a pipeline. Raises `ValueError` for another schedule, for a number below 1,
+    and for options that exclude each other.
+    """
+
+    schedule: str = "pipeline"
+    queue: int = 2
+    batches_per_message: int = 1
+    micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}"
+            )
+        expect_positive(
+            queue=self.queue,
+            batches_per_message=self.batches_per_message,
+            micro_batches=self.micro_batches,
+        )
+        if self.batches_per_message > 1 and self.micro_batches > 1:
+            raise ValueError("batches_per_message does not go with micro_batches")

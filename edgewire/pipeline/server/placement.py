@@ -1,0 +1,110 @@
+"""Assigns the segments of a cut model to nodes, and replaces nodes that have left or fail.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from logging import getLogger
+
+from edgewire.compression.base import PayloadError
+from edgewire.strategy.ordered_grid import OrderedGrid
+
+log = getLogger("edgewire")
+
+
+class Placement:
+    """Assigns a node to each segment; spare nodes take over from nodes that have left or fail.
+
+    `holders`: the node of each segment. The list is empty at first, and this class changes it.
+    `failed`: by node, how often a segment was taken from it. Spare nodes with fewer failures are
+    used first. Raises `PayloadError` if there are fewer nodes than segments, and no further nodes
+    will appear.
+    """
+
+    def __init__(
+        self,
+        grid: OrderedGrid,
+        segments: int,
+        holders: list[int | None] | None = None,
+        failed: Counter[int] | None = None,
+    ) -> None:
+        self._grid = grid
+        self._failed = Counter[int]() if failed is None else failed
+        self._nodes: list[int | None] = [] if holders is None else holders
+        if not self._nodes:
+            self._nodes += self._first(segments)
+
+    def _first(self, segments: int) -> list[int]:
+        grid, nodes, before = self._grid, list[int](), -1
+        while len(nodes := grid.wait_for_nodes()) < segments:
+            if grid.next_look == math.inf:
+                raise PayloadError(
+                    f"{segments} segments need as many nodes, there are {len(nodes)}"
+                )
+            if len(nodes) != before:
+                log.warning(
+                    "%d segments wait for as many nodes: %d are there", segments, len(nodes)
+                )
+            before = len(nodes)
+            grid.pull_before([], grid.next_look)
+        if len(nodes) > segments:
+            log.warning(
+                "%d of %d nodes hold no segment: they train nothing until they replace a node",
+                len(nodes) - segments,
+                len(nodes),
+            )
+        return nodes[:segments]
+
+    def node(self, segment: int) -> int | None:
+        """Return the node of a segment; None if the segment has no node."""
+        return self._nodes[segment]
+
+    def replace(self, segment: int, *, fails: bool = False) -> bool:
+        """Assign a segment to a spare node; return whether its node has changed.
+
+        If there is no spare node, the segment stays with its node as long as this node is
+        available. `fails`: True if the node is available, but its replies are unusable.
+        """
+        here, before = list(self._grid.get_node_ids()), self._nodes[segment]
+        if fails and before is not None:
+            self._failed[before] += 1
+        free = self._free(here)
+        if free:
+            self._nodes[segment] = free[0]
+            log.warning("segment %d: node %d takes over from %s", segment, free[0], before)
+        elif before not in here:
+            self._nodes[segment] = None
+            log.warning("segment %d waits for a node", segment)
+        return self._nodes[segment] != before
+
+    @property
+    def next_look(self) -> float:
+        """The value of `now` at which to look for nodes again; infinity if no node is missing."""
+        return self._grid.next_look if None in self._nodes else math.inf
+
+    def find(self) -> list[int]:
+        """Assign spare nodes to segments without a node; return these segments."""
+        found = []
+        for segment, node in enumerate(self._nodes):
+            if node is None:
+                free = self._free(self._grid.get_node_ids())
+                if free:
+                    self._nodes[segment] = free[0]
+                    found.append(segment)
+        return found
+
+    def _free(self, here: Iterable[int]) -> list[int]:
+        """Return the spare nodes among `here`, ordered by increasing number of failures."""
+        free = (node for node in here if node not in self._nodes)
+        return sorted(free, key=self._failed.__getitem__)
+
+    def missing(self) -> str:
+        """Return a text for an error message that names the segments without a node."""
+        waiting = [str(i) for i, node in enumerate(self._nodes) if node is None]
+        return (
+            f"segment {', '.join(waiting)} waits for a node" if waiting else "nothing is under way"
+        )

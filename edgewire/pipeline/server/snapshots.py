@@ -1,0 +1,172 @@
+"""Copies of the segments at the server, for evaluation, the final model, and new nodes.
+
+A cut model is divided into segments. A segment is consecutive layers that one node trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewire.compression.base import Vector
+from edgewire.compression.batchnorm import Extent
+from edgewire.compression.layout import Layout
+from edgewire.pipeline.cuts import Plan
+from edgewire.pipeline.layers import Part
+from edgewire.pipeline.messages import STATE, pack_copy, unpack_copy
+from edgewire.pipeline.server.schedule import Task
+
+
+@dataclass
+class SnapshotsState:
+    """The state of `Snapshots`; a point is a number of mini-batches after which it needs copies.
+
+    By segment: `asked`: the last point for which the server has requested a copy. `delivered`: the
+    number of points for which it has a copy. `full`: the number of full copies requested. `last`:
+    the last full copy. By point: `weights`: each segment's vector. `natives`: native tensors by
+    their names in the model.
+    """
+
+    asked: list[int] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    full: list[int] = field(default_factory=list)
+    last: list[bytes] = field(default_factory=list)
+    weights: dict[int, list[NDArray[np.float32] | None]] = field(default_factory=dict)
+    natives: dict[int, dict[str, NDArray[Any]]] = field(default_factory=dict)
+
+    def begin(self, copies: list[bytes]) -> None:
+        """Begin a run with `copies`, a full copy of each segment in its initial state."""
+        self.asked, self.delivered, self.full = ([0] * len(copies) for _ in range(3))
+        self.last = copies
+
+
+class Snapshots:
+    """Decides when a segment must send a copy, and joins the copies to models.
+
+    Copies are needed after each multiple of `record_every` mini-batches, and after the last
+    mini-batch. After multiples of `every` (0: never) a copy is full. A full copy also holds the
+    state that a node needs to continue the training. All copies of a point were made after the same
+    mini-batch. So all segments of the joined model were trained on the same data.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        model: Vector,
+        batches: int,
+        *,
+        record_every: int,
+        every: int,
+        state: SnapshotsState | None = None,
+    ) -> None:
+        parts = plan.parts
+        self._plan, self._parts, self._layout = plan, parts, layout
+        self._batches, self._record_every, self._every = batches, record_every, every
+        self._places = _places(parts, layout)
+        self._state = SnapshotsState() if state is None else state
+        if not self._state.last:
+            self._state.begin(
+                [
+                    pack_copy({STATE: self._cut(model, number)}, more)
+                    for number, more in enumerate(plan.beside)
+                ]
+            )
+
+    def last(self, segment: int) -> bytes:
+        """Return the full copy with which a new node of a segment begins."""
+        return self._state.last[segment]
+
+    def wanted(self, task: Task) -> str:
+        """Return the copy that a task's reply must hold: "" (none), "weights" or "all"."""
+        if not task.steps:
+            return ""
+        newest = task.end if task.end == self._batches else task.end - task.end % self._record_every
+        due = newest > self._state.asked[task.segment]  # False if an earlier task asks for the copy
+        self._state.asked[task.segment] = max(newest, self._state.asked[task.segment])
+        full = task.end // self._every if self._every else 0
+        if full > self._state.full[task.segment]:
+            self._state.full[task.segment] = full
+            return "all"
+        return "weights" if due else ""
+
+    def failed(self, segment: int) -> None:
+        """Record that a segment's copy did not arrive, so that the next task asks for it again."""
+        self._state.asked[segment] = self._state.delivered[segment] * self._record_every
+        self._state.full[segment] = 0
+
+    def owed(self, segment: int, end: int) -> bool:
+        """Return whether the server lacks a segment's copy that was due up to mini-batch `end`."""
+        point = self._point(segment)
+        return point is not None and point <= end
+
+    def _point(self, segment: int) -> int | None:
+        """Return after how many mini-batches a segment's next copy is due; None: no more copies."""
+        before = self._state.delivered[segment] * self._record_every
+        return None if before >= self._batches else min(before + self._record_every, self._batches)
+
+    def take(self, task: Task, kind: str, payload: bytes) -> None:
+        """Store the copy in a segment's reply; raises `PayloadError` for any other payload.
+
+        `kind`: "weights" or "all", as `wanted` has returned it for the task.
+        """
+        part, form = self._parts[task.segment], self._plan.copies[task.segment]
+        vectors, beside = unpack_copy(payload, form, whole=kind == "all")
+        state = vectors[STATE]
+        if kind == "all":
+            self._state.last[task.segment] = payload
+        while (point := self._point(task.segment)) is not None and point <= task.end:
+            self._state.weights.setdefault(point, [None] * len(self._parts))[task.segment] = state
+            natives = self._state.natives.setdefault(point, {})
+            natives |= {name: beside[its] for its, name in part.natives.items()}
+            self._state.delivered[task.segment] += 1
+
+    def complete(self) -> tuple[int, Vector, dict[str, NDArray[Any]]] | None:
+        """Join the oldest copies of all segments to a model; return it, and delete the copies.
+
+        The result is (number of mini-batches, model, native tensors by name); the model is float32
+        (n,). None if one of the segments' copies after this number of mini-batches is missing.
+        """
+        for point in sorted(self._state.weights):
+            states = self._state.weights[point]
+            if all(state is not None for state in states):
+                del self._state.weights[point]
+                return point, self._joined(states), self._state.natives.pop(point, {})
+            return None
+        return None
+
+    def _joined(self, states: Sequence[Vector | None]) -> Vector:
+        model = np.empty(self._layout.size, dtype=np.float32)
+        for places, state in zip(self._places, states, strict=True):
+            assert state is not None
+            for (start, stop), (a, b) in places:
+                model[start:stop] = state[a:b]
+        return model
+
+    def _cut(self, model: Vector, segment: int) -> Vector:
+        state = np.empty(self._parts[segment].size, dtype=np.float32)
+        for (start, stop), (a, b) in self._places[segment]:
+            state[a:b] = model[start:stop]
+        return state
+
+
+def _places(parts: Sequence[Part], layout: Layout) -> list[list[tuple[Extent, Extent]]]:
+    """Return the positions of each part's tensors in the model's vector and in the part's vector.
+
+    For each part: for each tensor, ((start, stop) in the model's, (start, stop) in the part's).
+    """
+    bounds = dict(zip(layout.names, pairwise(layout.offsets.tolist()), strict=True))
+    found = []
+    for part in parts:
+        rows, at = [], 0
+        for name in part.names:
+            start, stop = bounds[name]
+            rows.append(((start, stop), (at, at + stop - start)))
+            at += stop - start
+        found.append(rows)
+    return found

@@ -1,0 +1,249 @@
+"""Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from edgewire.compression.flower import flat_record, to_vector
+from edgewire.compression.flower.native_tensors import with_natives
+from edgewire.compression.validation import expect_kinds
+from edgewire.conf.build import objective_of
+from edgewire.conf.schema import FOREVER, Config, ConfigError
+from edgewire.pipeline.cuts import NO_LABELS, Plan, is_classifier, plan_of
+from edgewire.pipeline.server.dispatcher import Dispatcher
+from edgewire.pipeline.server.options import Cutting, Flow, GradientModules
+from edgewire.pipeline.server.schedule import (
+    Backpropagation,
+    PipelineSchedule,
+    PipelineScheduleState,
+    Synthetic,
+)
+from edgewire.pipeline.server.state import LOST, PipelineState
+from edgewire.strategy.base import (
+    FLOWER,
+    NO_CODECS,
+    Codecs,
+    EvaluateFn,
+    ParameterServer,
+    expect_positive,
+    log,
+)
+from edgewire.strategy.lr_schedule import Rates
+from edgewire.task.datasets import Data
+
+CUTTING, MODULES, FLOW = Cutting(), GradientModules(), Flow()  # the defaults
+
+
+class PipelineStrategy(ParameterServer):
+    """Each node trains a segment, consecutive layers, with activations that it gets in messages.
+
+    Chen et al. 2019, "Exploring the use of synthetic gradients for distributed deep learning across
+    cloud and edge resources", after Jaderberg et al. 2017. If `synthetic` is True, a node has a
+    module that predicts the gradient of the node's output. The node takes its step with this
+    prediction and does not wait. The node of the next segment computes the target gradient from its
+    own prediction, and the server forwards this gradient in a later message. Then the first node
+    trains its module with the target. If `synthetic` is False, gradients pass back through all
+    segments before a segment takes its step (split backpropagation).
+
+    `cutting`: where the model is cut. `modules`: the modules that predict gradients. `flow`: when a
+    segment works on which mini-batch. `feedback`: True if a node stores the error of compression
+    and adds it to the tensors of the next mini-batch. `segment_every`: the number of mini-batches
+    after which the server gets full copies of the segments. With such a copy another node can take
+    over a segment. 0: the server has only the initial copies. `record_every`: the number of
+    mini-batches between two evaluations. `codecs`: the codec `uplink` encodes activations. The
+    codec `gradients` of the configuration encodes gradients. Raises `ValueError` for options that
+    exclude each other.
+    """
+
+    unit = "STEP"
+    sends_models = False
+    State = PipelineState
+    state: PipelineState
+
+    def __init__(
+        self,
+        *,
+        synthetic: bool = True,
+        cutting: Cutting = CUTTING,
+        modules: GradientModules = MODULES,
+        flow: Flow = FLOW,
+        feedback: bool = False,
+        segment_every: int = 0,
+        record_every: int = 1,
+        codecs: Codecs = NO_CODECS,
+    ) -> None:
+        super().__init__("gradient", 1.0, codecs)
+        expect_kinds(cutting=(cutting, Cutting), modules=(modules, GradientModules))
+        expect_kinds(flow=(flow, Flow))
+        expect_positive(record_every=record_every)
+        if segment_every < 0:
+            raise ValueError(f"segment_every must be at least 0, not {segment_every}")
+        if record_every % flow.batches_per_message:
+            raise ValueError(
+                f"eval_every={record_every} must be a multiple of "
+                f"batches_per_message={flow.batches_per_message}"
+            )
+        if synthetic and flow.micro_batches > 1:
+            raise ValueError("micro_batches goes with synthetic=false (algorithm=split_backprop)")
+        if not synthetic and modules != MODULES:
+            raise ValueError(
+                "module, hidden, trained_by and conditioned go with synthetic gradients alone"
+            )
+        if not synthetic and flow.schedule == "async":
+            raise ValueError("schedule=async goes with synthetic gradients alone")
+        if not synthetic and flow.schedule == "sequential" and flow.micro_batches > 1:
+            raise ValueError("micro_batches goes with schedule=pipeline")
+        if codecs.downlink is not None:
+            raise ValueError("activations go down as they came up: downlink=full")
+        self.synthetic, self.cutting, self.modules, self.flow = synthetic, cutting, modules, flow
+        self.feedback = feedback
+        self.segment_every, self.record_every = segment_every, record_every
+        self.plan: Plan | None = None
+        self._problem: tuple[Config, Data] | None = None
+
+    def check_config(self, config: Config) -> None:
+        """Raise `ConfigError` for options that nodes would ignore or that could block the run."""
+        self._expect_recorded(config.eval_every)
+        if config.local_steps is not None or config.local_epochs != 1:
+            raise ConfigError(
+                "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs="
+            )
+        _expect_plain_model(config)
+        if config.network.crash and config.timeout >= FOREVER:
+            raise ConfigError(
+                f"network.crash={config.network.crash:g} needs a timeout= here, the virtual "
+                "seconds after which another node takes a segment over"
+            )
+
+    @property
+    def done(self) -> int:
+        """The number of mini-batches that all segments have finished."""
+        sent = self.state.flow
+        if not sent.done:
+            return 0
+        if self._goes_forward(len(sent.done)):
+            return sent.done[-1] * self.flow.batches_per_message
+        return sent.back[0] // self.flow.micro_batches
+
+    def abandon(self, back: Collection[int] = ()) -> None:
+        """Delete unanswered messages, and assign nodes anew; they begin with the last copies."""
+        for row in self.state.under_way:
+            for sent in row:
+                sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
+        self.state.holders[:] = [None] * len(self.state.holders)
+
+    def load(self, data: bytes) -> None:
+        """Set a saved state and use its cuts, even if newly measured times suggest other cuts."""
+        super().load(data)
+        if self._problem is not None and self.plan and self.plan.cuts != tuple(self.state.cuts):
+            self.plan = self._plan_of(*self._problem, tuple(self.state.cuts))
+
+    def summary(self) -> None:
+        """Log the kind of gradients, the schedule and the cuts."""
+        what = "synthetic gradients" if self.synthetic else "backpropagation over cuts"
+        FLOWER.info("%s: schedule %s, cuts %s", what, self.flow.schedule, self.cutting.cuts)
+
+    def cut(self, config: Config, data: Data) -> None:
+        """Cut the configured model; raises `TaskError` or `ValueError` if that is not possible."""
+        self.plan, self._problem = self._plan_of(config, data), (config, data)
+        self.rates = Rates(config.schedule, config.lr)
+        alone = len(self.plan.cuts) == 0
+        if not self.synthetic and self.flow.batches_per_message > 1 and not alone:
+            raise ValueError("batches_per_message goes with synthetic gradients")
+
+    def _plan_of(self, config: Config, data: Data, cuts: tuple[int, ...] | None = None) -> Plan:
+        return plan_of(
+            config,
+            data,
+            self.cutting,
+            self.modules if self.synthetic else None,
+            micro_batches=self.flow.micro_batches,
+            cuts=cuts,
+        )
+
+    def details(self) -> dict[str, Any]:
+        """Return the counters that only this strategy adds to each row of `history.jsonl`."""
+        return self.state.links.as_dict()
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the entries that only this strategy adds to `result.json`."""
+        return {"segments": self.plan.described() if self.plan else []}
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Train with `num_rounds` mini-batches; the arguments are those of `Strategy.start`.
+
+        `evaluate_fn` gets a model whose segments were all copied after the same mini-batch.
+        """
+        if self.plan is None:
+            raise ValueError("the model is not cut: call cut() first")
+        goes_on = self._begin()
+        self._warn_of_no_labels()
+        config = train_config or ConfigRecord()
+        grid = self._ordered(grid)
+        work = Dispatcher(
+            self, self.plan, grid, initial_arrays, num_rounds, timeout, config, self.state
+        )
+        result = Result()
+        result.arrays = initial_arrays
+        self.state.cuts = list(self.plan.cuts)
+        if not goes_on:
+            natives = self.initial.arrays if self.initial else {}
+            first = with_natives(flat_record(to_vector(initial_arrays)), natives)
+            self._evaluate(evaluate_fn, 0, num_rounds, first, result)
+        while work.goes_on():
+            work.advance()
+            while (model := work.copies.complete()) is not None:
+                result.arrays = with_natives(flat_record(model[1]), model[2])
+                self.state.train_metrics = work.means()
+                self._evaluate(evaluate_fn, model[0], num_rounds, result.arrays, result)
+            self._state_complete()
+        return result
+
+    def _warn_of_no_labels(self) -> None:
+        assert self.plan is not None
+        wanted = self.synthetic and self.modules.conditioned and len(self.plan.cuts) > 0
+        if not wanted or self.plan.conditioned or self._problem is None:
+            return
+        if is_classifier(objective_of(self._problem[0])):
+            log.warning("%s, or strategy.conditioned=false", NO_LABELS)
+
+    def schedule(
+        self, segments: int, batches: int, state: PipelineScheduleState
+    ) -> PipelineSchedule:
+        """Return the schedule of a run; `state`: how many tasks were sent and answered so far."""
+        kind = Synthetic if self._goes_forward(segments) else Backpropagation
+        return kind(self.flow, segments, batches, state)
+
+    def _goes_forward(self, segments: int) -> bool:
+        """Return whether a mini-batch passes each segment once, without a backward task."""
+        return self.synthetic or (segments == 1 and self.flow.micro_batches == 1)
+
+
+def _expect_plain_model(config: Config) -> None:
+    """Raise `ConfigError` for options of the model that a cut model does not have."""
+    adapter = str(config.adapter["_target_"])
+    for key, is_plain in {
+        "trainable": config.trainable is None,
+        "adapter": adapter == "edgewire.task.finetuning.Adapter",
+        "local": str(config.local["_target_"]) == "edgewire.task.local.LocalAlgorithm",
+        "model.file": config.model.file is None,
+        "model.dtype": config.model.dtype == "float32",
+    }.items():
+        if not is_plain:
+            raise ConfigError(
+                f"{key}= does not go with a cut model, which is trained whole: drop it"
+            )

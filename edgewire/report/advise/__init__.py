@@ -1,0 +1,1 @@
+"""`python -m edgewire.report.advise`: which settings reach a goal soonest on a given link."""

@@ -1,0 +1,246 @@
+"""Draws the runs of a sweep: one curve, with a band, for all runs that differ only in the seed.
+
+`python -m edgewire.report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out
+curves.png` With `--extremes` the band covers all values of all seeds that a moving average
+includes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgewire.report.errors import ResultsError, mistakes_are_lines
+from edgewire.report.format import NOTHING, whole
+from edgewire.report.html.text import one_line
+from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.runs import Group, Row, group_runs, read_runs, varying
+
+if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Values = NDArray[np.float64]
+# column of history.jsonl -> label of the axis, and the column's value that is one unit on it
+X = {
+    "round": ("round", 1.0),
+    "uplink_bytes": ("payloads sent by the nodes (MB)", 1e6),
+    "downlink_bytes": ("payloads sent to the nodes (MB)", 1e6),
+    "seconds": ("time (s)", 1.0),
+    "virtual_seconds": ("time on the virtual network (s)", 1.0),
+}
+Y = {
+    "train_loss": ("training loss", 1.0),
+    "accuracy": ("test accuracy (%)", 0.01),
+    "loss": ("test loss", 1.0),
+}
+STYLES = ("-", "--", ":", "-.")  # the next style follows after the ten colours
+PRESET = "the preset's"  # the label for a key that a run was not given
+LINE = 150  # characters that fit in a line below the axes
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve of runs that differ in the seed: at every x their mean, lowest and highest y."""
+
+    x: Values
+    mean: Values
+    low: Values
+    high: Values
+
+    def drawn(self, log_x: bool) -> Self | None:
+        """Return the points that an axis can show, those above 0 if it is logarithmic; or None."""
+        shown = self.x > 0 if log_x else np.ones(len(self.x), dtype=bool)
+        parts = {key: getattr(self, key)[shown] for key in ("x", "mean", "low", "high")}
+        return replace(self, **parts) if shown.any() else None
+
+    def add_to(self, axes: Axes, number: int, label: str) -> None:
+        """Draw the mean in a band from lowest to highest; `number` selects colour and style."""
+        colour, style = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
+        axes.plot(self.x, self.mean, label=label, color=colour, linestyle=style)
+        if (self.low < self.high).any():
+            axes.fill_between(self.x, self.low, self.high, alpha=0.15, linewidth=0, color=colour)
+
+
+def curve(
+    histories: Iterable[Iterable[Row]],
+    x: str,
+    y: str,
+    smooth: int = 1,
+    extremes: bool = False,
+    log_x: bool = False,
+    metric: MainMetric = ACCURACY,
+) -> Curve | None:
+    """Return the curve of runs that differ in the seed; None if no round has x and y in all runs.
+
+    `histories`: the rows of each run; `x`, `y`: the keys of a row that the axes show. The curve is
+    in the axes' units. It has a point for each round in which every run has x and y. The point is
+    at the mean of the runs' x. On a logarithmic axis (`log_x`) points at 0 or below are left out.
+    `smooth`: the number of points in a moving average of each run's y. With `extremes` the band
+    covers all values that the averages include, also for a single run. `metric`: the runs' main
+    metric.
+    """
+    keys = ("round", x, y)
+    across, up = aligned([[row.get(key) for key in keys] for row in rows] for rows in histories)
+    across, raw = across / X[x][1], up / axis_of(y, metric)[1]
+    if not len(across):
+        return None
+    up = np.array([moving_average(row, smooth) for row in raw])
+    low, high = up.min(axis=0), up.max(axis=0)
+    if extremes:
+        seen = [raw[:, window(at, len(across), smooth)] for at in range(len(across))]
+        low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
+    return Curve(across, up.mean(axis=0), low, high).drawn(log_x)
+
+
+def aligned(seeds: Iterable[Iterable[Sequence[Any]]]) -> tuple[Values, Values]:
+    """Return the mean x, shape (rounds,), and each run's y, shape (seeds, rounds).
+
+    `seeds`: of each run the round, x and y of its rows. Only rounds count in which all runs have
+    both; the arrays are empty if there is none.
+    """
+    runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
+    rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
+    table = np.array([[run[r] for r in rounds] for run in runs], dtype=np.float64)
+    if not rounds:
+        return np.empty(0), np.empty((0, 0))
+    return table[:, :, 0].mean(axis=0), table[:, :, 1]
+
+
+def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
+    """Return the label of the y axis, and the column's value that is one unit on it.
+
+    `metric`: the main metric, which may be a share.
+    """
+    return Y.get(y, (metric.axis, 1 / metric.scale) if y == metric.name else (y, 1.0))
+
+
+def moving_average(values: Values, count: int) -> Values:
+    """Return the centred moving average of `values`: at each index the mean of `count` values.
+
+    Near both ends the window is smaller: a one-sided window would shift a falling curve there.
+    """
+    # not a running sum: after one huge loss the later values would lose their precision
+    return np.array([values[window(at, len(values), count)].mean() for at in range(len(values))])
+
+
+def window(at: int, size: int, count: int) -> slice:
+    """Return the slice of `count` values around index `at` in a list of `size` values.
+
+    Near both ends of the list the slice has fewer values.
+    """
+    room = min(at, size - 1 - at)
+    return slice(at - min(count // 2, room), at + min((count - 1) // 2, room) + 1)
+
+
+def draw(
+    groups: Sequence[Group],
+    x: str,
+    y: str,
+    smooth: int = 1,
+    title: str = "",
+    extremes: bool = False,
+    log_x: bool = False,
+) -> Figure:
+    """Return a figure with a curve for each group of runs that differ only in the seed.
+
+    The arguments are those of `curve`. Raises `ResultsError` if no group has a curve.
+    """
+    figure = shown_figure(figsize=(12, 7.5), layout="constrained")
+    axes = figure.add_subplot()
+    heading, labels = legend(groups)
+    metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
+    for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
+        histories = (run.history() for run in group.runs)
+        if (found := curve(histories, x, y, smooth, extremes, log_x, metric)) is not None:
+            found.add_to(axes, number, label)
+    if not axes.lines:
+        raise ResultsError(f"no history holds {y} and {x}")
+    note = f", mean of {smooth} rows" if smooth > 1 else ""
+    axes.set(
+        xlabel=X[x][0],
+        xscale="log" if log_x else "linear",
+        ylabel=axis_of(y, metric)[0] + note,
+        title=title,
+    )
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.01)
+    if len(groups) > 1:
+        columns = max(1, LINE // (max(map(len, labels)) + 8))
+        figure.legend(loc="outside lower center", ncols=columns, title=heading, frameon=False)
+    return figure
+
+
+def shown_figure(**options: Any) -> Figure:
+    """Return a figure that a notebook shows as a picture; `options`: those of `Figure`."""
+    from matplotlib.figure import Figure  # not pyplot: it would look for a display
+
+    class ShownFigure(Figure):
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png", dpi=72)
+            return content.getvalue()
+
+    return ShownFigure(**options)
+
+
+def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
+    """Return the legend's heading, and a label for each group: the overrides that differ."""
+    keys = varying(groups)
+    if len(keys) == 1:
+        return keys[0], [one_line(group.overrides.get(keys[0], PRESET)) for group in groups]
+    labels = [
+        ", ".join(f"{key}={group.overrides[key]}" for key in keys if key in group.overrides)
+        for group in groups
+    ]
+    return "", [one_line(label) or NOTHING for label in labels]
+
+
+@mistakes_are_lines
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the figure that the command line describes; return the exit code."""
+    asked = _parser().parse_args(arguments)
+    groups = group_runs(read_runs(asked.folders)[0])
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
+    figure.axes[0].set_yscale("log" if asked.log else "linear")
+    figure.axes[0].set_xscale("log" if asked.log_x else "linear")
+    if asked.least is not None:
+        most = figure.axes[0].dataLim.y1
+        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
+    figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m edgewire.report.curves", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument(
+        "--y", default="train_loss", help="a column of history.jsonl; default: train_loss"
+    )
+    parser.add_argument("--x", choices=X, default="round", help="default: round")
+    parser.add_argument("--log", action="store_true", help="a logarithmic y axis")
+    parser.add_argument("--log-x", action="store_true", help="a logarithmic x axis")
+    parser.add_argument("--least", type=float, metavar="Y", help="where the y axis begins")
+    parser.add_argument("--smooth", type=whole, default=1, metavar="N", help="moving average")
+    parser.add_argument("--extremes", action="store_true", help="the band: least to most")
+    parser.add_argument("--out", type=_png, required=True, metavar="FILE.png")
+    parser.add_argument("--title", default="")
+    return parser
+
+
+def _png(text: str) -> Path:
+    if not text.endswith(".png"):
+        raise argparse.ArgumentTypeError(f"must end in .png: {text}")
+    return Path(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

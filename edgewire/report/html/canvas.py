@@ -1,0 +1,231 @@
+"""The look of a report's pictures, and their SVG inside a page that may be light or dark.
+
+Pictures are drawn with the light colours. In the page each of these colours is a CSS variable, so
+the page's theme decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from warnings import catch_warnings, filterwarnings
+
+from edgewire.report.files.reader import file_name
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 440, 300  # points of a picture without its legend
+LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 44  # points around the axes
+LEGEND_LINE, LEGEND_CHARACTERS = 15, 60  # height of a line of the legend; its longest text
+DPI = 144  # of a PNG
+
+# CSS variable -> the colour on a light page and on a dark page
+THEME = {
+    "surface": ("#ffffff", "#14171c"),
+    "ink": ("#1c2128", "#e6e9ee"),
+    "muted": ("#57606b", "#a3adba"),
+    "rule": ("#dfe3e8", "#2d333c"),
+    "other": ("#b9c0c9", "#4a525e"),
+    "group0": ("#1b69b6", "#6fb5f7"),
+    "group1": ("#b84a08", "#ff9d61"),
+    "group2": ("#0a7559", "#4ecfa4"),
+    "group3": ("#a0428a", "#e79ad4"),
+    "group4": ("#836000", "#e3bb4f"),
+    "group5": ("#485768", "#b6c3d1"),
+    "part0": ("#a5caee", "#23557f"),
+    "part1": ("#b0dccb", "#1d604e"),
+    "part2": ("#f4c09a", "#80461d"),
+    "part3": ("#d3c5ea", "#54417b"),
+    "part4": ("#e6d891", "#6a5c1a"),
+    "part5": ("#dadee3", "#474f5a"),
+    "heat0": ("#f4f6f9", "#1b1f26"),
+    "heat1": ("#d5e6f7", "#1c3247"),
+    "heat2": ("#a8cdf0", "#1f4a70"),
+    "heat3": ("#71abe2", "#2a6aa3"),
+    "heat4": ("#3b85cc", "#4b95d8"),
+    "heat5": ("#124e8c", "#9bcdfb"),
+}
+LIGHT = {name: light for name, (light, dark) in THEME.items()}
+VARIABLES = {light: f"var(--{name})" for name, light in LIGHT.items()}
+HUES = 6  # colours of groups; the next six groups have dashed lines
+MARKERS = "osD^vPX<>p*h"
+STYLE: Any = {  # settings of matplotlib
+    "font.size": 11.5,
+    "font.family": "sans-serif",
+    "svg.fonttype": "none",
+    "text.color": LIGHT["ink"],
+    "text.parse_math": False,  # a name may hold a dollar sign
+    "axes.edgecolor": LIGHT["rule"],
+    "axes.labelcolor": LIGHT["muted"],
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.labelpad": 5,
+    "grid.color": LIGHT["rule"],
+    "grid.linewidth": 0.7,
+    "xtick.color": LIGHT["rule"],
+    "ytick.color": LIGHT["rule"],
+    "xtick.labelcolor": LIGHT["muted"],
+    "ytick.labelcolor": LIGHT["muted"],
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "path.simplify_threshold": 0.4,
+    "svg.hashsalt": "report",
+}
+
+
+class LegendEntry(NamedTuple):
+    """A line of a legend. `colour`: a name of `THEME`. `marker`: "" for a filled box."""
+
+    text: str
+    colour: str
+    marker: str = ""
+    dashed: bool = False
+
+
+class Picture(NamedTuple):
+    """A drawn picture: the name of its files without their ending, its texts, its SVG inline.
+
+    `legend`: the entries that explain its fills; the legend of groups is on the page once.
+    """
+
+    name: str
+    title: str
+    note: str
+    svg: str
+    legend: Sequence[LegendEntry]
+
+
+def colour_of(rank: int | None) -> str:
+    """Return the name of a group's colour."""
+    return "other" if rank is None else f"group{rank % HUES}"
+
+
+def is_dashed(rank: int | None) -> bool:
+    """Return whether a group's line is dashed, because its colour is used twice."""
+    return rank is not None and rank // HUES % 2 == 1
+
+
+def marker_of(rank: int) -> str:
+    """Return the marker of a group's points, in the notation of matplotlib."""
+    return MARKERS[rank % len(MARKERS)]
+
+
+class Canvas:
+    """A picture that is being drawn: `axes`, and below them a legend that only the files show.
+
+    `name`: names its files (`file_name`). `height`: points without the legend. `legend`: the
+    entries of the legend.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        note: str = "",
+        legend: Sequence[LegendEntry] = (),
+        height: float = HEIGHT,
+        left: float = LEFT,
+    ) -> None:
+        from matplotlib.figure import Figure  # not pyplot: it would look for a display
+
+        self.name, self.title, self.note = file_name(name), title, note
+        self._height, self._tips = height, dict[str, str]()
+        self._fills = [entry for entry in legend if not entry.marker]
+        whole = height + LEGEND_LINE * len(legend) + (6 if legend else 0)
+        self._figure = Figure(figsize=(WIDTH / 72, whole / 72), facecolor=LIGHT["surface"])
+        bottom = whole - height + BOTTOM
+        place = (left, bottom, WIDTH - left - RIGHT, height - TOP - BOTTOM)
+        x, y, width, high = place
+        self.axes: Axes = self._figure.add_axes((x / WIDTH, y / whole, width / WIDTH, high / whole))
+        self._add_legend(legend, whole - height)
+
+    def _add_legend(self, entries: Sequence[LegendEntry], top: float) -> None:
+        from matplotlib.lines import Line2D
+
+        whole = self._figure.get_size_inches()[1] * 72
+        for number, entry in enumerate(entries):
+            y = (top - 6 - LEGEND_LINE * number) / whole
+            line = Line2D(
+                [LEFT / WIDTH, (LEFT + 22) / WIDTH],
+                [y, y],
+                transform=self._figure.transFigure,
+                figure=self._figure,
+                color=LIGHT[entry.colour],
+                linewidth=1.6 if entry.marker else 8,
+                linestyle="--" if entry.dashed else "-",
+                marker=entry.marker or None,
+                gid=f"legend{number}",
+            )
+            self._figure.add_artist(line)
+            text = entry.text[:LEGEND_CHARACTERS]
+            self._figure.text((LEFT + 30) / WIDTH, y, text, va="center", fontsize=10)
+
+    def tip(self, artist: Artist, text: str) -> None:
+        """Give an artist a text that a browser shows when the pointer is above it."""
+        name = f"tip{len(self._tips)}"
+        artist.set_gid(name)
+        self._tips[name] = text
+
+    def save(self, folder: Path) -> Picture:
+        """Write NAME.svg and NAME.png into a folder; return the picture with its SVG inline."""
+        out = StringIO()
+        quick = {"compress_level": 2}  # the default takes as long as drawing
+        with catch_warnings():
+            # a name in another script: browsers have its letters, the PNG shows boxes
+            filterwarnings("ignore", "Glyph", UserWarning)
+            about = {"Date": None, "Title": self.title}
+            self._figure.savefig(out, format="svg", metadata=about)
+            self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
+        svg = with_tips(out.getvalue(), self._tips)
+        (folder / f"{self.name}.svg").write_text(svg, encoding="utf-8")
+        body = inline(svg, self.name, self.title, self._height)
+        return Picture(self.name, self.title, self.note, body, self._fills)
+
+
+def with_tips(svg: str, tips: Mapping[str, str]) -> str:
+    """Return an SVG with a `title` in each group whose id is a key of `tips`."""
+
+    def titled(found: re.Match[str]) -> str:
+        text = tips.get(found[1])
+        return found[0] if text is None else f"{found[0]}<title>{escape(text)}</title>"
+
+    return re.sub(r'<g id="(tip\d+)"[^>]*>', titled, svg)
+
+
+def inline(svg: str, name: str, title: str, height: float) -> str:
+    """Return an SVG for a page: without its legend, and with the page's colours and font.
+
+    `name`: makes the ids of several pictures in a page different. `height`: of the picture without
+    its legend, in points.
+    """
+    body = svg[svg.index("<svg") :]
+    for part in ("metadata", "style", "title"):
+        body = re.sub(rf"<{part}[^>]*>.*?</{part}>\s*", "", body, count=1, flags=re.DOTALL)
+    # the legend is drawn last: its lines, then its texts
+    body = re.sub(r' *<g id="legend0">.*(?=\n </g>)', "", body, flags=re.DOTALL)
+    body = re.sub(r"<[^>]+>", lambda found: _inline_tag(found[0], name), body)
+    head = (
+        f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+    return re.sub(r"<svg[^>]*>", lambda found: head, body, count=1).strip()
+
+
+def _inline_tag(tag: str, name: str) -> str:
+    """Return a tag for a page. The text between tags stays as it is, whatever it looks like."""
+    tag = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", tag)
+    tag = re.sub(r"font: ([\d.]+)px[^;\"]*", r"font-size: \1px", tag)
+    tag = re.sub(r"; font-family: [^;\"]*", "", tag)
+    tag = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", tag)
+    return re.sub(r"#[0-9a-f]{6}\b", lambda found: VARIABLES.get(found[0], found[0]), tag)

@@ -1,0 +1,279 @@
+"""Draws the pictures of a report: curves, points with their Pareto front, bars and maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgewire.report.columns import by_seed
+from edgewire.report.estimate import estimate
+from edgewire.report.format import human_bytes, human_seconds
+from edgewire.report.html.averaged_curve import (
+    AveragedCurve,
+    all_bytes,
+    averaged,
+    bytes_a_round,
+    column,
+    density,
+)
+from edgewire.report.html.canvas import (
+    LIGHT,
+    STYLE,
+    Canvas,
+    LegendEntry,
+    Picture,
+    colour_of,
+    is_dashed,
+    marker_of,
+)
+from edgewire.report.html.link_estimate import Link, seconds_over
+from edgewire.report.html.message_parts import PARTS, parts_of
+from edgewire.report.html.node_pictures import label_maps, node_strips
+from edgewire.report.html.node_table import NodeRecord
+from edgewire.report.html.picture_axes import Axis, finish, limit, number_ends, shortened
+from edgewire.report.html.run_data import ReportGroup, ReportRuns, sent_mean
+from edgewire.report.learning_curve import evenly
+from edgewire.report.runs import number
+from papers.make.scatter_plot import front
+
+DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
+GREY = 60  # curves of groups in grey
+GREY_POINTS = 40  # points of such a curve
+POINTS = 160  # points of a curve in colour
+WAYS = {"uplink": "up", "downlink": "down"}
+BAR = 38  # points of height for a stacked bar
+
+
+def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Link],
+             folder: Path) -> dict[str, list[Picture]]:  # fmt: skip
+    """Write the pictures of a report into a folder; return them by the section of the page.
+
+    A picture without data is left out.
+    """
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        asynchronous = any(group.asynchronous for group in report.coloured)
+        rounds = Axis(
+            "round (asynchronous: reply)" if asynchronous else "round",
+            column("round"),
+            log=_differ(report, "round"),
+            whole=True,
+        )
+        name = report.metric.name
+        metric = Axis(report.metric.axis, column(report.metric.name, report.metric.scale))
+        sections: dict[str, list[Canvas | None]] = {
+            "metric": [
+                *(draw_front(report, way) for way in WAYS),
+                draw_curves(report, "rounds", rounds, metric, f"Test {name} over rounds"),
+            ],
+            "time": [
+                draw_curves(
+                    report,
+                    "virtual_time",
+                    Axis(
+                        "virtual time",
+                        column("virtual_seconds"),
+                        human_seconds,
+                        log=_differ(report, "virtual_seconds"),
+                    ),
+                    metric,
+                    f"Test {name} over virtual time, as recorded",
+                ),
+                *(_over_link(report, link, metric) for link in links),
+            ],
+            "bytes": [
+                *(_bytes_a_round(report, way, rounds) for way in WAYS),
+                *(draw_parts(report, way) for way in WAYS),
+                draw_curves(report, "density", rounds, DENSITY, "Density of the updates"),
+                draw_curves(report, "staleness", rounds, STALENESS, "Staleness of the updates"),
+            ],
+            "nodes": [
+                *node_strips(report, nodes),
+                *label_maps(nodes),
+            ],
+        }
+        return {
+            section: [canvas.save(folder) for canvas in drawn if canvas is not None]
+            for section, drawn in sections.items()
+        }
+
+
+DENSITY = Axis("entries sent (%)", density)
+STALENESS = Axis("mean staleness (server steps)", column("staleness"))
+
+
+def _differ(report: ReportRuns, key: str) -> bool:
+    """Return whether a counter at the ends of the runs differs so much that its axis is log."""
+    found = [group.estimate(lambda result: number(result.get(key))) for group in report.coloured]
+    ends = [each.mean for each in found if each is not None and each.mean > 0]
+    return bool(ends) and max(ends) > DIFFERENT * min(ends)
+
+
+def legend_of(groups: Sequence[ReportGroup]) -> list[LegendEntry]:
+    """Return the legend of the groups that are drawn in colour."""
+    return [
+        LegendEntry(
+            f"{g.key}  {g.label}", colour_of(g.rank), marker_of(g.rank or 0), is_dashed(g.rank)
+        )
+        for g in groups
+    ]
+
+
+def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
+                note: str = "") -> Canvas | None:  # fmt: skip
+    """Draw the mean curve of each group with its band; return None if no group has a curve."""
+    coloured = [(g, c) for g in report.coloured if (c := averaged(g, x.of, y.of, x.log))]
+    coloured = [(g, c) for g, c in coloured if len(c.x) > 1]
+    if not coloured:
+        return None
+    canvas = Canvas(name, title, note, legend_of([group for group, _ in coloured]))
+    for group in evenly(report.others, GREY):
+        if (found := averaged(group, x.of, y.of, x.log)) is not None:
+            found = decimated(found, GREY_POINTS)
+            canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
+    for group, whole in coloured:
+        _add_curve(canvas, group, decimated(whole, POINTS))
+    limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
+    finish(canvas.axes, x, y)
+    number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
+    return canvas
+
+
+def _add_curve(canvas: Canvas, group: ReportGroup, curve: AveragedCurve) -> None:
+    rank, colour = group.rank or 0, LIGHT[colour_of(group.rank)]
+    if (curve.low < curve.high).any():
+        canvas.axes.fill_between(
+            curve.x, curve.low, curve.high, color=colour, alpha=0.14, linewidth=0, zorder=2
+        )
+    (line,) = canvas.axes.plot(
+        curve.x,
+        curve.mean,
+        color=colour,
+        linestyle="--" if is_dashed(group.rank) else "-",
+        marker=marker_of(rank),
+        markevery=(min(rank, len(curve.x) - 1), max(len(curve.x) // 5, 1)),
+        zorder=3,
+    )
+    seeds = f"{curve.seeds} seeds" if curve.seeds > 1 else "1 seed"
+    canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
+
+
+def decimated(curve: AveragedCurve, most: int) -> AveragedCurve:
+    """Return a curve with at most `most` of its points, evenly chosen, with the first and last."""
+    if len(curve.x) <= most:
+        return curve
+    at = np.linspace(0, len(curve.x) - 1, most).round().astype(int)
+    return AveragedCurve(curve.x[at], curve.mean[at], curve.low[at], curve.high[at], curve.seeds)
+
+
+def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
+    axis = Axis(
+        f"estimated time, {link.name}",
+        lambda rows, group: seconds_over(link, rows, group),
+        human_seconds,
+        log=True,
+    )
+    title = f"Test {report.metric.name} over the estimated time, {link.name}"
+    return draw_curves(report, f"time_{link.name}", axis, metric, title, link.speeds)
+
+
+def _bytes_a_round(report: ReportRuns, way: str, rounds: Axis) -> Canvas | None:
+    axis = Axis(f"bytes {WAYS[way]} a round", bytes_a_round(way), human_bytes, log=True)
+    title = f"Bytes {WAYS[way]} a round, all nodes together"
+    asynchronous = any(group.asynchronous for group in report.coloured)
+    note = "Of an asynchronous run: the bytes of a reply." * asynchronous
+    return draw_curves(report, f"bytes_a_round_{WAYS[way]}", rounds, axis, title, note)
+
+
+def draw_front(report: ReportRuns, way: str) -> Canvas | None:
+    """Draw the main metric of each group at its bytes in a direction, and the Pareto front."""
+    metric = report.metric
+    groups = [g for g in report.groups if g.metric == metric and g.value is not None]
+    points = [(g, sent_mean(g, way), (g.value or 0.0) * metric.scale) for g in groups]
+    points = [point for point in points if point[1] > 0]
+    if not points:
+        return None
+    canvas = Canvas(
+        f"{metric.name}_by_bytes_{WAYS[way]}",
+        f"Test {metric.name} against bytes {WAYS[way]}",
+        "The dashed line is the Pareto front: no other group has fewer bytes and is as good.",
+        legend_of([group for group, _, _ in points if group.rank is not None]),
+    )
+    axes, sizes, values = canvas.axes, [p[1] for p in points], [p[2] for p in points]
+    best = front(sizes, values, higher=metric.higher)
+    line = [sizes[at] for at in best], [values[at] for at in best]
+    axes.step(
+        [*line[0], max(sizes) * 1.2], [*line[1], line[1][-1]], where="post",
+        color=LIGHT["muted"], linewidth=1, linestyle=(0, (3, 3)), zorder=1.5, marker="",
+    )  # fmt: skip
+    bars: list[tuple[float, float, float]] = []
+    for group, size, value in sorted(points, key=lambda point: point[0].rank is not None):
+        half = None if group.rank is None else _bar(group, value)
+        if half is not None:
+            bars.append((value, value - half[0][0], value + half[1][0]))
+        rank = group.rank
+        (point, _, _) = drawn = axes.errorbar(
+            size, value, yerr=half, color=LIGHT[colour_of(rank)], linestyle="none",
+            marker="." if rank is None else marker_of(rank), elinewidth=1, capsize=2.5,
+            markersize=4 if rank is None else 7, zorder=2 if rank is None else 4,
+        )  # fmt: skip
+        assert drawn is not None
+        text = f"{metric.text(value / metric.scale)} at {human_bytes(size)} {WAYS[way]}"
+        canvas.tip(point, f"{group.key}  {group.label}: {text}".strip())
+    limit(axes, values, 0.1 if bars else 0.25, bars)
+    finish(axes, Axis(f"all bytes {WAYS[way]} of a run", all_bytes(way), human_bytes, log=True),
+           Axis(metric.axis, column(metric.name)))  # fmt: skip
+    for group, size, value in points:
+        axes.annotate(
+            group.key, (size, value), (6, 5), textcoords="offset points", fontsize=10,
+            annotation_clip=True,
+        )  # fmt: skip
+    return canvas
+
+
+def _bar(group: ReportGroup, mean: float) -> list[list[float]] | None:
+    """Return the lengths of a point's bar below and above: as the bands of curves."""
+    values = list(by_seed(group.runs, group.metric.name, group.metric.scale).values())
+    if len(values) == 2:
+        return [[mean - min(values)], [max(values) - mean]]
+    half = None if (found := estimate(values)) is None else found.half
+    return None if half is None else [[half], [half]]
+
+
+def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
+    """Draw which parts of the messages the bytes of each group belong to, as stacked bars."""
+    rows = [(group, parts_of(group, way)) for group in report.coloured]
+    rows = [(group, parts) for group, parts in rows if sum(parts.values()) > 0]
+    if not rows:
+        return None
+    used = [part for part in PARTS if any(parts.get(part) for _, parts in rows)]
+    entries = [LegendEntry(part, f"part{PARTS.index(part)}") for part in used]
+    height = 58 + BAR * len(rows)
+    title = f"Where the bytes {WAYS[way]} go"
+    canvas = Canvas(f"parts_{WAYS[way]}", title, "", entries, height, left=14)
+    axes = canvas.axes
+    for place, (group, parts) in enumerate(rows):
+        total, start = sum(parts.values()), 0.0
+        for part in used:
+            share = 100 * parts.get(part, 0.0) / total
+            (bar,) = axes.barh(
+                place, share, left=start, height=0.44, color=LIGHT[f"part{PARTS.index(part)}"],
+                edgecolor=LIGHT["surface"], linewidth=0.8,
+            )  # fmt: skip
+            size = human_bytes(parts.get(part, 0.0))
+            canvas.tip(bar, f"{group.label}: {part}, {size} a run, {share:.1f} %")
+            if share > 9:
+                axes.text(start + share / 2, place, f"{share:.0f} %", fontsize=9.5,
+                          ha="center", va="center")  # fmt: skip
+            start += share
+        name = f"{group.key}  {group.label}"
+        axes.text(0, place - 0.34, shortened(name, 48), fontsize=10.5, va="bottom")
+        axes.text(100, place - 0.34, human_bytes(total), fontsize=10.5, va="bottom", ha="right")
+    axes.set(xlim=(0, 100), ylim=(len(rows) - 0.6, -0.85), yticks=[])
+    axes.set_xlabel("share of all bytes (%)")
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    return canvas

@@ -1,0 +1,160 @@
+"""Logs a run to MLflow: to a local database, or to a tracking server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from edgewire.report.files.reader import file_name
+from edgewire.report.loggers.base import Ended, LoggedRun, Logger, LoggerError, final, grouped
+from edgewire.report.runs import Row
+
+STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
+METRICS, PARAMS = 1000, 100  # the most of them in one request
+LONGEST = 6000  # characters of a parameter's value that every store takes
+# a part of a key that every store takes; Windows takes no colon
+PART = re.compile(rf"(?!\.\.|\.$)[\w. {'' if os.name == 'nt' else ':'}-]+")
+KEY = 250  # characters of a key
+# MLflow's own defaults would let an unreachable server delay a run by several minutes.
+PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+class MLflow(Logger):
+    """Logs parameters, metrics, the result and how the run ended.
+
+    `tracking_uri`: MLflow's store, such as `http://HOST:5000` or `sqlite:///mlflow.db`; null: the
+    environment's `MLFLOW_TRACKING_URI`, else MLflow's default, a file in the working directory.
+    `experiment`: the name of MLflow's experiment. `run_name`: null: the name of the run's folder.
+    """
+
+    requires = ("mlflow", "sqlalchemy", "alembic")
+    extra = "mlflow"
+    rows_per_second = 10
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str = "edgewire",
+        run_name: str | None = None,
+    ) -> None:
+        self._uri, self._experiment, self._run_name = tracking_uri, experiment, run_name
+
+    def begin(self, run: LoggedRun) -> Mapping[str, Any]:
+        """Create a run in MLflow; continue the earlier one if resumed."""
+        for name, value in PATIENCE.items():
+            os.environ.setdefault(name, value)
+        import mlflow
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table it creates
+
+        self._run = run
+        uri = str(run.saved.get("tracking_uri") or self._uri or mlflow.get_tracking_uri())
+        for attempt in range(5):
+            try:
+                # The jobs of a parallel sweep create the same tables and the same experiment.
+                with _alone(uri):
+                    self._id = self._open(mlflow.MlflowClient(tracking_uri=uri))
+                break
+            except Exception as error:  # also those of SQLAlchemy and Alembic
+                if attempt == 4 or uri.startswith("http"):
+                    reason = " ".join(str(error).split())[:200]
+                    raise LoggerError(f"{uri} cannot be used: {reason}") from error
+                time.sleep(0.5 * 2**attempt)
+        return {"tracking_uri": uri, "run_id": self._id}
+
+    def _open(self, client: Any) -> str:
+        self._client = client
+        if known := self._run.saved.get("run_id"):
+            client.update_run(known, status="RUNNING")
+            return str(known)
+        found = client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else client.create_experiment(self._experiment)
+        tags = {"folder": str(self._run.folder)}
+        if self._run.group:
+            tags["sweep"] = self._run.group
+        name = self._run_name or self._run.name
+        made = client.create_run(
+            experiment, start_time=round(1000 * self._run.began), tags=tags, run_name=name
+        )
+        self._log_parameters(made.info.run_id)
+        return str(made.info.run_id)
+
+    def _log_parameters(self, run_id: str) -> None:
+        from mlflow.entities import Param
+
+        params = (Param(key_of(k), str(v)[:LONGEST]) for k, v in self._run.parameters().items())
+        for some in _batches(params, PARAMS):
+            self._client.log_batch(run_id, params=some)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log a metric for each number, with the round as its step."""
+        from mlflow.entities import Metric
+
+        metrics = (
+            Metric(key_of(key), value, round(1000 * self._run.time_of(row)), row["round"])
+            for row in rows
+            for key, value in grouped(row).items()
+        )
+        for some in _batches(metrics, METRICS):
+            self._client.log_batch(self._id, metrics=some)
+
+    def finish(self, ended: Ended, result: Row) -> None:
+        """Log the result, and set the status of MLflow's run."""
+        from mlflow.entities import Metric
+
+        now = round(1000 * time.time())
+        step = int(result.get("round") or 0)
+        metrics = [Metric(key_of(key), value, now, step) for key, value in final(result).items()]
+        try:
+            self._client.log_batch(self._id, metrics=metrics[:METRICS])
+            self._client.set_tag(self._id, "ended", ended)
+            if result.get("stopped"):
+                self._client.set_tag(self._id, "stopped", str(result["stopped"])[:LONGEST])
+        finally:  # else MLflow would show it as running for ever
+            self._client.set_terminated(self._id, STATUS[ended], end_time=now)
+
+
+def key_of(name: str) -> str:
+    """Return the key of a metric or parameter: its name; MLflow refuses names such as `recall@1`.
+
+    What MLflow refuses of a name is replaced, with a digest of it (`file_name`).
+    """
+    parts = name.split("/")
+    key = "/".join(part if PART.fullmatch(part) else file_name(part) for part in parts)
+    return key if len(key) <= KEY else file_name(key)
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """In this context, no other process of this machine opens the same SQLite store.
+
+    MLflow makes the tables of a new store in many steps, and two processes would disturb each
+    other.
+    """
+    if not uri.startswith("sqlite") or sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    place = Path(tempfile.gettempdir()) / f"edgewire-mlflow-{os.getuid()}-{file_name(uri)}.lock"
+    # the folder is everybody's: a link there could lead to a file of this user
+    handle = os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while some := list(islice(items, size)):
+        yield some

@@ -1,0 +1,98 @@
+"""A run's main metric: the value by which results are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from edgewire.report.format import NOTHING, percent
+
+LONGEST = 100  # characters of a metric's name
+
+
+class MainMetric(NamedTuple):
+    """A metric's name, whether a higher value is better, and whether it is a share from 0 to 1."""
+
+    name: str
+    higher: bool = False
+    share: bool = False
+
+    @property
+    def scale(self) -> float:
+        """The factor from a value to the number that tables show: 100 for a share, else 1."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def unit(self) -> str:
+        """The text after a number in a table or a sentence."""
+        return " %" if self.share else ""
+
+    @property
+    def heads(self) -> dict[str, str]:
+        """Texts for the heads of columns, for the axes and the explanations of a page."""
+        return {
+            "metric": self.name,
+            "metric_unit": f"{self.name}, %" if self.share else self.name,
+            "points": ", points" if self.share else "",
+            "side": "above" if self.higher else "below",
+        }
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis."""
+        return f"test {self.name}{' (%)' if self.share else ''}"
+
+    def bound(self, value: str) -> str:
+        """Return a bound of the metric as text: "97 % accuracy", or "rmse 0.3"."""
+        return f"{value} % {self.name}" if self.share else f"{self.name} {value}"
+
+    def places(self, value: float) -> int:
+        """Return the decimals with which a table shows a value: four digits, two for a share."""
+        if self.share:
+            return 2
+        digits = math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+        return min(max(3 - digits, 0), 9)
+
+    def text(self, value: float | None) -> str:
+        """Return a value as text: a share in percent, another value with four digits."""
+        if self.share:
+            return percent(value)
+        return NOTHING if value is None else f"{value:.4g}"
+
+    def best(self, values: list[float]) -> float | None:
+        """Return the best of the values; None without values."""
+        return (max if self.higher else min)(values, default=None)
+
+    def worst(self, values: list[float]) -> float | None:
+        """Return the worst of the values; None without values."""
+        return (min if self.higher else max)(values, default=None)
+
+    def reaches(self, value: float, bound: float) -> bool:
+        """Return whether a value is at least as good as a bound."""
+        return value >= bound if self.higher else value <= bound
+
+
+ACCURACY, LOSS = MainMetric("accuracy", True, True), MainMetric("loss")
+
+
+def fit_to_show(name: str) -> bool:
+    """Return whether a metric's name is short and printable, as texts of pictures must be."""
+    return len(name) <= LONGEST and name.isprintable()
+
+
+def main_of(result: Mapping[str, Any]) -> MainMetric:
+    """Return a run's main metric, from its result; results of earlier versions have accuracies.
+
+    Raises `ValueError` for a damaged result.
+    """
+    metrics = result.get("metrics")
+    if metrics is None:
+        return ACCURACY
+    try:
+        found = next((MainMetric(**each) for each in metrics.values()), LOSS)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"metrics are {str(metrics)[:40]}") from error
+    if [type(each) for each in found] != [str, bool, bool] or not fit_to_show(found.name):
+        raise ValueError(f"the main metric is {str(found)[:80]}")
+    return found

@@ -1,0 +1,275 @@
+"""The results of runs as Python objects, for scripts and notebooks (`from run import train`)."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from edgewire.report.errors import ResultsError
+from edgewire.report.files.reader import folders, read_json, read_yaml
+from edgewire.report.metric import main_of
+from edgewire.report.runs import (
+    CONFIG,
+    FAILED,
+    HISTORY,
+    REFERENCE,
+    Run,
+    group_runs,
+    read_history,
+    read_result,
+    read_runs,
+    with_effect,
+)
+from edgewire.report.runs import read_overrides as overrides_of
+from edgewire.report.summary import summary_rows, whole_bytes
+
+if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
+MOST_CELLS = 20_000_000  # of a table of the history; 250,000 rounds with 40 values have half
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Turn the exceptions of damaged files into `ResultsError`."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as error:
+        raise ResultsError(f"{folder}: its files cannot be used: {error!r}") from error
+
+
+class Traffic(NamedTuple):
+    """The bytes of a run, everything in its messages included.
+
+    `uplink`: from the nodes to the server. `downlink`: from the server to the nodes. `..._plain`:
+    what Flower would have sent without compression.
+    """
+
+    uplink: int
+    downlink: int
+    uplink_plain: int
+    downlink_plain: int
+
+
+class RunResult:
+    """The result of a run in a folder: metrics, bytes, history, model.
+
+    `folder`: the run's folder (docs/run-files.md). `values`: the content of `result.json`. Raises
+    `ResultsError` for a folder without a result.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        try:
+            self.values = read_result(self.folder)
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"{self.folder} holds no result of a run: {error}") from error
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The loss and the metrics of the last evaluation, by name; the main metric is first."""
+        with _reading(self.folder):
+            others = self.values.get("metrics") or {}
+            names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
+        return {name: self.values.get(name) for name in names}
+
+    @property
+    def traffic(self) -> Traffic:
+        """The bytes of the run in both directions, and without compression."""
+        with _reading(self.folder):
+            up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
+            return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the model has diverged."""
+        return bool(self.values.get("diverged"))
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the run ended too early; None if it did not."""
+        found: str | None = self.values.get("stopped")
+        return found
+
+    @property
+    def config(self) -> DictConfig:
+        """The run's configuration.
+
+        `${KEY}` is the value of another key, as in the run. Any other `${...}` stays text: in the
+        folder of somebody else it could read this machine's environment. Raises `ResultsError`.
+        """
+        with _reading(self.folder):
+            found = read_yaml(self.folder / CONFIG)
+            return DictConfig(_without_resolvers(found))
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The run's overrides, by their keys."""
+        with _reading(self.folder):
+            return overrides_of(self.folder)
+
+    @cached_property
+    def history(self) -> pd.DataFrame:
+        """One row a round: the keys of `history.jsonl`. Missing values are NaN."""
+        import pandas as pd
+
+        with _reading(self.folder):
+            rows = self._rows()
+            if len(rows) * len(set().union(*rows)) > MOST_CELLS:
+                raise ValueError("its rows have too many different keys for a table")
+            return pd.DataFrame(rows)
+
+    @cached_property
+    def nodes(self) -> pd.DataFrame:
+        """One row a node: the keys of `nodes.json`; empty if the run has written none."""
+        import pandas as pd
+
+        file = self.folder / "nodes.json"
+        with _reading(self.folder):
+            return pd.DataFrame(read_json(file)["nodes"] if file.exists() else [])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the trained model's tensors, by name; for `module.load_state_dict`."""
+        from safetensors.torch import load_file
+
+        return load_file(self.folder / "model.safetensors")
+
+    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
+        """Draw a column of the history; `y`: default: the main metric; `x`: as in `edgewire.report.curves`.
+
+        `log_x`: whether the x axis is logarithmic. Raises `ResultsError` if the history lacks a
+        column.
+        """
+        return plot([self], y, x, log_x=log_x)
+
+    def __repr__(self) -> str:
+        rows = self._summary()
+        width = max(map(len, rows)) + 2
+        lines = (f"{name:{width}}{text}" for name, text in rows.items())
+        indented = "\n" + " " * width
+        return "\n".join(line.replace("\n", indented) for line in lines)
+
+    def _repr_html_(self) -> str:
+        rows = self._summary()
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for name, text in rows.items()
+        )
+        return f"<table>{cells}</table>"
+
+    def _summary(self) -> dict[str, str]:
+        with _reading(self.folder):
+            return summary_rows(self.values, self.folder)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return read_history(self.folder / HISTORY, main_of(self.values).name)
+
+    def as_run(self) -> Run:
+        """Return the run as the programs of `report` read it."""
+        return Run(with_effect(self.overrides), self.values, self._rows, self.folder)
+
+
+class SweepResult(Sequence[RunResult]):
+    """The runs of a sweep, in the order of their jobs.
+
+    `folder`: the sweep's folder. `jobs`: the folders of its jobs; None: all in the folder.
+    `failed`: why jobs failed, by their folders; a run that has diverged is also among the runs.
+    `not_begun`: the folders of jobs that were not begun after a failure (`stop_on_failure=true`).
+    """
+
+    def __init__(self, folder: Path | str, jobs: Sequence[Path] | None = None) -> None:
+        self.folder = Path(folder)
+        tops = [self.folder] if jobs is None else jobs
+        try:
+            runs, _ = read_runs(tops)
+        except ResultsError:  # no run has finished
+            runs = []
+        self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
+        found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
+        self.failed = {folder: _line(folder) for folder, names in found if FAILED in names}
+        self.not_begun = [folder for folder, names in found if NOT_BEGUN in names]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._runs[index]
+
+    def __iter__(self) -> Iterator[RunResult]:
+        return iter(self._runs)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row a run: its overrides, metrics, bytes, and seconds."""
+        import pandas as pd
+
+        rows = []
+        for run in self._runs:
+            traffic = run.traffic._asdict()
+            sizes = {f"{way}_bytes": traffic[way] for way in ("uplink", "downlink")}
+            times = {name: run.values.get(name) for name in ("virtual_seconds", "seconds")}
+            head = {**run.overrides, "seed": run.values["seed"]}
+            rows.append({**head, **run.metrics, **sizes, **times})
+        return pd.DataFrame(rows)
+
+    def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
+        """Draw a curve for the runs that differ in the seed only, as `RunResult.plot`."""
+        return plot(self._runs, y, x, log_x=log_x)
+
+    def __repr__(self) -> str:
+        lines = [str(self.table) if self._runs else "no run has finished"]
+        return "\n".join([*lines, *self._missing()])
+
+    def _repr_html_(self) -> str:
+        text = self.table.to_html(index=False) if self._runs else "<p>no run has finished</p>"
+        return text + "".join(f"<p>{html.escape(line)}</p>" for line in self._missing())
+
+    def _missing(self) -> list[str]:
+        """Return a line for each job without a result."""
+        lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
+        return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
+
+
+def _line(folder: Path) -> str:
+    """Return why a job has failed."""
+    try:
+        return str(read_json(folder / FAILED)["line"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"failed; {FAILED} does not say why: {error!r}"
+
+
+def _without_resolvers(value: Any) -> Any:
+    """Return plain data in which OmegaConf replaces only texts of the form `${KEY}`."""
+    if isinstance(value, dict):
+        return {key: _without_resolvers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_resolvers(each) for each in value]
+    if not isinstance(value, str) or REFERENCE.fullmatch(value):
+        return value
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)  # OmegaConf removes the backslashes again
+
+
+def plot(
+    runs: Sequence[RunResult], y: str | None = None, x: str = "round", *, log_x: bool = False
+) -> Figure:
+    """Draw curves of runs; the seeds of equal settings are averaged (`edgewire.report.curves.draw`)."""
+    from edgewire.report.curves import X, draw
+
+    if not runs:
+        raise ResultsError("there is no run to draw")
+    if x not in X:
+        raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
+    groups = group_runs([run.as_run() for run in runs])
+    return draw(groups, x, y or main_of(runs[0].values).name, log_x=log_x)

@@ -1,0 +1,435 @@
+"""Reads runs: finished runs from the folders of sweeps, and stored runs from archives.
+
+The folder of a run has `result.json`, `history.jsonl` and Hydra's `.hydra/overrides.yaml`. An
+archive (papers/runs/NAME.json) has the results and learning curves of an experiment's runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from edgewire.report.errors import ResultsError
+from edgewire.report.files.reader import folders as folders_below
+from edgewire.report.files.reader import (
+    lines_of,
+    open_file,
+    parse_json,
+    read_json,
+    read_yaml,
+    readable,
+    refuse,
+)
+from edgewire.report.format import NOTHING
+from edgewire.report.metric import ACCURACY, LOSS, MainMetric, main_of
+
+RESULT, HISTORY = "result.json", "history.jsonl"
+HYDRA = Path(".hydra")
+OVERRIDES, CONFIG = HYDRA / "overrides.yaml", HYDRA / "config.yaml"
+FAILED = "failed.json"  # a failed job of a sweep has written its exit code and line there
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # the value of another key of a configuration
+GAVE_UP = "no update could be used"  # `stopped` begins with this in a result
+# overrides that do not change what a run computes, and the seed
+WITHOUT_EFFECT = re.compile(
+    r"seed|verbose|stop_on_failure|checkpoint_every|dataset\.(root|download)|(engine|hydra|logger)([./].*)?"
+)
+# numbers that every run has
+SURE = (
+    *("seed", "client_updates", "failures", "seconds"),
+    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
+)
+# the numbers of a result that an archive stores; null if a run lacks the number
+NUMBERS = (
+    *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
+    *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
+    *("seconds", "virtual_seconds", "sparsity", "evaluations"),
+)
+# the bytes beside the payloads; runs that were stored earlier lack them
+BESIDE = tuple(
+    f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in ("other", "header")
+)
+MOST_WORDS, MOST_LETTERS = 1000, 100_000  # of a run's overrides
+PARSED = 5000  # letters of a run's overrides above which Hydra's slow parser would take seconds
+LARGEST = 1e150  # the sum of squares of such numbers is finite
+# the numbers of a row of `history.jsonl` that tables and curves use
+HISTORY_NUMBERS = (
+    *("round", "accuracy", "loss", "train_loss", "seconds", "virtual_seconds"),
+    *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
+    *("uplink_entries", "uplink_entries_whole"),
+)
+# the keys of an evaluation that an archive stores, if the run has them
+CURVE = (
+    *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
+    *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
+)
+
+Row = dict[str, Any]
+
+
+def own_numbers(metric: MainMetric) -> tuple[str, ...]:
+    """Return the names of numbers that a run has for its main metric: the last and the best one."""
+    return metric.name, f"best_{metric.name}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    `overrides`: the command-line overrides that affect the result, by their keys, without the seed.
+    `result`: the keys of `result.json`; an archive stores only a part of them. `history`: returns
+    the rows of `history.jsonl`, one per round; an archive stores only evaluations, and of many only
+    a part. `folder`: None for a run from an archive.
+    """
+
+    overrides: Mapping[str, str]
+    result: dict[str, Any]
+    history: Callable[[], list[Row]]
+    folder: Path | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed of all random numbers."""
+        return int(self.result["seed"])
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run failed: its model diverged, or no update could be used any more.
+
+        Tables include such a run like any other. Without it they would show only successful runs.
+        """
+        stopped = str(self.result.get("stopped") or "")  # of a damaged result: no text
+        return bool(self.result.get("diverged")) or stopped.startswith(GAVE_UP)
+
+    @property
+    def metric(self) -> MainMetric:
+        """The run's main metric."""
+        return main_of(self.result)
+
+    @cached_property
+    def settings(self) -> str:
+        """The overrides as one line of text, sorted by their keys."""
+        return in_order(self.overrides)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The run's settings and seed; of several runs with the same key only the last counts."""
+        return self.settings, self.seed
+
+    def evaluations(self) -> list[Row]:
+        """Return the rows of the history with an evaluation.
+
+        Raises `ResultsError` if the archive does not store all of them.
+        """
+        rows = [row for row in self.history() if row.get(self.metric.name) is not None]
+        if (self.result.get("evaluations") or 0) > len(rows):
+            raise ResultsError(f"{self.settings}: of its evaluations {len(rows)} are kept")
+        return rows
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs that differ only in the seed, and their common overrides."""
+
+    overrides: Mapping[str, str]
+    runs: list[Run]
+
+    def name(self, keys: Sequence[str]) -> list[str]:
+        """Return the group's values of `keys`; "-" for a key that the group lacks."""
+        return [self.overrides.get(key, NOTHING) for key in keys]
+
+
+def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
+    """Return the finished runs below `folders`, by job number, and the folders of the others.
+
+    A run whose files are damaged counts as unfinished. Raises `ResultsError` if no run has
+    finished.
+    """
+    folders = list(folders)
+    runs, unfinished = find_runs(folders)
+    if not runs:
+        count = f"; {len(unfinished)} unfinished" if unfinished else ""
+        raise ResultsError(f"no finished run in {', '.join(map(str, folders))}{count}")
+    return runs, unfinished
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
+    """Return what `read_runs` returns, also if no run has finished.
+
+    Raises `ResultsError` for a missing folder.
+    """
+    runs: list[Run] = []
+    unfinished: list[Path] = []
+    seen: set[Path] = set()
+    for top in folders:
+        if not top.is_dir():
+            raise ResultsError(f"{top}: no such folder")
+        jobs = (each for each, names in folders_below(top) if HYDRA.name in names)
+        for folder in sorted(jobs, key=_numbers_as_numbers):
+            if not (folder / OVERRIDES).exists():
+                continue
+            if folder.resolve() in seen:  # `folders` may name a folder and also a folder inside it
+                continue
+            seen.add(folder.resolve())
+            try:
+                runs.append(read_run(folder))
+            except (OSError, ValueError):
+                unfinished.append(folder)
+    return runs, unfinished
+
+
+def read_run(folder: Path) -> Run:
+    """Return the finished run in a folder. Its history is read only when it is needed.
+
+    Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped
+    and for damaged files.
+    """
+    result = read_result(folder)
+    if not isinstance(result.get("stopped"), str | None):
+        raise ValueError(f"{folder / RESULT} does not say why the run stopped")
+    expect_numbers(result)
+    overrides = with_effect(read_overrides(folder))
+    name = main_of(result).name
+    run = Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
+    if result.get("stopped") and not run.diverged:
+        raise ValueError(f"{folder} stopped before its end")
+    return run
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return a run's result; null in place of NaN and infinity.
+
+    Raises `FileNotFoundError` if the run has left none, `ValueError` for a damaged file.
+    """
+    result = read_json(folder / RESULT)
+    if not isinstance(result, dict):
+        raise ValueError(f"{folder / RESULT} holds no result")
+    return result
+
+
+def failed_line(folder: Path) -> str | None:
+    """Return why a sweep's job has failed; None if its `failed.json` does not say."""
+    note = readable(read_json, folder / FAILED) or {}
+    return str(note["line"]) if isinstance(note, dict) and "line" in note else None
+
+
+def read_history(file: Path, main: str = "accuracy") -> list[Row]:
+    """Return the rows of a `history.jsonl`, one per round, without a truncated last line.
+
+    `main`: the name of the run's main metric. Raises `ResultsError` for a line that cannot be read.
+    """
+    rows: list[Row] = []
+    try:
+        opened = open_file(file)
+    except ValueError as error:
+        raise ResultsError(str(error)) from error
+    with opened:
+        for place, line in enumerate(lines_of(opened), 1):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                if not opened.read(1):  # only the last line may be damaged
+                    break
+                row = None
+            if not _is_row(row, main):
+                raise ResultsError(f"{file}: line {place} cannot be read")
+            rows.append(row)
+    return rows
+
+
+def _is_row(row: Any, main: str) -> bool:
+    """Return whether a line of a `history.jsonl` holds numbers where tables need them."""
+    if not isinstance(row, dict) or row.get("round") is None:
+        return False
+    try:
+        for key in (*HISTORY_NUMBERS, *BESIDE, main):
+            _expect_number(row.get(key), may_miss=True)
+    except ValueError:
+        return False
+    return True
+
+
+def read_overrides(folder: Path) -> dict[str, str]:
+    """Return all command-line overrides of a run by their keys; see `override_words`."""
+    return split_overrides(override_words(folder))
+
+
+def with_effect(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return the overrides that change what a run computes."""
+    return {key: value for key, value in overrides.items() if not WITHOUT_EFFECT.fullmatch(key)}
+
+
+def override_words(folder: Path) -> list[str]:
+    """Return all command-line overrides of a run.
+
+    Raises `OSError` for a file that cannot be read, `ValueError` for a damaged one.
+    """
+    words = read_yaml(folder / OVERRIDES)
+    if not isinstance(words, list) or not all(isinstance(each, str) for each in words):
+        refuse(folder / OVERRIDES, "holds no overrides")
+    if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_LETTERS:
+        refuse(folder / OVERRIDES, f"has over {MOST_WORDS} words or {MOST_LETTERS} letters")
+    return words
+
+
+def read_archive(file: Path) -> list[Run]:
+    """Return the stored runs in an archive; an empty list if the file is missing.
+
+    Raises `ResultsError` for a file in another format.
+    """
+    if not file.is_file():
+        return []
+    try:
+        content = json.loads(file.read_text())
+        if (of := content["experiment"]) != file.stem:
+            raise ResultsError(f"{file} holds runs of {of}")
+        runs = [stored_run(run) for run in content["runs"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ResultsError(f"{file} is no file of archived runs: {error!r}") from error
+    if len({run.key for run in runs}) != len(runs):
+        raise ResultsError(f"{file} holds runs of the same overrides and seed")
+    return runs
+
+
+def stored_run(stored: Mapping[str, Any]) -> Run:
+    """Return the run that an archive stores as a JSON object; the run's `result` is this object.
+
+    `stored`: the run's `overrides`, its `seed`, the `commit` of the code, `cpu` (the instruction
+    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, those
+    of `BESIDE` that the run recorded, and the `curve`: a list for each key of `CURVE`, with an
+    entry for each stored evaluation. A run whose
+    main metric is not the accuracy also has `metrics`, with the main metric, and its numbers.
+
+    Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
+    """
+    expect_numbers(stored)
+    head = {"seed": int, "overrides": str, "commit": str, "cpu": str, "diverged": bool}
+    result = {"cpu": "", **stored}
+    if wrong := [result[key] for key, kind in head.items() if not isinstance(result[key], kind)]:
+        raise ValueError(f"{wrong[0]!r} is out of place")
+    metric = main_of(stored)
+    columns = dict.fromkeys((*CURVE, metric.name))
+    curve = {key: list(stored["curve"][key]) for key in columns if key in stored["curve"]}
+    for value in (value for column in curve.values() for value in column):
+        _expect_number(value, may_miss=True)
+    if len({len(column) for column in curve.values()}) > 1:
+        raise ValueError("a curve with columns of several lengths")
+    result = {
+        **{key: result[key] for key in ("overrides", "seed", "commit", "cpu", "diverged")},
+        **{key: stored.get(key) for key in NUMBERS},
+        **{key: stored[key] for key in BESIDE if stored.get(key) is not None},
+        **({} if metric == ACCURACY else _of_metric(stored, metric)),
+        "curve": curve,
+    }
+    rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
+    return Run(parse_overrides(result["overrides"]), result, lambda: rows)
+
+
+def _of_metric(stored: Mapping[str, Any], metric: MainMetric) -> dict[str, Any]:
+    known = {metric.name: metric._asdict()} if metric != LOSS else {}
+    return {"metrics": known, **{key: stored.get(key) for key in own_numbers(metric)}}
+
+
+def expect_numbers(result: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless a result has numbers where tables need them."""
+    for key in (*SURE, *NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result))):
+        _expect_number(result.get(key), may_miss=key not in SURE)
+
+
+def number(value: Any) -> float | None:
+    """Return a value if it is a finite number of usual size; else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) <= LARGEST else None  # False for NaN
+
+
+def _expect_number(value: Any, may_miss: bool) -> None:
+    if number(value) is None and not (value is None and may_miss):
+        raise ValueError(f"{str(value)[:40]!r} is out of place")
+
+
+@cache
+def parse_overrides(text: str) -> Mapping[str, str]:
+    """Return the overrides in a text such as "a=1 +b=2": key -> value.
+
+    Raises `ValueError` for a word that is no override.
+    """
+    words = shlex.split(text)
+    if wrong := [word for word in words if "=" not in word]:
+        raise ValueError(f"{wrong[0]} is not KEY=VALUE")
+    return split_overrides(words)
+
+
+def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
+    """Return overrides such as `a=1` and `+b=2` as a dict: key -> value."""
+    pairs = (word.lstrip("+").partition("=") for word in overrides)
+    return {key: value for key, _, value in pairs}
+
+
+def dotted(node: Any, between: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values inside a mapping with their joined keys; those of a list if joined by /."""
+    for key, value in (node if isinstance(node, Mapping) else dict(enumerate(node))).items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) or (isinstance(value, list) and between == "/"):
+            yield from dotted(value, between, f"{name}{between}")
+        else:
+            yield name, value
+
+
+def in_order(overrides: Mapping[str, str]) -> str:
+    """Return command-line overrides sorted by their keys, quoted as in a shell.
+
+    Values are written as a sweep writes them: `true` as True, 1e-3 as 0.001. A value that Hydra
+    cannot parse stays unchanged, and so do all values if they are long.
+    """
+    written = _as_in_sweeps if sum(map(len, overrides.values())) <= PARSED else str
+    return shlex.join(f"{key}={written(value)}" for key, value in sorted(overrides.items()))
+
+
+@cache
+def _as_in_sweeps(value: str) -> str:
+    # imported here: the parser takes 0.3 s to import, and `edgewire.report.table` does not need it
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        word = OverridesParser.create().parse_override(f"key={value}")
+        return str(word.get_value_element_as_str())
+    except (HydraException, RecursionError):
+        return value
+
+
+def group_runs(runs: Iterable[Run]) -> list[Group]:
+    """Return the groups in the order of their first runs.
+
+    Of several runs with the same overrides and seed only the last one is used. A repeated run has
+    the same seed, and would make the spread over the seeds look smaller than it is.
+    """
+    groups: dict[frozenset[tuple[str, str]], dict[int, Run]] = {}
+    for run in runs:
+        groups.setdefault(frozenset(run.overrides.items()), {})[run.seed] = run
+    runs_of = [list(seeds.values()) for seeds in groups.values()]
+    return [Group(same[0].overrides, same) for same in runs_of]
+
+
+def varying(groups: Sequence[Group]) -> list[str]:
+    """Return the keys whose values differ between the groups, in the order of the overrides."""
+    keys: list[str] = []
+    for group in groups:
+        place = len(keys)
+        for key in reversed([*group.overrides]):
+            if key in keys:
+                place = keys.index(key)
+            else:  # place a key that some groups lack before the key that follows it in the others
+                keys.insert(place, key)
+    return [key for key in keys if len({group.overrides.get(key) for group in groups}) > 1]
+
+
+def _numbers_as_numbers(path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that puts job 10 after job 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in path.parts]

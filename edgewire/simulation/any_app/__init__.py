@@ -1,0 +1,1 @@
+"""Runs any Flower app, unchanged, on the local engine: `python -m edgewire.simulation PATH`."""

@@ -1,0 +1,80 @@
+"""Runs any Flower app on the local engine."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from logging import ERROR
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from flwr.app import Context
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from flwr.supercore.run import Run
+
+from edgewire.machine.errors import EngineError, described
+from edgewire.machine.job import Job
+from edgewire.simulation.any_app.app import App
+from edgewire.simulation.any_app.generators import seeded
+from edgewire.simulation.any_app.grid import Counts, GuestGrid
+from edgewire.simulation.any_app.node import GuestNode
+from edgewire.simulation.any_app.old_api import bounded_wait
+from edgewire.simulation.grid import LocalGrid
+from edgewire.simulation.local import run_local
+from edgewire.simulation.network import Network
+
+
+class Outcome(NamedTuple):
+    """The totals of a run: its virtual seconds, and the counts of messages, replies and bytes.
+
+    `last_arrival`: the virtual second at which the last message or reply arrives.
+    `unfetched_bytes`: bytes of the replies that the ServerApp did not get.
+    """
+
+    virtual_seconds: float
+    last_arrival: float
+    counts: Counts
+    unfetched_bytes: int
+
+
+def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) -> Outcome:
+    """Run an app to its end, in this process and its worker processes.
+
+    `workers`: the number of processes for the nodes. 0: one per core. 1: the nodes run in this
+    process. This process imports the app's modules. Raises `UsageError` for an app that cannot be
+    loaded, and `EngineError` if the ServerApp raises an error. The log then has the traceback.
+    """
+    with seeded(seed):
+        server_app, _ = app.load_both()  # reports mistakes early; forked workers share the modules
+    grids = list[GuestGrid]()
+
+    def serve(grid: Grid, context: Context) -> None:
+        run = Run.create_empty(context.run_id)
+        run.fab_id, run.fab_version = app.name, app.version
+        run.override_config = dict(app.run_config)
+        grids.append(GuestGrid(cast(LocalGrid, grid), run))
+        try:
+            with seeded(seed), bounded_wait(nodes):
+                server_app(grids[0], context)
+        except EngineError:
+            raise
+        except Exception as error:
+            log(ERROR, traceback.format_exc())
+            reason = described(error)
+            raise EngineError(f"the ServerApp raised {reason}") from error
+
+    job = Job(
+        app.folder,
+        app.run_config,
+        nodes,
+        Path.cwd(),
+        seed,
+        network,
+        serve,
+        GuestNode(app, seed),
+    )
+    sys.stdout.flush()  # else each forked process would print the buffer again
+    run_local(job, workers=workers)
+    grid = grids[0]
+    return Outcome(grid.virtual_seconds, grid.last_arrival, grid.counts, grid.unfetched_bytes)

@@ -1,0 +1,312 @@
+"""Sends objects between processes: small ones through a pipe, large ones by shared memory.
+
+A pipe moves a large buffer in many small steps. Shared memory needs one copy into it and one copy
+out of it. The shared memory consists of mapped files. They are in /dev/shm while it has room, else
+on disk. They are removed when the run ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import pickle
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from io import BytesIO
+from multiprocessing.connection import Connection
+from pathlib import Path
+from shutil import disk_usage
+from typing import Any, NamedTuple
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app.metadata import Metadata
+
+from edgewire.machine.errors import EngineError
+from edgewire.machine.temp_dirs import TempDirs, sweep
+from edgewire.simulation.workers.node_host import log
+
+LARGE = 1 << 15  # bytes: buffers of at least this size use shared memory
+MEMORY = "/dev/shm"
+SPARE = 4  # 1/SPARE of /dev/shm stays free for other programs, such as torch's DataLoader
+
+
+KINDS = (ArrayRecord, ConfigRecord, MetricRecord)
+_EMPTY = [dict(kind().__dict__) for kind in (*KINDS, RecordDict)]  # Flower's checks of new values
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles a message's content as tuples, and the bytes of its large Arrays out of band.
+
+    A message has ten objects of Flower's classes. To pickle each of them takes 20 µs; the tuples
+    take 5 µs. Objects of other classes inside a content are pickled as usual.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind is RecordDict:
+            records = obj.__dict__["_data"]
+            return _content, ([_parts(name, record) for name, record in records.items()],)
+        if kind is Metadata:
+            return _metadata, (obj.__dict__,)
+        return (_array, _array_parts(obj)) if kind is Array else NotImplemented
+
+
+def _parts(name: str, record: Any) -> tuple[str, Any, Any]:
+    """Return a record's name, the position of its class in `KINDS`, and its values.
+
+    A record of another class has the position None, and is itself in place of its values.
+    """
+    if type(record) not in KINDS:
+        return name, None, record
+    values = record.__dict__["_data"]
+    if type(record) is ArrayRecord:
+        values = {k: _array_parts(a) if type(a) is Array else a for k, a in values.items()}
+    return name, KINDS.index(type(record)), values
+
+
+def _array_parts(array: Array) -> tuple[str, tuple[int, ...], str, Any]:
+    data = array.data
+    large = type(data) is bytes and len(data) >= LARGE
+    return array.dtype, array.shape, array.stype, pickle.PickleBuffer(data) if large else data
+
+
+def _content(parts: list[tuple[str, Any, Any]]) -> RecordDict:
+    """Return the content with these records, without Flower's check of each value."""
+    records = {}
+    for name, kind, values in parts:
+        if kind is not None:
+            record = KINDS[kind].__new__(KINDS[kind])
+            if KINDS[kind] is ArrayRecord:
+                values = {k: _array(*a) if type(a) is tuple else a for k, a in values.items()}
+            record.__dict__.update(_EMPTY[kind], _data=values)
+        records[name] = values if kind is None else record
+    content = RecordDict.__new__(RecordDict)
+    content.__dict__.update(_EMPTY[-1], _data=records)
+    return content
+
+
+def _metadata(values: dict[str, Any]) -> Metadata:
+    metadata = Metadata.__new__(Metadata)
+    metadata.__dict__.update(values)
+    return metadata
+
+
+def _array(dtype: str, shape: tuple[int, ...], stype: str, data: Any) -> Array:
+    array = Array.__new__(Array)  # Flower's constructor takes 23 calls
+    array.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
+    return array
+
+
+class Placed(NamedTuple):
+    """Where buffers were written: the index of the file's path, and the buffers' sizes in bytes."""
+
+    place: int
+    sizes: list[int]
+
+
+class Shared:
+    """A memory-mapped file that grows as needed. One process writes it, another one reads it.
+
+    `paths`: the possible paths of the file, the preferred one first. If the folder of a path has no
+    room, the file moves to the next path and stays there.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._map: mmap.mmap | None = None
+        self.place = 0
+
+    def write(self, buffers: list[memoryview]) -> Placed:
+        """Write buffers one after another.
+
+        Raises `EngineError` if no folder of the possible paths has room for them.
+        """
+        sizes = [view.nbytes for view in buffers]
+        if not sum(sizes):
+            return Placed(self.place, sizes)
+        if self._map is None or len(self._map) < sum(sizes):
+            self._map = self._larger(sum(sizes))
+        position = 0
+        for view, size in zip(buffers, sizes, strict=True):
+            self._map[position : position + size] = view
+            position += size
+        return Placed(self.place, sizes)
+
+    def read(self, laid: Placed) -> list[bytes]:
+        """Return copies of the buffers."""
+        place, sizes = laid
+        if not sum(sizes):
+            return [b""] * len(sizes)
+        if self._map is None or len(self._map) < sum(sizes) or self.place != place:
+            with self._paths[place].open("r+b") as file:
+                self._map, self.place = mmap.mmap(file.fileno(), 0), place
+        position, buffers = 0, []
+        for size in sizes:
+            buffers.append(self._map[position : position + size])
+            position += size
+        return buffers
+
+    def remove(self) -> None:
+        """Remove the file from every path; no process may write to it afterwards."""
+        for path in self._paths:
+            with suppress(OSError):
+                path.unlink()
+
+    def _larger(self, size: int) -> mmap.mmap:
+        """Return a mapping of at least `size` bytes, all of them reserved."""
+        size += size // 8  # spare room: payload sizes vary, and growing the file often is slow
+        problem: OSError | None = None
+        for place in range(self.place, len(self._paths)):
+            path = self._paths[place]
+            try:
+                self._map = _mapping(path, size, place + 1 == len(self._paths))
+            except OSError as error:
+                problem = error
+                with suppress(OSError):
+                    path.unlink()  # frees its space for others
+            else:
+                self.place = place
+                return self._map
+        reason = problem.strerror if problem else "there is none"
+        raise EngineError(
+            f"no room for what nodes and server send each other, {size / 1e6:.1f} MB in "
+            f"{self._paths[-1].parent} ({reason}): free some there, or set TMPDIR to another folder"
+        )
+
+
+def _mapping(path: Path, size: int, last: bool) -> mmap.mmap:
+    """Map a file of at least `size` bytes. Raises `OSError` if its folder has no room.
+
+    `last`: this is the last possible path, so the file may use all of the free space.
+
+    The function reserves the bytes now. Otherwise, on a full disk, a process that writes to the
+    file would get SIGBUS and end without a message.
+    """
+    with path.open("a+b") as file:
+        there = file.seek(0, os.SEEK_END)
+        if there < size:
+            total, _, free = disk_usage(path.parent)
+            if free - (size - there) < (0 if last else total // SPARE):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            _reserve(file.fileno(), size)
+        return mmap.mmap(file.fileno(), 0)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):  # macOS has none
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some file systems cannot
+                raise
+    os.truncate(descriptor, size)
+
+
+class Channel:
+    """Sends and receives objects over a pipe and `slots` shared files, which it uses in rotation.
+
+    A file must be read before it is overwritten. So a sender must have at most `slots` unread
+    objects, which the worker's `WINDOW` ensures. `folders`: the possible folders of the files, the
+    preferred one first.
+    """
+
+    def __init__(
+        self, connection: Connection, folders: Sequence[Path], name: str, slots: int
+    ) -> None:
+        self._connection = connection
+        names = [f"{name}-{slot}" for slot in range(slots)]
+        self._shared = [Shared([folder / each for folder in folders]) for each in names]
+        self._turn = 0
+
+    @property
+    def moved(self) -> bool:
+        """Whether a file is not in the preferred folder."""
+        return any(shared.place for shared in self._shared)
+
+    def _next(self) -> Shared:
+        self._turn += 1
+        return self._shared[self._turn % len(self._shared)]
+
+    def send(self, obj: Any) -> None:
+        """Send an object.
+
+        Raises `OSError` if the other end is closed, and `EngineError` if the object has no room.
+        After an `EngineError` the other end has received nothing, and the channel is still usable.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        head = BytesIO()
+        _Pickler(head, 5, buffer_callback=buffers.append).dump(obj)
+        turn, views, small = self._turn, [b.raw() for b in buffers], head.getbuffer()
+        # Both ends write to one pipe. Two objects that fill it would block both ends for ever.
+        if beside := small.nbytes >= LARGE:
+            views.append(small)
+        try:
+            laid = self._next().write(views)
+        except EngineError:
+            self._turn = turn
+            raise
+        self._connection.send_bytes(pickle.dumps((*laid, None if beside else small.tobytes())))
+
+    def receive(self) -> Any:
+        """Wait for an object. Raises `EOFError` or `OSError` if the other end is closed."""
+        place, sizes, head = pickle.loads(self._connection.recv_bytes())
+        buffers = self._next().read(Placed(place, sizes))
+        return pickle.loads(buffers.pop() if head is None else head, buffers=buffers)
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for shared in self._shared:
+            shared.remove()
+
+
+class Folders:
+    """The folders of the shared files: one in memory if the system has /dev/shm, one on disk.
+
+    Raises `EngineError` if no folder can be made.
+    """
+
+    def __init__(self) -> None:
+        self._temp_dirs: list[TempDirs] = []
+        self._told = False
+        for parent in dict.fromkeys(filter(None, (_memory(), _disk()))):
+            sweep(parent)
+            with suppress(OSError):
+                self._temp_dirs.append(TempDirs(parent))
+        if not self._temp_dirs:
+            raise EngineError(
+                "no folder for what nodes and server send each other can be made in "
+                f"{_disk() or 'the usual places'}: set TMPDIR to one that can be written to"
+            )
+
+    @property
+    def paths(self) -> list[Path]:
+        """The folders, the preferred one first."""
+        return [each.path for each in self._temp_dirs]
+
+    def tell_of(self, channel: Channel) -> None:
+        """Log that a channel's files had to move to disk; log this only once."""
+        if channel.moved and not self._told:
+            self._told = True
+            memory, disk = (path.parent for path in (self.paths[0], self.paths[-1]))
+            log.warning(
+                "no room in %s (%.0f MB free): what nodes and server send each other goes to %s",
+                *(memory, disk_usage(memory).free / 1e6, disk),
+            )
+
+    def close(self) -> None:
+        """Remove the folders."""
+        for each in self._temp_dirs:
+            each.close()
+
+
+def _memory() -> str | None:
+    return MEMORY if os.access(MEMORY, os.W_OK) else None
+
+
+def _disk() -> str | None:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,261 @@
+"""NumPy files: arrays by name, mapped from the file where that is possible."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgewire.task import DEFAULT_ROOT
+from edgewire.task.datasets.data import Data, Split, shown
+from edgewire.task.datasets.files import (
+    LARGEST_INTEGER,
+    class_ids,
+    class_names,
+    files_of,
+    group_ids,
+    with_test,
+)
+from edgewire.task.errors import NoData, TaskError
+from edgewire.task.tensors import Tensors
+from edgewire.task.transforms import ImageTransform, Standardize
+
+Arrays = Mapping[str, NDArray[Any]]
+LOCAL_HEADER = 30  # bytes before the name of a file in a zip archive
+# Types that torch lacks, or can do little with, and the types that hold their values.
+WIDER = {"u2": "i4", "u4": "i8", "u8": "i8"}
+
+
+def npz(
+    root: str | None = None,
+    target: str | None = "y",
+    inputs: str | Sequence[str] | None = None,
+    group: str | None = None,
+    classes: Sequence[str] | None = None,
+    images: bool = False,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    test_share: float = 0.2,
+    on_device: bool = False,
+) -> Data:
+    """Return arrays of NumPy files as a data set; each array has a row a sample.
+
+    Arrays in .npy files and in an uncompressed .npz file (`numpy.savez`) are mapped from the file,
+    so that they may be larger than memory. A share of the training rows for testing, and targets of
+    other types than int64 and float32, are copied into memory.
+
+    On the device that trains, floats become float32 and integers int64 (tokens).
+
+    Args:
+        root: an .npz file; or a folder with train.npz and test.npz, with folders train and test of
+            .npy files, with .npy files, or with one .npz file. If an array is named NAME_train, the
+            test split is NAME_test (Keras's files). None: the default folder.
+        target: the array to predict; None for none. Text is a class, as whole numbers are with
+            `classes`. Other whole numbers become int64, and floats float32.
+        inputs: the array for the model, or several, which the model gets as a dictionary. None: all
+            arrays that are no target and no group.
+        group: the array with the user, writer or sensor of each sample.
+        classes: the names of all classes; None: those in the training and test rows.
+        images: whether the inputs are uint8 images, (N, H, W), (N, C, H, W) or (N, H, W, C).
+        mean, std: a number for each feature (N, F) or channel (N, C, ...), by which inputs are
+            standardised. None: 0 and 1; for images 0.5 and 0.25, of values from 0 to 1.
+        test_share: the share of the rows that are the test split if there is no array for it.
+        on_device: whether the arrays are a device's own. All rows are for training then.
+
+    Raises:
+        TaskError: no such files or arrays, a file that cannot be read, arrays of other types or
+            numbers of rows, or an unknown class.
+    """
+    train, test = _parts(root)
+    parts = [train] if test is None or on_device else [train, test]
+    place = shown(Path(root or DEFAULT_ROOT))
+    names = [inputs] if isinstance(inputs, str) else inputs
+    if names is None:
+        names = [name for name in train if name not in (target, group)]
+    if not names or len(set(names)) < len(names) or {target, group} & set(names):
+        raise TaskError(
+            f"{place}: dataset.inputs= must name at least one array, each once, and not the target "
+            f"or the group; there are {', '.join(train)}"
+        )
+    targets, found = _targets(parts, place, target, classes, on_device)
+    ids: list[Any] = [None] * len(parts)
+    if group is not None:
+        ids = [*group_ids(*(_array(part, place, group, "group") for part in parts))]
+    splits = []
+    for part, goal, members in zip(parts, targets, ids, strict=True):
+        chosen = {name: _tensor(_array(part, place, name, "inputs"), name) for name in names}
+        several = isinstance(inputs, Sequence) and not isinstance(inputs, str)
+        one = len(chosen) == 1 and not several
+        values: Tensors = next(iter(chosen.values())) if one else chosen
+        splits.append(Split(_images(values) if images else values, goal, members))
+    transform: Any = Standardize(tuple(mean or ()), tuple(std or ()))
+    if images:
+        channels = _images_of(splits[0]).shape[1]
+        transform = ImageTransform(
+            tuple(mean or (0.5,) * channels), tuple(std or (0.25,) * channels)
+        )
+    return with_test(
+        splits,
+        test_share,
+        on_device,
+        root,
+        transform=transform,
+        classes=len(found),
+        class_names=found,
+    )
+
+
+def _parts(root: str | None) -> tuple[Arrays, Arrays | None]:
+    """Return the arrays to train on, and those to test on; None if there are none."""
+    path = Path(root or DEFAULT_ROOT).expanduser()
+    try:
+        train_files, test_files = files_of(root, (".npz",))
+    except NoData:
+        train_files, test_files = files_of(root, (".npy",))
+    if path.is_file() and not path.name.lower().endswith(".npz"):
+        raise TaskError(f"{shown(path)}: give an .npz file, or a folder of .npy files")
+    train, test = (_arrays(files) for files in (train_files, test_files))
+    if test:
+        return train, test
+    apart = {name.removesuffix("_train"): train[name] for name in train if _ends(name, "_train")}
+    if not apart:
+        return train, None
+    held = {name.removesuffix("_test"): train[name] for name in train if _ends(name, "_test")}
+    return apart, held or None
+
+
+def _ends(name: str, end: str) -> bool:
+    return name.endswith(end) and name != end
+
+
+def _arrays(files: list[Path]) -> Arrays:
+    """Return the arrays in one .npz file, or in .npy files, by name."""
+    if sum(file.name.lower().endswith(".npz") for file in files) > 1:
+        raise TaskError(
+            f"{shown(files[0].parent)} has several .npz files: give one as dataset.root=, or name "
+            f"them train.npz and test.npz"
+        )
+    found: dict[str, NDArray[Any]] = {}
+    for file in files:
+        try:
+            if file.name.lower().endswith(".npz"):
+                found |= _mapped_archive(file)
+            else:
+                found[file.stem] = np.load(file, mmap_mode="c", allow_pickle=False)
+        except Exception as error:  # hostile files raise a dozen types
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            if "allow_pickle" in reason:  # numpy's advice would run code of the file
+                reason = "it has an array of Python objects: save arrays of numbers or text"
+            raise TaskError(f"{shown(file)} cannot be read ({reason})") from error
+    return found
+
+
+def _mapped_archive(file: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz file; those that are not compressed are mapped."""
+    found = {}
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no .npz archive: write it by numpy.savez")
+    with np.load(file, allow_pickle=False) as archive, file.open("rb") as raw:
+        for entry in archive.zip.infolist():
+            name = entry.filename.removesuffix(".npy")
+            array = None
+            if entry.compress_type == zipfile.ZIP_STORED and name != entry.filename:
+                array = _mapped(file, raw, entry)
+            found[name] = archive[name] if array is None else array
+    return found
+
+
+def _mapped(file: Path, raw: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any] | None:
+    """Map an array that lies in an archive as it is; None for one that cannot be mapped."""
+    raw.seek(entry.header_offset)
+    header = raw.read(LOCAL_HEADER)
+    lengths = (int.from_bytes(header[place : place + 2], "little") for place in (26, 28))
+    raw.seek(entry.header_offset + LOCAL_HEADER + sum(lengths))
+    version = np.lib.format.read_magic(raw)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        return None
+    shape, fortran, dtype = readers[version](raw)
+    if dtype.hasobject or 0 in shape or not shape:
+        return None
+    # Copy on write: torch takes writable memory only, and the file must not change.
+    return np.memmap(file, dtype, "c", raw.tell(), shape, "F" if fortran else "C")
+
+
+def _array(part: Arrays, place: str, name: str, key: str) -> NDArray[Any]:
+    """Return an array with samples. Raises `TaskError` for others."""
+    if name not in part:
+        said = "there are " + ", ".join(part) if part else "there are none"
+        raise TaskError(f"{place} has no array {name} for dataset.{key}=: {said}")
+    array = part[name]
+    if not array.ndim or not len(array):
+        raise TaskError(f"{place}: the array {name} has no samples: give a row for each sample")
+    return array
+
+
+def _tensor(array: NDArray[Any], name: str) -> Tensor:
+    """Return a tensor of an array of numbers, which stays mapped if torch has its type."""
+    kind = array.dtype
+    if kind.kind not in "biuf" or kind.itemsize > 8:
+        raise TaskError(f"the array {name} is {kind}, and integers or floats are taken")
+    if kind.kind == "u" and kind.itemsize == 8 and (array > LARGEST_INTEGER).any():
+        raise TaskError(f"the array {name} has whole numbers above 2^63 - 1, the largest of torch")
+    wider = WIDER.get(f"{kind.kind}{kind.itemsize}", kind.newbyteorder("="))
+    return torch.from_numpy(np.ascontiguousarray(array.astype(wider, copy=False)))
+
+
+def _images(values: Tensors) -> Tensor:
+    """Return images as (N, C, H, W); views, so that they stay mapped."""
+    if not isinstance(values, Tensor):
+        raise TaskError("dataset.images=true is for one array: name it as dataset.inputs=")
+    if values.dim() == 3:
+        return values.unsqueeze(1)
+    if values.dim() == 4 and values.shape[3] <= 4 < values.shape[1]:
+        return values.permute(0, 3, 1, 2)
+    return values
+
+
+def _images_of(split: Split) -> Tensor:
+    assert isinstance(split.inputs, Tensor)
+    if split.inputs.dim() != 4:
+        raise TaskError(
+            f"images have the shape {tuple(split.inputs.shape)}, and (N, H, W) is taken"
+        )
+    return split.inputs
+
+
+def _targets(
+    parts: list[Arrays],
+    place: str,
+    target: str | None,
+    classes: Sequence[str] | None,
+    on_device: bool,
+) -> tuple[list[Any], tuple[str, ...]]:
+    """Return the targets of each part, and the names of the classes; () for other targets."""
+    if target is None:
+        if classes is not None:
+            raise TaskError("dataset.classes names the classes of a target: give dataset.target=")
+        return [()] * len(parts), ()
+    arrays = [_array(part, place, target, "target") for part in parts]
+    arrays = [array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array for array in arrays]
+    texts = all(array.dtype.kind in "US" for array in arrays)
+    if texts or classes is not None:
+        if any(array.ndim != 1 or array.dtype.kind not in "USbiu" for array in arrays):
+            raise TaskError(
+                f"{place}: {target} are no classes: text or whole numbers (N,) are taken"
+            )
+        names = [np.char.decode(a) if a.dtype.kind == "S" else a.astype(np.str_) for a in arrays]
+        every = {str(name) for each in names for name in np.unique(each)}
+        found = class_names(every, classes, on_device)
+        return [class_ids(each, found) for each in names], found
+    tensors = [_tensor(array, target) for array in arrays]
+    return [each.float() if each.is_floating_point() else each.long() for each in tensors], ()

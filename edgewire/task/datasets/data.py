@@ -1,0 +1,355 @@
+"""The types of a data set, and the helpers that its loaders share."""
+
+import http.client
+import math
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgewire.task.errors import TaskError
+from edgewire.task.registry import Registry
+from edgewire.task.tensors import Tensors, count, leaves, mapped, taken
+from edgewire.task.transforms import ImageTransform, unchanged
+
+MOST_READ = 1 << 26  # entries of a tensor in which NaN is looked for
+DOWNLOAD_TIMEOUT = 30.0  # seconds to wait for a server that sends nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples: `inputs` for a model, and `targets` to train it with.
+
+    Both are a tensor, or several in a tuple or by name, with one row for each sample. `targets` is
+    () for data without targets; None becomes (). `groups`: int64 (N,), the user, writer or sensor
+    of each sample, for a partition by groups; None if there are none. A tensor may be mapped from a
+    file that is larger than memory, because training reads only the rows of its mini-batch.
+    """
+
+    inputs: Tensors
+    targets: Tensors = ()
+    groups: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.targets is None:
+            object.__setattr__(self, "targets", ())
+
+    def __len__(self) -> int:
+        return count(self.inputs)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The classes of the samples, int64 (N,); None if the targets are no classes."""
+        found = self.targets
+        if isinstance(found, Tensor) and found.dim() == 1 and found.dtype == torch.int64:
+            return found
+        return None
+
+    def taken(self, index: Tensor) -> "Split":
+        """Return the samples at the positions `index`, int64 (k,)."""
+        groups = None if self.groups is None else self.groups[index]
+        return Split(taken(self.inputs, index), taken(self.targets, index), groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set for training and testing.
+
+    `transform`: turns a batch of inputs, on the device that trains, into a model's input. It must
+    compute each sample by itself, and always the same. `classes`: the number of classes; 0 for
+    targets that are no classes. `class_names`: the names of the user's class folders, in the order
+    of the class ids; empty for other data sets.
+    """
+
+    train: Split
+    test: Split
+    transform: Callable[[Tensors], Tensors] = unchanged
+    classes: int = 0
+    class_names: tuple[str, ...] = ()
+
+    def prepared(self, inputs: Tensors, device: str | torch.device = "cpu") -> Tensors:
+        """Return inputs as the model takes them, on a device."""
+        return self.transform(mapped(lambda tensor: tensor.to(device), inputs))
+
+    @property
+    def example(self) -> Tensors:
+        """A model's input of 2 samples, which are equal; of a data set without samples, zeros.
+
+        It shows the shapes and dtypes.
+        """
+
+        def twice(tensor: Tensor) -> Tensor:
+            found = tensor.new_zeros(2, *tensor.shape[1:])
+            return found.copy_(tensor[:1]) if len(tensor) else found
+
+        return self.prepared(mapped(twice, self.train.inputs))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """The shape (C, H, W) of its images; raises `TaskError` for data that are no images."""
+        images = self.train.inputs
+        if not isinstance(self.transform, ImageTransform) or not isinstance(images, Tensor):
+            if not len(self.train):
+                raise TaskError(
+                    "there are no data here that tell the shape of the images: put some into the "
+                    "data folder and give dataset.root=, or give a model that does not ask for it, "
+                    "model._target_="
+                )
+            raise TaskError(
+                "its samples are no images: give a model that takes them, model._target_="
+            )
+        channels, height, width = images.shape[1:]
+        return channels, height, width
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `load_data` that a loader gets."""
+
+    root: str | None
+    download: bool
+    size: int | None
+    classes: tuple[str, ...] | None = None
+
+
+def expect_usable(name: str, data: Data, size: int | None = None) -> None:
+    """Check that a data set satisfies `Data` and `Split`; reads the labels, not the pixels.
+
+    Args:
+        name: the data set's name in messages.
+        data: a loader's result.
+        size: the side in pixels to which its images will be scaled; None: not scaled.
+
+    Raises:
+        TaskError: one line with what was found, what is accepted, and what to do.
+    """
+    if not isinstance(data, Data):
+        raise TaskError(f"{name} was loaded as a {type(data).__name__}, and Data is taken")
+    if not isinstance(data.classes, int) or data.classes < 0:
+        raise TaskError(
+            f"{name} has classes={data.classes}: give their number, or 0 for targets of other kinds"
+        )
+    for part, split in (("train", data.train), ("test", data.test)):
+        expect_rows(f"{name}: {part}", split)
+        if isinstance(data.transform, ImageTransform):
+            _expect_images(f"{name}: {part}.inputs", split.inputs)
+        if data.classes:
+            _expect_labels(f"{name}: {part}.targets", split, data.classes)
+        if data.transform is unchanged:  # a transform may replace what is missing
+            _expect_finite(f"{name}: {part}.inputs", split.inputs)
+    if isinstance(data.transform, ImageTransform):
+        _expect_one_shape(name, data, size)
+        _expect_normalisation(name, data.transform, data.image_shape[0])
+    if data.class_names and len(data.class_names) != data.classes:
+        raise TaskError(
+            f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
+            f"give one for each class, or none"
+        )
+
+
+def expect_finite_targets(name: str, data: Data) -> None:
+    """Raise `TaskError` for NaN or infinity in the targets; `name`: the data set's in messages."""
+    for part, split in (("train", data.train), ("test", data.test)):
+        _expect_finite(f"{name}: {part}.targets", split.targets)
+
+
+def expect_rows(where: str, split: Split) -> None:
+    """Check that inputs, targets and groups are tensors with one row for each sample."""
+    if not isinstance(split, Split):
+        raise TaskError(f"{where} is a {type(split).__name__}, and Split is taken")
+    for part in ("inputs", "targets", "groups"):
+        value = getattr(split, part)
+        if value is None and part == "groups":
+            continue
+        tensors = leaves(value) if isinstance(value, Tensor | tuple | dict) else (value,)
+        for tensor in tensors or ((None,) if part == "inputs" else ()):
+            if not isinstance(tensor, Tensor):
+                raise TaskError(
+                    f"{where}.{part} are a {type(tensor).__name__}, and a tensor is taken: "
+                    f"give torch.as_tensor()"
+                )
+            if not tensor.dim():
+                raise TaskError(f"{where}.{part} are one value: give a row for each sample")
+            if tensor.layout != torch.strided or tensor.requires_grad:
+                raise TaskError(
+                    f"{where}.{part} are sparse or have requires_grad=True: give a dense tensor "
+                    f"without a gradient, to_dense().detach()"
+                )
+            if part == "groups" and (tensor.is_floating_point() or tensor.dim() != 1):
+                raise TaskError(
+                    f"{where}.groups are {_of(tensor)}: give the number of a group for each "
+                    f"sample, int64 (N,)"
+                )
+            rows = len(tensor)
+            if rows != len(split):
+                raise TaskError(
+                    f"{where}.{part} have {rows} rows, and its inputs have {len(split)}: "
+                    f"give one row for each sample"
+                )
+
+
+def _of(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+def _expect_finite(where: str, tensors: Tensors) -> None:
+    """Refuse NaN and infinity in floats, unless they are so many that reading them takes long."""
+    for tensor in leaves(tensors):
+        if not tensor.is_floating_point() or tensor.numel() > MOST_READ:
+            continue
+        if not tensor.sum().isfinite() and not (finite := tensor.isfinite()).all():
+            row = int((~finite).flatten(1 if tensor.dim() > 1 else 0).nonzero()[0, 0]) + 1
+            raise TaskError(
+                f"{where} have NaN or infinity in row {row}: remove such rows, or give "
+                + (
+                    "an objective that ignores them"
+                    if where.endswith("targets")
+                    else "Data a transform that replaces them"
+                )
+            )
+
+
+def _expect_images(where: str, images: Tensors) -> None:
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
+        found = images.dtype if isinstance(images, Tensor) else f"a {type(images).__name__}"
+        cure = "images.mul(255).round().to(torch.uint8), if they are floats from 0 to 1"
+        raise TaskError(f"{where} are {found}, and uint8 from 0 to 255 is taken: give {cure}")
+    if images.dim() != 4 or 0 in images.shape:
+        cure = "; give images.unsqueeze(1), if they are grey" if images.dim() == 3 else ""
+        raise TaskError(
+            f"{where} have the shape {tuple(images.shape)}, and (N, C, H, W) is taken: samples, "
+            f"channels, rows, columns, at least 1 of each{cure}"
+        )
+
+
+def _expect_one_shape(name: str, data: Data, size: int | None) -> None:
+    """Check that all images, once scaled to `size`, have one square shape."""
+    shape, other = (
+        (images.shape[1], size or images.shape[2], size or images.shape[3])
+        for images in (data.train.inputs, data.test.inputs)
+        if isinstance(images, Tensor)
+    )
+    if shape != other:
+        raise TaskError(
+            f"{name}: images to train on are {_times(shape)}, those to test on {_times(other)}: "
+            f"make all of one shape (dataset.size=PIXELS does where their size differs)"
+        )
+    if shape[1] != shape[2]:
+        raise TaskError(
+            f"{name}: its images are {_times(shape)}, and models take square ones: "
+            f"give dataset.size=PIXELS, to which they are scaled"
+        )
+
+
+def _expect_labels(where: str, split: Split, classes: int) -> None:
+    labels = split.targets
+    shape = tuple(labels.shape) if isinstance(labels, Tensor) else None
+    if not isinstance(labels, Tensor) or shape != (len(split),):
+        cure = "; give targets.squeeze(1)" if shape == (len(split), 1) else ""
+        found = f"have the shape {shape}" if shape is not None else f"are a {type(labels).__name__}"
+        raise TaskError(
+            f"{where} {found}, and ({len(split)},) is taken with classes={classes}, "
+            f"a class for each sample{cure}"
+        )
+    if labels.dtype != torch.int64:
+        cure = "targets.long(), if they are numbers of classes"
+        raise TaskError(f"{where} are {labels.dtype}, and int64 is taken: give {cure}")
+    if not len(labels):
+        return
+    low, high = (int(bound) for bound in torch.aminmax(labels))
+    if low < 0 or high >= classes:
+        raise TaskError(
+            f"{where} are from {low} to {high}, and 0 to {classes - 1} is taken with "
+            f"classes={classes}: number the classes from 0, or give how many there are"
+        )
+
+
+def _expect_normalisation(name: str, transform: ImageTransform, channels: int) -> None:
+    """Check that either every channel has a mean and a deviation, or no channel has them.
+
+    Raises `TaskError` otherwise, or if a mean is not finite, or a deviation not finite and above 0.
+    """
+    mean, std = transform.mean, transform.std
+    if not isinstance(mean, tuple) or not isinstance(std, tuple):
+        raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")
+    if len(mean) != len(std) or len(mean) not in (0, channels):
+        raise TaskError(
+            f"{name} has {len(mean)} mean and {len(std)} std for {channels} channels: "
+            f"give one of each a channel, or neither to normalise each image by its own"
+        )
+    if not all(math.isfinite(m) and 0 < s < math.inf for m, s in zip(mean, std, strict=True)):
+        raise TaskError(f"{name} has mean={mean}, std={std}: give finite numbers, std above 0")
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+DATASETS: Registry[Callable[[Request], Data]] = Registry("data set", "edgewire.task.datasets")
+
+
+def resize(split: Split, size: int) -> Split:
+    """Return a split with images scaled to `size` x `size`, bilinear with antialiasing."""
+    images = split.inputs
+    if not isinstance(images, Tensor) or images.shape[-2:] == (size, size):
+        return split
+    images = torch.nn.functional.interpolate(
+        images, size=(size, size), mode="bilinear", antialias=True
+    )
+    return replace(split, inputs=images)
+
+
+def holdout(split: Split, share: float, by_class: bool = True) -> tuple[Split, Split]:
+    """Hold back a `share` of every class; return (the remaining samples, the held-back samples).
+
+    Of a class with 2 samples or more, at least 1 is held back. Samples without classes count as one
+    class, and so do all samples with `by_class=False`. The draw is always the same, on every
+    device: numpy guarantees the streams of `RandomState`, not those of its newer generators.
+    """
+    random = np.random.RandomState(0)
+    held = []
+    labels = np.zeros(len(split), np.int64)
+    if by_class and split.labels is not None:
+        labels = split.labels.numpy()
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        number = max(round(share * len(members)), 1) if len(members) > 1 else 0
+        held.append(members[:number])
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[torch.from_numpy(np.concatenate(held))] = True
+    return split.taken((~mask).nonzero()[:, 0]), split.taken(mask.nonzero()[:, 0])
+
+
+def missing(name: str, looked: list[Path], *ways: str) -> TaskError:
+    """Return the error for an absent data set, with the folders searched and what to do."""
+    places = " and ".join(shown(path) for path in looked)
+    cures = ", or ".join(("give dataset.root=FOLDER", "dataset.download=true", *ways))
+    return TaskError(f"{name} not found: looked in {places}; {cures}")
+
+
+def shown(path: Path) -> str:
+    """Return `path` for a message; a relative path starts with ./ ."""
+    return str(path) if path.is_absolute() else f"./{path}"
+
+
+@contextmanager
+def downloading(name: str, root: str) -> Iterator[None]:
+    """Turn a failed download in this context into a one-line `TaskError`; limit waits for data."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(DOWNLOAD_TIMEOUT)
+    try:
+        yield
+    except (RuntimeError, OSError, http.client.HTTPException) as error:
+        lines = str(error).split("\n") if str(error) else [type(error).__name__]
+        reason = next(line.strip() for line in reversed(lines) if line.strip())
+        raise TaskError(
+            f"{name} could not be downloaded to {root} ({reason}): check the network and the "
+            f"folder, or fetch the files on another machine and give dataset.root=FOLDER"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)

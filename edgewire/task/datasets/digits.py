@@ -1,0 +1,67 @@
+"""UCI digits: 1,797 images of 8 x 8 pixels that come with scikit-learn."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgewire.task import DEFAULT_ROOT
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
+from edgewire.task.errors import TaskError
+from edgewire.task.transforms import ImageTransform
+
+FILE = "datasets/data/digits.csv.gz"  # path inside the package scikit-learn
+SHAPE = (1797, 65)
+
+
+@DATASETS.register("digits")
+def digits(request: Request) -> Data:
+    """Return 1,438 training and 359 test images of 1x8x8; values 0..16 are scaled to 0..255."""
+    rows = torch.from_numpy(_rows(Path(request.root or DEFAULT_ROOT)))
+    images = rows[:, :64].mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
+    train, test = holdout(Split(images, rows[:, 64].long()), 0.2)
+    return Data(train, test, ImageTransform((0.3058,), (0.3764,)), 10)
+
+
+def is_there(folder: Path) -> bool:
+    """Return whether the digits are available: in a data folder, or with scikit-learn."""
+    return (folder / Path(FILE).name).exists() or find_spec("sklearn") is not None
+
+
+def _rows(folder: Path) -> NDArray[Any]:
+    """Return each image's 64 values and its class, float64 (1797, 65).
+
+    This function looks for the file in the data folder first, then in scikit-learn's package. It
+    does not import scikit-learn, which would take a second in every process, and which a device
+    need not have.
+    """
+    own = folder / Path(FILE).name
+    files = [own]
+    package = find_spec("sklearn")  # this does not import it
+    if package is not None and package.origin is not None:
+        files.append(Path(package.origin).parent / FILE)
+    for file in files:
+        if file.exists():
+            return _read(file)
+    if not is_there(folder):
+        raise TaskError(
+            f"digits not found: it comes with scikit-learn, which is not installed; install it, or "
+            f"copy {FILE} of one that is to {shown(own)}"
+        )
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
+
+
+def _read(file: Path) -> NDArray[Any]:
+    try:
+        rows = np.loadtxt(file, delimiter=",")
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{shown(file)} is damaged: copy it again") from error
+    if rows.shape != SHAPE:
+        raise TaskError(f"{shown(file)} is not the digits: copy it again")
+    return rows

@@ -1,0 +1,177 @@
+"""Photos in class folders: the user's own data, on one machine or on each device."""
+
+from collections import Counter
+from collections.abc import Sequence
+from logging import getLogger
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgewire.task import DEFAULT_ROOT
+from edgewire.task.datasets.data import DATASETS, Data, Request, Split, holdout, shown
+from edgewire.task.datasets.files import read_each
+from edgewire.task.errors import NoData, TaskError
+from edgewire.task.tensors import only
+from edgewire.task.transforms import ImageTransform
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# Endings of other images: they are left out, in one line.
+UNREAD = (".avif", ".gif", ".heic", ".heif", ".jfif", ".jp2", ".jxl", ".svg")
+DEFAULT_SIZE = 32
+log = getLogger("edgewire")
+PHOTOS = ImageTransform((0.5,) * 3, (0.25,) * 3)  # for any photos, on every device
+
+
+@DATASETS.register("imagefolder")
+def imagefolder(request: Request) -> Data:
+    """Return the user's photos below `root`, 3 x size x size; classes are sorted by name.
+
+    The images are in root/train/CLASS/* and root/test/CLASS/*, or in root/CLASS/*. In the second
+    case a fixed 20 % of each class become the test set. The mean is 0.5 and the deviation 0.25 for
+    any photos, so every device normalises in the same way. The default size is 32.
+    """
+    root = Path(request.root or DEFAULT_ROOT)
+    size = request.size or DEFAULT_SIZE
+    if (root / "train").is_dir() != (root / "test").is_dir():
+        raise TaskError(f"{shown(root)} has only one of the folders train and test: add the other")
+    split_by_user = (root / "train").is_dir()
+    source = root / "train" if split_by_user else root
+    names = sorted(set(request.classes)) if request.classes else class_folders(source)
+    try:
+        train = load_folder(source, names, size)
+    except TaskError as error:
+        if request.classes and not has_photos(request.root, request.classes):
+            raise NoData(str(error)) from error
+        raise
+    counts = torch.bincount(only(train.targets), minlength=len(names))
+    if len(names) < 2 or int(counts.min()) == 0:
+        empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
+        raise TaskError(f"{shown(source)} has {_lacking(source, names, empty)}")
+    if split_by_user:
+        test = load_folder(root / "test", names, size)
+    else:
+        train, test = holdout(train, 0.2)
+        if not len(test):
+            raise TaskError(
+                f"{shown(root)} has one image a class: none is left to test on, add more"
+            )
+    return Data(train, test, PHOTOS, len(names), tuple(names))
+
+
+def has_photos(root: str | None, classes: Sequence[str]) -> bool:
+    """Return whether `root` (None: the default folder) has a folder of any class, or of a split."""
+    folder = Path(root or DEFAULT_ROOT).expanduser()
+    names = {"train", "test", *classes}  # of any text, such as ../x: none is looked up
+    return any(each.name in names and each.is_dir() for each in folder.glob("*"))
+
+
+def without_photos(classes: Sequence[str], size: int | None) -> Data:
+    """Return a data set of `imagefolder`'s shape, with splits of 0 images."""
+    side = size or DEFAULT_SIZE
+    empty = Split(torch.empty((0, 3, side, side), dtype=torch.uint8), torch.empty(0).long())
+    names = tuple(sorted(set(classes)))
+    return Data(empty, empty, PHOTOS, len(names), names)
+
+
+def _lacking(source: Path, names: Sequence[str], empty: Sequence[str]) -> str:
+    """Return an error message for a folder without images of a class: which class, what to do."""
+    if not empty:
+        return f"one class only, {names[0]}: add a folder with images of another"
+    if empty[0] in class_folders(source):
+        return f"no image in {empty[0]}/, which counts as a class: put images into it, or remove it"
+    return f"no folder {empty[0]}/ of that class: add it, or leave it out of dataset.classes"
+
+
+def class_folders(path: Path) -> list[str]:
+    """Return the names of the class folders in `path`, sorted, without hidden ones."""
+    if not path.is_dir():
+        raise TaskError(
+            f"{shown(path)} is not a folder: give dataset.root=FOLDER with class folders"
+        )
+    names = sorted(f.name for f in path.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not names:
+        raise TaskError(f"{shown(path)} has no class folders: put the images into {path}/CLASS/")
+    return names
+
+
+def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
+    """Read the images in `path`/CLASS/*, scaled to 3 x `size` x `size` whatever their aspect ratio.
+
+    Args:
+        path: folder of class folders, which are searched at any depth.
+        classes: the names that all nodes use, which give the class ids in sorted order. A node may
+            lack some of these folders.
+        size: side in pixels.
+
+    Raises:
+        TaskError: no folder, no image, an unknown class, an image that cannot be read, or a pipe,
+            device or socket with the name of an image.
+    """
+    path = Path(path)
+    names = sorted(set(classes))
+    samples = []
+    unread = Counter[str]()
+    for name in class_folders(path):
+        found = [*(path / name).rglob("*")]
+        files = sorted(f for f in found if _is_image(f))
+        endings = [f.suffix.lower() for f in found if not f.name.startswith(".")]
+        unread.update(ending for ending in endings if ending in UNREAD)
+        if name not in names and not files:  # a folder of another data set, or of a download
+            continue
+        if name not in names:
+            raise TaskError(
+                f"{path / name} is no known class: rename it to one of {', '.join(names)}, "
+                f"or remove it"
+            )
+        samples += [(file, names.index(name)) for file in files]
+    if unread:
+        counts = ", ".join(f"{count} {ending}" for ending, count in sorted(unread.items()))
+        log.warning("%s: %s left out: convert them to .jpg or .png", shown(path), counts)
+    if not samples:
+        raise TaskError(
+            f"{shown(path)} has class folders but no image in them: "
+            f"add files that end in {' '.join(EXTENSIONS)}"
+        )
+    images = torch.empty((len(samples), 3, size, size), dtype=torch.uint8)
+
+    def read(index: int) -> None:
+        images[index] = torch.from_numpy(_read(samples[index][0], size))
+
+    read_each(read, len(samples))
+    return Split(images, torch.tensor([label for _, label in samples]))
+
+
+def _is_image(file: Path) -> bool:
+    """Return whether a path is an image file to read; hidden files (macOS's ._x.jpg) are not.
+
+    Raises `TaskError` for a pipe, a device or a socket: reading one may wait for ever.
+    """
+    named = file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")
+    if not named or file.is_dir():
+        return False
+    if file.exists() and not file.is_file():
+        raise TaskError(f"{file} is no file but a pipe, a device or a socket: remove it")
+    return True
+
+
+def _read(file: Path, size: int) -> NDArray[np.uint8]:
+    """Return one image as uint8 (3, size, size)."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(file) as image:
+            image.draft("RGB", (size, size))  # JPEG: decode a large photo at a fraction of its size
+            upright = ImageOps.exif_transpose(image)  # cameras store the orientation in EXIF
+            if upright.mode.startswith("I"):  # 16-bit grey, which `convert` would clip at 255
+                upright = Image.fromarray((np.asarray(upright) >> 8).clip(0, 255).astype(np.uint8))
+            if upright.mode == "F":
+                raise ValueError("floating-point pixels have no known range")
+            small = upright.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+    except Exception as error:  # decoders raise a dozen types, such as SyntaxError
+        reason = str(error).partition("\n")[0]
+        raise TaskError(
+            f"{file} cannot be read as an image ({reason}): replace or delete it"
+        ) from error
+    return np.array(small).transpose(2, 0, 1)

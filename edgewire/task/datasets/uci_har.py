@@ -1,0 +1,79 @@
+"""Human activity recognition with smartphones (Anguita et al. 2013): windows of motion sensors."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgewire.task import DEFAULT_ROOT
+from edgewire.task.datasets.data import Data, Split, shown
+from edgewire.task.datasets.files import with_test
+from edgewire.task.errors import NoData, TaskError
+
+FOLDER = "UCI HAR Dataset"
+SIGNALS = tuple(
+    f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
+ACTIVITIES = (
+    *("walking", "walking_upstairs", "walking_downstairs"),
+    *("sitting", "standing", "laying"),
+)
+
+
+def uci_har(root: str | None = None, on_device: bool = False) -> Data:
+    """Return windows of 9 signals, float32 (N, 9, 128) in g and rad/s, and 6 activities.
+
+    The signals are the body's acceleration, its angular velocity and the total acceleration along
+    three axes, at 50 Hz. Groups are the 30 subjects; those of the test split take no part in
+    training.
+
+    Args:
+        root: the folder "UCI HAR Dataset", or one that holds it. None: the default folder.
+        on_device: whether the windows are a device's own: there is no test split then.
+
+    Raises:
+        TaskError: files missing or damaged.
+    """
+    path = Path(root or DEFAULT_ROOT).expanduser()
+    path = path / FOLDER if (path / FOLDER).is_dir() else path
+    if not (path / "train" / "Inertial Signals").is_dir():
+        raise NoData(
+            f"uci_har not found: {shown(path)} has no train/Inertial Signals/; give "
+            f"dataset.root=FOLDER, in which the archive from archive.ics.uci.edu is unpacked"
+        )
+    splits = [_split(path, part) for part in (("train",) if on_device else ("train", "test"))]
+    names = ACTIVITIES
+    return with_test(splits, 0.0, on_device, root, classes=len(names), class_names=names)
+
+
+def _split(path: Path, part: str) -> Split:
+    folder = path / part
+    signals = [
+        _numbers(folder / "Inertial Signals" / f"{signal}_{part}.txt", np.float32)
+        for signal in SIGNALS
+    ]
+    labels, subjects = (
+        _numbers(folder / f"{name}_{part}.txt", np.int64)[:, 0] for name in ("y", "subject")
+    )
+    if len({len(each) for each in (*signals, labels, subjects)}) > 1:
+        raise TaskError(f"{shown(folder)} is damaged: its files differ in their numbers of rows")
+    if labels.min() < 1 or labels.max() > len(ACTIVITIES) or not np.isfinite(signals).all():
+        raise TaskError(f"{shown(folder)} is damaged: activities are 1 to 6, signals are finite")
+    windows = torch.from_numpy(np.stack(signals, axis=1))
+    return Split(windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects))
+
+
+def _numbers(file: Path, kind: type[np.generic]) -> NDArray[np.generic]:
+    """Return the numbers in a text file, with a row for each line."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty file
+            rows = np.loadtxt(file, dtype=kind, ndmin=2)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:150]
+        raise TaskError(f"{shown(file)} is missing or damaged ({reason}): copy it again") from error
+    if not len(rows):
+        raise TaskError(f"{shown(file)} is empty: copy it again")
+    return rows

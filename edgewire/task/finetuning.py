@@ -1,0 +1,209 @@
+"""Fine-tuning: weights from a file, adapters, frozen parameters, a model in half precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from logging import getLogger
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgewire.task.errors import TaskError
+from edgewire.task.model_file import sha256_of
+from edgewire.task.tensors import mapped
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+log = getLogger("edgewire")
+SHOWN = 5  # the most names that an error message lists
+
+
+class Adapter:
+    """Base class of adapters: small layers that are trained in place of a model's own layers.
+
+    The base class adds none.
+    """
+
+    def add(self, module: nn.Module) -> nn.Module:
+        """Return the model with its adapters; only the adapters' parameters are trained."""
+        return module
+
+
+class LoRA(Adapter):
+    """Low-rank adapters (Hu et al. 2021, section 4.1), made by the library PEFT.
+
+    A chosen layer computes W x + (lora_alpha / r) B A x. W is frozen. A, (r, inputs), and B,
+    (outputs, r), are trained; B begins with zeros.
+
+    Args:
+        r: the rank.
+        lora_alpha: the scale of the adapters' output.
+        lora_dropout: the probability of dropout before A.
+        target_modules: names of the layers that get an adapter, or ends of names; "all-linear": all
+            linear layers.
+
+    Raises:
+        TaskError: PEFT is not installed, or it refuses the model or an option.
+    """
+
+    def __init__(
+        self,
+        r: int = 8,
+        lora_alpha: float = 16,
+        lora_dropout: float = 0.0,
+        target_modules: list[str] | str = "all-linear",
+    ) -> None:
+        self.options: dict[str, Any] = {
+            "r": r,
+            "lora_alpha": lora_alpha,
+            "lora_dropout": lora_dropout,
+            "target_modules": target_modules
+            if isinstance(target_modules, str)
+            else list(map(str, target_modules)),  # a Sequential's layers have numbers as names
+        }
+
+    def add(self, module: nn.Module) -> nn.Module:
+        """Return the model with the adapters; all other parameters are frozen."""
+        try:
+            import peft
+        except ImportError as error:
+            raise TaskError(
+                "adapter=lora needs the library PEFT: pip install 'peft>=0.13'"
+            ) from error
+        try:
+            made: nn.Module = peft.inject_adapter_in_model(peft.LoraConfig(**self.options), module)
+        except Exception as error:  # PEFT raises errors of several types
+            reason = str(error).strip().partition("\n")[0]
+            layers = [
+                name for name, each in module.named_modules() if name and not list(each.children())
+            ]
+            raise TaskError(
+                f"adapter: {reason} (adapter.target_modules=[...] names the layers that get an "
+                f"adapter; there are {', '.join(layers[:SHOWN])})"
+            ) from error
+        return made
+
+
+def freeze_others(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Train only the parameters whose names match one of the patterns; freeze all others.
+
+    A parameter that layers share is trained if one of its names matches. A pattern may hold the
+    wildcards `*`, `?` and `[...]` of `fnmatch`. Raises `TaskError` for a pattern that matches no
+    parameter.
+    """
+    # A parameter that layers share has several names, and each of them may be matched.
+    every = list(module.named_parameters(remove_duplicate=False))
+    names = [name for name, _ in every]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            raise TaskError(f"trainable={pattern} matches no parameter; there are {listed}")
+    chosen = {id(p) for name, p in every if _matches(name, patterns)}
+    for _, parameter in every:
+        parameter.requires_grad_(id(parameter) in chosen)
+
+
+def hold_frozen(module: nn.Module, patterns: Sequence[str] | None = None) -> None:
+    """Put each module of which nothing is trained into eval mode, and the model into training mode.
+
+    Then BatchNorm's statistics and the counters of frozen layers do not change, and their dropout
+    is off. A module with buffers alone is frozen if there are `patterns` and none matches a buffer.
+    A module without tensors has the mode of the module that holds it.
+    """
+    if not module.training:
+        module.train()
+    for prefix, each in module.named_modules():
+        parameters = [parameter.requires_grad for parameter in each.parameters()]
+        buffers = [name for name, _ in each.named_buffers(prefix)]
+        alone = bool(patterns and buffers and not any(_matches(name, patterns) for name in buffers))
+        if not any(parameters) and (parameters or alone):
+            each.eval()
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def load_file(module: nn.Module, file: str, sha256: str | None) -> None:
+    """Load a safetensors file into a model; tensors that the file lacks keep their values.
+
+    A warning names parameters that the file lacks. Raises `TaskError` for a file that cannot be
+    read or has another checksum than `sha256`, for a tensor that the model lacks or has in another
+    shape, for integers where the model has floats, and for a parameter with NaN or infinity.
+    """
+    from safetensors.torch import load_file as read
+
+    if sha256 is not None and (found := sha256_of(file)) != sha256:
+        raise TaskError(
+            f"model.file={file} has the SHA-256 {found[:16]}, and the run's file has {sha256[:16]}:"
+            " copy the run's file to this machine"
+        )
+    try:
+        tensors = read(file)
+    except Exception as error:  # safetensors raises errors of several types
+        reason = str(error).strip().partition("\n")[0]
+        raise TaskError(
+            f"model.file={file} is no safetensors file ({reason}): write it by "
+            "safetensors.torch.save_file(model.state_dict(), FILE), because a file of torch.save "
+            "can run code"
+        ) from error
+    held = module.state_dict()
+    for name, tensor in tensors.items():
+        if name not in held or held[name].shape != tensor.shape:
+            there = f"has the shape {tuple(held[name].shape)}" if name in held else "is missing"
+            raise TaskError(
+                f"model.file={file} has {name[:80]} {tuple(tensor.shape)}, which {there} in the "
+                "model: give the file of this model"
+            )
+        if held[name].is_floating_point() != tensor.is_floating_point():
+            raise TaskError(
+                f"model.file={file} has {name[:80]} as {tensor.dtype}, and the model has "
+                f"{held[name].dtype}: give weights of the model's type"
+            )
+    if not tensors:
+        raise TaskError(f"model.file={file} holds no tensors")
+    every = list(module.named_parameters(remove_duplicate=False))  # a shared one has several names
+    for name, _ in every:
+        if name in tensors and not tensors[name].isfinite().all():
+            raise TaskError(
+                f"model.file={file} has NaN or infinity in {name[:80]}: give weights of a run that "
+                "has not diverged"
+            )
+    loaded = {id(parameter) for name, parameter in every if name in tensors}
+    if missing := [name for name, each in module.named_parameters() if id(each) not in loaded]:
+        _warn_once(
+            f"model.file={file} lacks {len(missing)} parameters, which keep their random values: "
+            + ", ".join(missing[:SHOWN])
+        )
+    module.load_state_dict(tensors, strict=False)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    log.warning(text)
+
+
+def in_dtype(module: nn.Module, dtype: str) -> nn.Module:
+    """Convert a model to a float type; its inputs are converted too, and its outputs to float32.
+
+    `dtype`: one of `DTYPES`. Buffers of floats are converted, too.
+    """
+    kind = DTYPES[dtype]
+    if kind == torch.float32:
+        return module
+    module.to(kind)
+    module.register_forward_pre_hook(lambda _, args: tuple(_cast(each, kind) for each in args))
+    module.register_forward_hook(lambda _, __, output: _cast(output, torch.float32))
+    return module
+
+
+def _cast(values: Any, kind: torch.dtype) -> Any:
+    """Return a tensor, or a tuple or dictionary of tensors, with all floats in one type."""
+
+    def cast(value: Any) -> Any:
+        known = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(kind) if known else value
+
+    return mapped(cast, values) if isinstance(values, Tensor | tuple | dict) else values

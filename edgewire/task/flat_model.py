@@ -1,0 +1,480 @@
+"""A model as one flat vector, for optimisers and for messages."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from edgewire.task.errors import TaskError
+
+STATISTICS = ("running_mean", "running_var")  # names of buffers in torch's BatchNorm layers
+COUNTER = "num_batches_tracked"
+EXTRA = "_extra_state"  # the suffix of state-dict keys for `Module.get_extra_state`
+Arrays = dict[str, NDArray[Any]]
+
+
+class Tensors(NamedTuple):
+    """A module's tensors by name; a tensor that layers share is listed once."""
+
+    trained: list[tuple[str, nn.Parameter]]
+    statistics: list[tuple[str, Tensor]]  # running statistics of BatchNorm in training, float32
+    native: list[tuple[str, Tensor]]  # all other tensors of the state dict
+    local: list[tuple[str, Tensor]]  # buffers outside of the state dict, and unused counters
+
+    @property
+    def beside(self) -> dict[str, Tensor]:
+        """All tensors that are not in the flat vector."""
+        return dict([*self.native, *self.local])
+
+
+def tensors_of(module: nn.Module) -> Tensors:
+    """Return a module's tensors, sorted into the groups of `Tensors`."""
+    every = list(module.named_parameters())
+    found = Tensors([(n, p) for n, p in every if p.requires_grad], [], [], [])
+    found.native.extend((n, p) for n, p in every if not p.requires_grad)
+    kept = module.state_dict(keep_vars=True).keys()
+    idle, held = _idle_counters(module), _held(module)
+    for name, buffer in module.named_buffers():
+        if name not in kept or id(buffer) in idle:
+            found.local.append((name, buffer))
+        elif (
+            name.rpartition(".")[2] in STATISTICS
+            and buffer.dtype == torch.float32
+            and id(buffer) not in held
+        ):
+            found.statistics.append((name, buffer))
+        else:
+            found.native.append((name, buffer))
+    return found
+
+
+def _idle_counters(module: nn.Module) -> set[int]:
+    """Return the ids of BatchNorm's unused counters: those of layers with a momentum."""
+    return {
+        id(each.num_batches_tracked)
+        for each in module.modules()
+        if isinstance(each, _NormBase) and each.momentum is not None
+    }
+
+
+def _held(module: nn.Module) -> set[int]:
+    """Return the ids of the buffers of modules that are in eval mode while the model is not."""
+    modules = [each for each in module.modules() if module.training and not each.training]
+    return {id(buffer) for each in modules for buffer in each._buffers.values()}
+
+
+def expect_tensors(module: nn.Module) -> None:
+    """Raise `TaskError` with a one-line message for a module whose state cannot be sent."""
+    name = type(module).__name__
+    if lazy := [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]:
+        raise TaskError(
+            f"{name}: {lazy[0]} has no shape yet: pass a batch through the model where it is built"
+        )
+    for key in module.state_dict(keep_vars=True):
+        if key.rpartition(".")[2] == EXTRA:
+            raise TaskError(f"{name}: {key} cannot travel: keep it in a buffer (register_buffer)")
+    found = tensors_of(module)
+    for key, parameter in found.trained:
+        if parameter.dtype not in (torch.float32, *HALVES):
+            raise TaskError(
+                f"{name}: {key} is {_of(parameter)}, and what is trained must be float32, float16 "
+                "or bfloat16: give model.float(), or freeze it by requires_grad_(False)"
+            )
+        if key.rpartition(".")[2] in (*STATISTICS, COUNTER):
+            raise TaskError(f"{name}: {key}, a parameter, has the name of BatchNorm's statistics")
+    for key, tensor in found.native:
+        if not tensor.is_meta:
+            _expect_array(f"{name}: {key}", tensor)
+    _expect_apart(name, found)
+
+
+def expect_numbers(module: nn.Module) -> None:
+    """Raise `TaskError` with a one-line message for NaN in a native tensor of a new model."""
+    for key, tensor in tensors_of(module).native:
+        array = to_array(tensor)
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise TaskError(
+                f"{type(module).__name__}: {key} holds NaN: fill it with numbers where it is built"
+            )
+
+
+def _expect_array(what: str, tensor: Tensor) -> None:
+    try:
+        if tensor.is_quantized or tensor.layout != torch.strided:
+            raise TypeError
+        to_array(tensor[:0] if tensor.dim() else tensor)
+    except (TypeError, RuntimeError):
+        raise TaskError(
+            f"{what} is {_of(tensor)}, which cannot travel: give a plain tensor of numbers"
+        ) from None
+
+
+def _of(tensor: Tensor) -> str:
+    kind = "quantised " if tensor.is_quantized else ""
+    kind += "sparse " if tensor.layout != torch.strided else ""
+    return kind + str(tensor.dtype).removeprefix("torch.")
+
+
+def _expect_apart(name: str, found: Tensors) -> None:
+    """Raise `TaskError` for two tensors that share memory, if one is in the flat vector."""
+    flat = {key for key, _ in (*found.trained, *found.statistics)}
+    every = [
+        (tensor.untyped_storage().data_ptr(), *_extent(tensor), key)
+        for key, tensor in (*found.trained, *found.statistics, *found.native)
+        if tensor.numel() and not tensor.is_meta
+    ]
+    end, last = (0, 0), ""
+    for storage, start, stop, key in sorted(every):
+        if (storage, start) < end and (key in flat or last in flat):
+            raise TaskError(
+                f"{name}: {last} and {key} share memory and are two tensors: make them one, as by "
+                "b.weight = a.weight"
+            )
+        if (storage, stop) > end:
+            end, last = (storage, stop), key
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its storage, and the first byte after the tensor."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.storage_offset()
+    size = tensor.element_size()
+    return int(first * size), int((first + last + 1) * size)
+
+
+def to_array(tensor: Tensor) -> NDArray[Any]:
+    """Return a tensor's values as a numpy array, which may share its memory.
+
+    Only a parameter's memory is shared: numpy pins memory, and a module may resize its buffers. The
+    array has the tensor's shape and type, if numpy has this type. bfloat16 and other floats
+    that numpy lacks become float32. A complex64 tensor (...) becomes float32 (..., 2). Raises
+    `TypeError` for other types.
+    """
+    tensor = (tensor if isinstance(tensor, nn.Parameter) else tensor.clone()).detach().cpu()
+    if tensor.dtype == torch.complex64:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    elif tensor.is_floating_point() and tensor.dtype not in NUMPYS:
+        tensor = tensor.float()
+    array: NDArray[Any] = tensor.resolve_neg().numpy()
+    return array
+
+
+RESIZED = (
+    "the model's first use changes the shape of a buffer, as in per-channel quantisation-aware "
+    "training: call the model once where it is built"
+)
+NUMPYS = (torch.float16, torch.float32, torch.float64)
+HALVES = (torch.float16, torch.bfloat16)  # types of trained parameters besides float32
+
+
+def put_array(tensor: Tensor, array: NDArray[Any]) -> None:
+    """Copy an array from `to_array` into a tensor, in place."""
+    values = torch.from_numpy(np.require(array, requirements=["C", "W"]).reshape(array.shape))
+    with torch.no_grad():
+        tensor.copy_(torch.view_as_complex(values) if tensor.is_complex() else values)
+
+
+def _move_grad(total: Tensor, parameter: Tensor) -> None:
+    """Add a parameter's new gradient to the float32 gradient `total`, and delete it."""
+    if parameter.grad is not None:
+        total.add_(parameter.grad)
+        parameter.grad = None
+
+
+Places = list[tuple[nn.Module, str]]  # where a buffer is stored: modules, and its keys in them
+
+
+def _places(
+    module: nn.Module, tensors: Iterable[tuple[str, Tensor]]
+) -> list[tuple[Tensor, Places]]:
+    """Return each tensor with its places: the modules that hold it as a buffer, and its keys there.
+
+    With the places `_now` finds a new tensor with which a module has replaced a buffer.
+    """
+    found: dict[int, Places] = {}
+    for owner in module.modules():
+        for key, buffer in owner._buffers.items():
+            found.setdefault(id(buffer), []).append((owner, key))
+    return [(tensor, found.get(id(tensor), [])) for _, tensor in tensors]
+
+
+def _now(name: str, tensor: Tensor, places: Places) -> Tensor:
+    """Return the tensor that a module now holds in place of `tensor`.
+
+    Raises `TaskError` if its shape or type differs from that of `tensor`.
+    """
+    held = [owner._buffers[key] for owner, key in places]
+    others = [each for each in held if each is not tensor]
+    now = others[0] if others else tensor
+    if now is None or (now.shape, now.dtype) != (tensor.shape, tensor.dtype):
+        is_now = "None" if now is None else f"{_of(now)} {tuple(now.shape)}"
+        raise TaskError(
+            f"{name} was {_of(tensor)} {tuple(tensor.shape)}, and after a batch it is {is_now}: "
+            "keep shape and type, or register it with persistent=False"
+        )
+    return now
+
+
+NONE: Arrays = {}
+
+
+class FlatModel:
+    """A module whose parameters, gradients and BatchNorm statistics are views of flat vectors.
+
+        state   [ parameters, in named_parameters order | BatchNorm's running statistics ], float32
+        grad    [ gradients of the parameters ]
+
+    An update is therefore one subtraction. An optimiser over the single parameter `parameters`
+    steps the whole model: `torch.optim.SGD([flat.parameters], lr)` has the same result as
+    `torch.optim.SGD(module.parameters(), lr)`. A parameter that layers share occurs once. The other
+    tensors of the state dict are native: frozen parameters, statistics of layers that are in eval
+    mode while the model is in training mode, counters, masks, each in its own type (`natives`).
+    `load` sets the vector and the native tensors. It also resets buffers outside of the state dict
+    to their first values, so nothing of an earlier model remains.
+
+    A trained parameter may be float16 or bfloat16. Its entries in `state` are its float32 master
+    (Micikevicius et al. 2018, section 3.1): `load` and every forward pass round the master to the
+    parameter's type, and backward passes add the parameter's gradient to the float32 gradient.
+
+    Args:
+        module: it is moved to `device`. Its tensor objects stay the same and get new memory.
+        device: the torch device of module and vectors.
+
+    Raises:
+        TaskError: a module whose state cannot be sent (`expect_tensors`).
+    """
+
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        expect_tensors(module)
+        self.module = module.to(device)
+        found = tensors_of(module)
+        named: list[tuple[str, Tensor]] = [*found.trained, *found.statistics]
+        self.names: tuple[str, ...] = tuple(name for name, _ in named)
+        self.shapes: tuple[tuple[int, ...], ...] = tuple(tuple(t.shape) for _, t in named)
+        self.num_parameters: int = sum(p.numel() for _, p in found.trained)
+        empty = torch.empty(0, device=device)
+        self.state: Tensor = torch.cat([empty, *(t.detach().flatten().float() for _, t in named)])
+        self._views = self._cut(self.state, self.shapes)
+        self._halves: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # with master and gradient
+        for (_, tensor), view in zip(named, self._views, strict=True):
+            if tensor.dtype == torch.float32:
+                tensor.data = view
+
+        # autograd fills the gradients of the module's own parameters; optimisers use this view.
+        self.parameters = nn.Parameter(self.state[: self.num_parameters], requires_grad=False)
+        self.parameters.grad = self._grad = torch.zeros_like(self.parameters)
+        gradients = self._cut(self._grad, (p.shape for _, p in found.trained))
+        self._grads: list[tuple[nn.Parameter, Tensor]] = []  # float32 parameters, their gradients
+        for (_, parameter), master, gradient in zip(
+            found.trained, self._views, gradients, strict=False
+        ):
+            if parameter.dtype == torch.float32:
+                self._grads.append((parameter, gradient))
+            else:
+                self._halves.append((parameter, master, gradient))
+        self._rounded = -1  # the version of `state` that the halves have
+        self._hook_halves()
+        self._native = found.native
+        held = _held(module)
+        self.frozen = tuple(
+            n for n, each in found.native if isinstance(each, nn.Parameter) or id(each) in held
+        )
+        self._beside = list(found.beside.values())
+        for tensor in self._beside:
+            if any(
+                n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)
+            ):
+                tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._initial = [tensor.detach().clone() for tensor in self._beside]
+        self._buffers = [(m, dict(m._buffers)) for m in module.modules() if m._buffers]
+        self._memory = [
+            (name, parameter, view, view.data_ptr())
+            for (name, parameter), view in zip(found.trained, self._views, strict=False)
+            if parameter.dtype == torch.float32
+        ]
+        self._owners = [
+            (owner, key, parameter)
+            for owner in module.modules()
+            for key, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        self._statistics = _places(module, found.statistics)
+        self._places = _places(module, found.native)
+        self.zero_grad()
+
+    def _hook_halves(self) -> None:
+        """Let passes forward round the masters, and passes backward add the gradients."""
+        halves = {id(parameter) for parameter, _, _ in self._halves}
+        for parameter, _, gradient in self._halves:
+            hook = partial(_move_grad, gradient)
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        # A layer may use the parameters of a layer inside it without calling that layer.
+        for module in self.module.modules() if halves else ():
+            if any(id(parameter) in halves for parameter in module.parameters()):
+                module.register_forward_pre_hook(lambda *_: self._round())
+
+    def step_of(self, optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+        """Return the step of an optimiser of `parameters`, a function of the optimiser.
+
+        It is torch's `step` without its wrappers (profiler, hooks), which take 0.4 of the time on a
+        small model. If the model has parameters of 16 bits, their next use rounds the masters anew.
+        This holds for calls of `optimizer.step()` too. A fused step does not raise the masters'
+        versions, so it has to be noticed here.
+        """
+        step: Callable[[Optimizer], Any] = inspect.unwrap(type(optimizer).step)
+        if not self._halves:
+            return step
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+        def stepped(given: Optimizer) -> None:
+            step(given)
+            self._stepped()
+
+        return stepped
+
+    def _stepped(self) -> None:
+        self._rounded = -1
+
+    def _round(self) -> None:
+        """Round the masters to their parameters' types if an optimiser has changed the masters."""
+        version = self.parameters._version + self.state._version
+        if version == self._rounded:
+            return
+        self._rounded = version
+        for parameter, master, _ in self._halves:
+            # `data`: autograd would refuse a parameter that changes between two of its uses.
+            parameter.data.copy_(master)
+
+    def zero_grad(self) -> None:
+        """Fill the flat gradient with zeros; make each parameter's `.grad` a view of it."""
+        self._grad.zero_()
+        self.parameters.grad = self._grad
+        for parameter, view in self._grads:
+            if parameter.grad is not view:
+                parameter.grad = view
+
+    def drop_grad(self) -> None:
+        """Delete the parameters' gradients; the next backward pass makes new ones.
+
+        `collect_grad` copies the new gradients into the flat gradient. This is faster than
+        `zero_grad`, which needs two more passes over all gradients: to set zeros, and to add.
+        """
+        for parameter, _ in self._grads:
+            parameter.grad = None
+        for _, _, gradient in self._halves:
+            gradient.zero_()
+
+    def collect_grad(self) -> Tensor:
+        """Copy the parameters' gradients into the flat gradient (0 for a missing one); return it.
+
+        This frees the parameters' own gradients.
+        """
+        for parameter, view in self._grads:
+            if parameter.grad is None:
+                view.zero_()
+            elif parameter.grad is not view:
+                grad = parameter.grad  # sparse with nn.Embedding(sparse=True)
+                view.copy_(grad.to_dense() if grad.is_sparse else grad)
+            parameter.grad = None
+        return self._grad
+
+    @property
+    def gradient(self) -> Tensor:
+        """The flat gradient, float32 (num_parameters,).
+
+        After `zero_grad`, backward passes add to it. After `drop_grad`, only `collect_grad` changes
+        it.
+        """
+        return self._grad
+
+    def load(
+        self, state: Tensor | NDArray[np.float32], natives: Mapping[str, NDArray[Any]] = NONE
+    ) -> None:
+        """Copy `state`, float32 (n,), into the model in place; `reset` sets all other tensors."""
+        if tuple(state.shape) != tuple(self.state.shape):
+            raise ValueError(
+                f"a state of shape {tuple(state.shape)} for {self.state.numel()} values"
+            )
+        if isinstance(state, np.ndarray) and self.state.device.type == "cpu":
+            np.copyto(self.state.numpy(), state)
+        else:
+            self.state.copy_(torch.as_tensor(state))
+        if self._halves:
+            self._rounded = -1
+            self._round()
+        self.reset(natives)
+
+    def reset(self, natives: Mapping[str, NDArray[Any]] = NONE) -> None:
+        """Set the tensors that are not in the flat vector `state`.
+
+        `natives`: new values of native tensors, by name. All others get their initial values.
+        """
+        if not self._buffers and not self._beside:
+            return
+        for owner, held in self._buffers:
+            owner._buffers.update(held)
+        with torch.no_grad():
+            if self._beside:
+                try:
+                    torch._foreach_copy_(self._beside, self._initial)
+                except RuntimeError as error:
+                    raise TaskError(RESIZED) from error
+            for name, tensor in self._native if natives else ():
+                if name in natives:
+                    put_array(tensor, natives[name])
+
+    def collect_state(self) -> None:
+        """Copy BatchNorm's statistics into `state` if a forward pass has replaced the buffers."""
+        for tensor, places in self._statistics:
+            for owner, key in places:
+                if (now := owner._buffers[key]) is not tensor:
+                    if now is not None:
+                        tensor.copy_(now)
+                    owner._buffers[key] = tensor
+
+    def expect_in_place(self) -> None:
+        """Raise `TaskError` if a parameter or its memory has been replaced; undo that first.
+
+        `state` would not have the new values.
+        """
+        replaced = [name for name, p, _, memory in self._memory if p.data_ptr() != memory]
+        others = [key for owner, key, p in self._owners if owner._parameters.get(key) is not p]
+        if not replaced and not others:
+            return
+        for _, parameter, view, _ in self._memory:
+            parameter.data = view
+        for owner, key, parameter in self._owners:
+            owner._parameters[key] = parameter
+        raise TaskError(
+            f"{[*replaced, *others][0]} has been replaced: change parameters in place, as by "
+            "p.data.copy_(values) in place of p.data = values"
+        )
+
+    def natives(self) -> Arrays:
+        """Return native tensors by name as numpy arrays (`to_array`), which may share their memory.
+
+        Raises `TaskError` for a tensor whose shape or type has changed since the start.
+        """
+        return {
+            name: to_array(_now(name, tensor, places))
+            for (name, _), (tensor, places) in zip(self._native, self._places, strict=True)
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return parameters and statistics by name, float32 views of `state` in their shapes."""
+        return dict(zip(self.names, self._views, strict=True))
+
+    @staticmethod
+    def _cut(vector: Tensor, shapes: Iterable[tuple[int, ...]]) -> list[Tensor]:
+        shapes = list(shapes)
+        pieces = torch.split(vector, [math.prod(shape) for shape in shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]

@@ -1,0 +1,145 @@
+"""What an objective is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+
+from edgewire.task.errors import TaskError
+from edgewire.task.tensors import Tensors
+
+
+class Metric(NamedTuple):
+    """A metric of an evaluation.
+
+    `name`: its name in results. `higher`: whether a higher value is better. `share`: whether it is
+    a share from 0 to 1, which tables show in percent.
+    """
+
+    name: str
+    higher: bool = False
+    share: bool = False
+
+
+LOSS = Metric("loss")
+# The sum that says how many targets count, if an objective leaves some out.
+COUNTED = "num-counted"
+# Names in a run's records (docs/run-files.md) that no metric can have.
+TAKEN = frozenset(
+    (
+        *("round", "rounds", "train_loss", "lr", "least_variance", "drift", "staleness"),
+        *("prediction_error", "uplink_entries", "uplink_entries_whole", "client_updates"),
+        *("failures", "virtual_seconds", "seconds", "diverged", "stopped", "ended", "sparsity"),
+        *("link_down_mbps", "link_up_mbps", "link_seconds", "link_seconds_float32"),
+        *("uplink_ratio", "downlink_ratio", "parameters", "nodes", "seed", "algorithm"),
+        *("strategy", "dataset", "model", "objective", "metrics", "segments", "versions"),
+        *("num-examples", "num-steps", COUNTED),
+        *("node", "partition", "online", "waiting", "messages", "replies", "reason", "sent"),
+        *("heard", "lag", "mean_lag", "samples", "labels"),
+    )
+)
+LONGEST = 100  # characters of a metric's name; reports show no longer ones
+TAKEN_PARTS = ("best_", "node_", "_bytes", "_by_segment")  # other names hold one of these
+
+
+class Objective(ABC):
+    """The loss that training minimises, and the metrics of an evaluation.
+
+    `metrics`: the metrics beside the loss. The first one is the run's main metric; without metrics
+    it is the loss. `least`: the least value that the loss can have; a server refuses smaller ones.
+    `needs_inputs`: whether `loss` reads the inputs itself, and not only by a call of the model. A
+    model that is cut over several nodes then sends them to the last node. `finite_targets`: whether
+    NaN and infinity in the targets are refused before the run.
+    """
+
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    least: ClassVar[float] = -math.inf
+    needs_inputs: ClassVar[bool] = False
+    finite_targets: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raise `TaskError` for metrics that a run cannot record."""
+        name = type(self).__name__
+        if not isinstance(self.metrics, tuple | list) or isinstance(self.metrics, Metric):
+            raise TaskError(f"{name}.metrics must be a tuple of Metric, such as (Metric('mae'),)")
+        for number, metric in enumerate(self.metrics):
+            if not isinstance(metric, Metric) or not isinstance(metric.name, str):
+                raise TaskError(f"{name}.metrics holds {metric!r}, and a Metric is taken")
+            if len(metric.name) > LONGEST or not metric.name.isprintable():
+                raise TaskError(
+                    f"{name} names a metric {metric.name[:LONGEST]!r}: give it a name of at most "
+                    f"{LONGEST} printable characters"
+                )
+            taken = metric.name in TAKEN or any(part in metric.name for part in TAKEN_PARTS)
+            if taken or not metric.name or metric.name in self.names[: number + 1]:
+                raise TaskError(
+                    f"{name} names a metric {metric.name!r}, which a run's records use already: "
+                    f"give it another name"
+                )
+
+    def __init_subclass__(cls) -> None:
+        """Reset what the base class said of its loss in a class that has another, unless given."""
+        super().__init_subclass__()
+        if "loss" in vars(cls):
+            for name in {"least", "finite_targets"} - vars(cls).keys():
+                setattr(cls, name, getattr(Objective, name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values of an evaluation: the loss, then the metrics."""
+        return (LOSS.name, *(metric.name for metric in self.metrics))
+
+    @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The least and the largest value of the loss and of each metric."""
+        ranges = {True: (0.0, 1.0), False: (-math.inf, math.inf)}
+        found = {metric.name: ranges[bool(metric.share)] for metric in self.metrics}
+        return {LOSS.name: (self.least, math.inf), **found}
+
+    @property
+    def main(self) -> Metric:
+        """The metric by which results are compared."""
+        return self.metrics[0] if self.metrics else LOSS
+
+    @abstractmethod
+    def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
+        """Return the mean loss of a mini-batch, a scalar of any sign with a gradient."""
+
+    @abstractmethod
+    def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
+        """Return sums over a batch by name: numbers, or vectors of a fixed length.
+
+        One of them is `loss`. Gradients are off.
+        """
+
+    def measured(self, sums: Mapping[str, Any], samples: float) -> Mapping[str, float | None]:
+        """Return the loss and the metrics from the sums over all batches, of `samples` samples.
+
+        A vector is a list here. A metric that the sums do not define is None. For sums over the
+        samples of several nodes, the arguments are their means over all samples, and 1.
+
+        Here each number is divided by the sum `COUNTED`, or without it by the number of samples. If
+        nothing counts, the loss is 0, and no metric is defined. The loss is NaN for a count below
+        0, and for a sum that no samples give if nothing counts. A server refuses NaN.
+        """
+        counted = sums.get(COUNTED, samples)
+        numbers = {name: total for name, total in sums.items() if not isinstance(total, list)}
+        if counted <= 0:
+            wrong = counted < 0 or sums.get("loss", 0) < 0 or any(map(numbers.get, self.names[1:]))
+            return {**dict.fromkeys(self.names), LOSS.name: math.nan if wrong else 0.0}
+        return {name: total / counted for name, total in numbers.items() if name != COUNTED}
+
+    def defined(self, sums: Mapping[str, Any], samples: float) -> dict[str, float]:
+        """Return what `measured` returns, without metrics that are not defined.
+
+        None are if `measured` cannot be computed, as by a division by a count of 0.
+        """
+        try:
+            found = self.measured(sums, samples)
+        except (ArithmeticError, ValueError):
+            return {}
+        return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,220 @@
+"""The steps of training and evaluation: make mini-batches, evaluate a model."""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgewire.task.datasets import Data, Split
+from edgewire.task.errors import TaskError, described
+from edgewire.task.objectives import Objective
+from edgewire.task.objectives.regression import Regression
+from edgewire.task.tensors import Tensors, count, leaves, rows, taken
+
+Batch = tuple[Tensors, Tensors]  # inputs, targets
+ROUNDING = 1e-6  # by which sums of floats may exceed a share
+MOST_READ = 1 << 27  # entries of a tensor that is searched for its largest integer
+
+
+def batches(
+    inputs: Tensors,
+    targets: Tensors,
+    batch_size: int,
+    generator: torch.Generator,
+    *,
+    single: bool = True,
+) -> Iterator[Batch]:
+    """Yield one epoch's mini-batches, shuffled by a CPU `generator`; the last may be smaller.
+
+    With `single=False` a last mini-batch of one sample joins the previous one, because BatchNorm
+    cannot normalise a single value.
+    """
+    total = count(inputs)
+    order = torch.randperm(total, generator=generator).to(leaves(inputs)[0].device)
+    inputs, targets = taken(inputs, order), taken(targets, order)  # one copy for the epoch
+    ends = [*range(batch_size, total, batch_size), total]
+    if not single and len(ends) > 1 and ends[-1] - ends[-2] == 1:
+        del ends[-2]
+    for start, end in zip([0, *ends], ends, strict=False):
+        yield rows(inputs, start, end), rows(targets, start, end)  # views
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In this context a model and its modules are in eval mode; afterwards each has its own."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def expect_fits(model: nn.Module, objective: Objective, data: Data, mean: bool = False) -> None:
+    """Raise `TaskError` in one line if model, objective and data do not fit each other.
+
+    It computes the loss and the metrics of a few samples of both splits: the first two, and those
+    with the least and the largest integers, such as classes or tokens. `mean`: compute the metrics
+    from the means of the sums, as a server does if nodes evaluate; the sums alone must fit already.
+    """
+    try:
+        for split in (data.train, data.test):
+            if len(split):
+                _expect_fits(model, objective, data, split.taken(_telling(split)), mean)
+    except TaskError:
+        raise
+    except Exception as error:  # a user's model, transform and objective may raise anything
+        said = "model=, objective= and dataset= do not fit each other"
+        if mean:
+            said = "nodes evaluate: measured() must take the sums' means (floats), and samples=1"
+        raise TaskError(f"{said} ({described(error)}){_cure(error, data)}") from error
+
+
+def _cure(error: Exception, data: Data) -> str:
+    """Return what to do about an error that torch's words do not explain."""
+    ids = [
+        each
+        for each in leaves(data.train.inputs)
+        if not (each.is_floating_point() or each.is_complex()) and 0 < each.numel() <= MOST_READ
+    ]
+    if isinstance(error, IndexError) and not data.classes and "Target" in str(error):
+        return ": the data set names no classes: give all of them, as in dataset.classes=[0,1,2]"
+    if isinstance(error, IndexError) and "index out of range in self" in str(error) and ids:
+        largest = max(int(each.max()) for each in ids)
+        return (
+            f": the inputs have integers up to {largest}, so a model of tokens needs {largest + 1}"
+        )
+    exact = any(each.dtype == torch.float64 for each in leaves(data.train.inputs))
+    if isinstance(error, RuntimeError) and exact and "type" in str(error):
+        return ": the inputs are float64, and a model is float32: give inputs.float()"
+    return ""
+
+
+def expect_trains(model: nn.Module, objective: Objective, data: Data, samples: int) -> None:
+    """Raise `TaskError` in one line if a mini-batch of one sample is too small for the model.
+
+    `samples`: the size of a node's mini-batches; nothing is computed for 2 or more. BatchNorm
+    cannot normalise a single value.
+    """
+    if samples > 1:
+        return
+    first = data.train.taken(torch.zeros(1, dtype=torch.int64))
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            trained = copy.deepcopy(model)
+            trained = trained if trained.training else trained.train()
+            objective.loss(trained, data.prepared(first.inputs), first.targets)
+    except Exception as error:  # a user's model may raise anything
+        raise TaskError(
+            f"the model cannot train on mini-batches of one sample ({described(error)}): give "
+            f"batch_size= of 2 or more, or fewer nodes="
+        ) from error
+
+
+def _telling(split: Split) -> Tensor:
+    """Return the positions of a few samples with which a model or a loss may fail, int64 (k,)."""
+    found = [*range(min(2, len(split)))]
+    for tensor in (*leaves(split.inputs), *leaves(split.targets)):
+        counted = not (tensor.is_floating_point() or tensor.is_complex())
+        if counted and tensor.element_size() > 1 and 0 < tensor.numel() <= MOST_READ:
+            size = tensor.numel() // len(tensor)
+            flat = tensor.reshape(-1)
+            found += [int(flat.argmax()) // size, int(flat.argmin()) // size]
+    return torch.tensor(sorted(set(found)), dtype=torch.int64)
+
+
+def _expect_fits(
+    model: nn.Module, objective: Objective, data: Data, few: Split, mean: bool
+) -> None:
+    inputs, name = data.prepared(few.inputs), type(objective).__name__
+    if data.class_names and isinstance(objective, Regression):
+        raise TaskError(
+            f"the targets are the classes {', '.join(data.class_names[:3])}, ...: give "
+            "objective=classification, or a target of numbers"
+        )
+    with evaluating(model):
+        loss = objective.loss(model, inputs, few.targets)
+    if not isinstance(loss, Tensor) or loss.shape:
+        found = f"has the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else "is no tensor"
+        raise TaskError(f"{name}.loss {found}: give its mean")
+    if not loss.requires_grad:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise TaskError("all parameters are frozen: there is nothing to train")
+        raise TaskError(f"{name}.loss has no gradient: it must depend on trained parameters")
+    sums = summed(model, objective, inputs, few.targets)
+    if "num-examples" in sums:
+        raise TaskError(f"{name}.sums has num-examples, which nodes add: give it another name")
+    if mean:
+        sums = {key: (torch.tensor(value) / len(few)).tolist() for key, value in sums.items()}
+    measured = objective.measured(sums, 1 if mean else len(few))
+    for each in objective.names:
+        if each not in measured:
+            raise TaskError(
+                f"{name} does not measure {each}: put it into what measured() returns, or into "
+                "sums() for the mean over all samples"
+            )
+        value = measured[each]
+        if not isinstance(value, int | float | None) or isinstance(value, bool):
+            raise TaskError(f"{name} measures {each} as a {type(value).__name__}")
+    for metric in objective.metrics:
+        value = measured[metric.name]
+        if metric.share and value is not None and (value < -ROUNDING or value > 1 + ROUNDING):
+            raise TaskError(
+                f"{name} measures {metric.name}={value:g}, and a share is from 0 to 1: declare it "
+                f"without share=True"
+            )
+
+
+def evaluate(
+    model: nn.Module,
+    objective: Objective,
+    inputs: Tensors,
+    targets: Tensors,
+    batch_size: int = 100,
+    between: Callable[[], object] | None = None,
+) -> dict[str, float]:
+    """Evaluate a model; return the loss and the metrics that are defined (see `summed`)."""
+    sums = summed(model, objective, inputs, targets, batch_size, between)
+    return objective.defined(sums, count(inputs))
+
+
+def summed(
+    model: nn.Module,
+    objective: Objective,
+    inputs: Tensors,
+    targets: Tensors,
+    batch_size: int = 100,
+    between: Callable[[], object] | None = None,
+) -> dict[str, Any]:
+    """Evaluate a model in eval mode, then restore its mode; return the objective's sums.
+
+    They are numbers, and lists of numbers.
+
+    `inputs`, as the model takes them, and `targets` are on the model's device. Small batches keep
+    layers' outputs in the CPU's caches: in batches of 500, AdaComp's CNN takes twice the time.
+    `between` is called after each batch. Raises `TaskError` for no samples.
+    """
+    samples = count(inputs)
+    if not samples:
+        raise TaskError("there are no samples to evaluate on: give dataset.holdout a larger share")
+    sums: dict[str, Tensor] = {}
+    with evaluating(model):
+        for start in range(0, samples, batch_size):
+            x, y = (rows(each, start, start + batch_size) for each in (inputs, targets))
+            with torch.no_grad():  # training may use tensors that a model caches here
+                for name, value in objective.sums(model, x, y).items():
+                    if not isinstance(value, Tensor) or value.dim() > 1:
+                        kind = type(objective).__name__
+                        raise TaskError(
+                            f"{kind}.sums gives {name} as no tensor of one number, or "
+                            "of several in a row"
+                        )
+                    exact = value.double() if value.is_floating_point() else value.long()
+                    sums[name] = sums[name] + exact if name in sums else exact
+            if between is not None:  # gradients are on: it may start a training process
+                between()
+    return {name: total.tolist() for name, total in sums.items()}

@@ -1,0 +1,189 @@
+"""Transforms of samples into a model's input, on the device that trains."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from edgewire.task.errors import TaskError
+from edgewire.task.tensors import Tensors, mapped, only
+
+
+def unchanged(inputs: Tensors) -> Tensors:
+    """Return the inputs themselves: the transform of data that are a model's input already."""
+    return inputs
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Normalises images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
+
+    `mean` and `std` have one value per channel, for images scaled to 0..1. If both are empty, each
+    image is normalised by the mean and standard deviation of its own n = C H W entries. The
+    standard deviation then counts as at least 1 / sqrt(n), so that a uniform image becomes zero
+    (tf.image.per_image_standardization, AdaComp's input). One pass converts, scales and shifts a
+    channel. A call raises `TaskError` for images that are not uint8, or if there are not as many
+    means as channels.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __call__(self, images: Tensors) -> Tensor:
+        """Return the normalised images, on the device of `images`."""
+        if not isinstance(images, Tensor) or images.dtype != torch.uint8:
+            found = images.dtype if isinstance(images, Tensor) else type(images).__name__
+            raise TaskError(f"images are {found}, and uint8 from 0 to 255 is taken")
+        if self.mean and images.shape[1] != len(self.mean):
+            raise TaskError(
+                f"there are {len(self.mean)} means for images of {images.shape[1]} channels"
+            )
+        if not self.mean:
+            return _by_themselves(images)
+        scales, shifts = _affine(self.mean, self.std, images.device)
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+        for channel, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
+            torch.add(shift, images[:, channel], alpha=scale, out=out[:, channel])
+        return out
+
+
+def _by_themselves(images: Tensor) -> Tensor:
+    flat = images.flatten(1).float() / 255
+    flat -= flat.mean(dim=1, keepdim=True)
+    deviations = flat.square().mean(dim=1, keepdim=True).sqrt()
+    flat /= deviations.clamp_min(1 / math.sqrt(flat.shape[1]))
+    return flat.view(images.shape)
+
+
+@lru_cache(maxsize=64)
+def _affine(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[tuple[float, ...], tuple[Tensor, ...]]:
+    shifts = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device)
+    return tuple(1 / (255 * s) for s in std), tuple(shifts.unbind())
+
+
+@dataclass(frozen=True)
+class Standardize:
+    """Turns numbers into a model's input: (N, C, ...) -> float32, (x - mean) / std.
+
+    `mean` and `std` have one value for each of the C features or channels. If both are empty,
+    floats become float32 and integers int64 (tokens), with the same values. Works on each tensor of
+    a tuple or dictionary; with means there must be one tensor. A call raises `TaskError` if there
+    are not as many means as channels.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        pairs = zip(self.mean, self.std, strict=False)
+        finite = all(math.isfinite(m) and 0 < s < math.inf for m, s in pairs)
+        if len(self.mean) != len(self.std) or not finite:
+            raise TaskError(
+                "dataset.mean and dataset.std must be lists of finite numbers of one length, with "
+                "every std above 0"
+            )
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        """Return the standardised inputs, on their device."""
+        if not self.mean:
+            return mapped(_as_usual, inputs)
+        values = only(inputs)
+        channels = values.shape[1] if values.dim() > 1 else 0
+        if channels != len(self.mean):
+            raise TaskError(f"there are {len(self.mean)} means for {channels} features or channels")
+        shape = (-1, *[1] * (values.dim() - 2))
+        mean, std = (
+            torch.tensor(each, device=values.device).view(shape) for each in (self.mean, self.std)
+        )
+        return values.float().sub(mean).div_(std)
+
+
+def _as_usual(values: Tensor) -> Tensor:
+    return values.float() if values.is_floating_point() else values.long()
+
+
+CHUNK = 256  # waveforms that `LogMel` transforms at once: it limits the memory of their spectra
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """Log-mel spectrograms of waveforms: (N, T) -> float32 (N, mels, 1 + T // hop).
+
+    Takes int16, which count as -1 to 1, or floats. Frames of `window` samples begin every `hop`
+    samples, around whose multiples they are centred; the waveform continues with zeros. Each frame
+    is weighted with a Hann window. Its power spectrum goes through `mels` triangular filters, whose
+    corners are equally spaced between 0 and `rate` / 2 on the mel scale, m = 2595 log10(1 + f /
+    700) (HTK). The result is (log(energy + 1e-6) - mean) / std, with the natural logarithm.
+    `rate`: samples per second. The defaults, frames of 25 ms every 10 ms, suit speech; `mean` and
+    `std` bring silence to -1, and loud speech to about 1.
+
+    Raises `TaskError` for filters that are too narrow to have a frequency of the spectrum in them;
+    a call raises it for inputs that are no waveforms.
+    """
+
+    rate: int = 16000
+    window: int = 400
+    hop: int = 160
+    mels: int = 40
+    mean: float = -6.9
+    std: float = 6.9
+
+    def __post_init__(self) -> None:
+        if min(self.rate, self.window, self.hop, self.mels) < 1 or not self.std > 0:
+            raise TaskError(f"{self}: give a rate, window, hop, mels and std above 0")
+        if not bool(self._filters(torch.device("cpu")).any(1).all()):
+            raise TaskError(f"mels={self.mels} are too many for window={self.window}: give fewer")
+
+    def __call__(self, waves: Tensors) -> Tensor:
+        """Return the spectrograms, on the device of `waves`."""
+        if not isinstance(waves, Tensor):
+            raise TaskError(f"waveforms are a {type(waves).__name__}, and one tensor is taken")
+        if waves.dim() != 2 or waves.dtype not in (torch.int16, torch.float32):
+            raise TaskError(
+                f"waveforms are {waves.dtype} of {tuple(waves.shape)}, and int16 or float32 of "
+                f"(N, T) is taken"
+            )
+        shape = (len(waves), self.mels, 1 + waves.shape[1] // self.hop)
+        out = torch.empty(shape, dtype=torch.float32, device=waves.device)
+        for start in range(0, len(waves), CHUNK):
+            out[start : start + CHUNK] = self._spectrograms(waves[start : start + CHUNK])
+        return out
+
+    def _spectrograms(self, waves: Tensor) -> Tensor:
+        scaled = waves / 32768 if waves.dtype == torch.int16 else waves
+        spectra = torch.stft(
+            scaled,
+            self._bins,
+            self.hop,
+            self.window,
+            torch.hann_window(self.window, device=waves.device),
+            pad_mode="constant",
+            return_complex=True,
+        )
+        # One product for each waveform: a result must not depend on the others of the batch.
+        filters = self._filters(waves.device).expand(len(waves), -1, -1)
+        energies = torch.bmm(filters, spectra.real.square() + spectra.imag.square())
+        return energies.add_(1e-6).log_().sub_(self.mean).div_(self.std)
+
+    @property
+    def _bins(self) -> int:
+        """The length of the Fourier transform: the next power of 2 from `window` on."""
+        return 1 << (self.window - 1).bit_length()
+
+    def _filters(self, device: torch.device) -> Tensor:
+        return _mel_filters(self.rate, self._bins, self.mels, device)
+
+
+@lru_cache(maxsize=16)
+def _mel_filters(rate: int, bins: int, mels: int, device: torch.device) -> Tensor:
+    """Return the weights of the triangular mel filters, float32 (mels, bins // 2 + 1)."""
+    top = 2595 * math.log10(1 + rate / 2 / 700)
+    corners = 700 * (10 ** (torch.linspace(0, top, mels + 2, dtype=torch.float64) / 2595) - 1)
+    frequencies = torch.linspace(0, rate / 2, bins // 2 + 1, dtype=torch.float64)
+    low, peak, high = (corners[i : i + mels, None] for i in range(3))
+    rising, falling = (frequencies - low) / (peak - low), (high - frequencies) / (high - peak)
+    return torch.minimum(rising, falling).clamp_min(0).float().to(device)

@@ -1,5 +1,0 @@
-"""The engines that use Flower's SuperLink: `engine=ray` (simulation), `engine=superlink`."""
-
-from simulation.surroundings import find_home
-
-find_home()

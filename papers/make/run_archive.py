@@ -1,0 +1,136 @@
+"""Stores an experiment's finished runs in the repository, for the pages' tables.
+
+`python -m papers.make.run_archive NAME FOLDER...` reads the runs from sweep folders and writes them
+to papers/runs/NAME.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgewire.report.errors import ResultsError, mistakes_are_lines
+from edgewire.report.learning_curve import evenly
+from edgewire.report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path("papers/runs")
+ROWS = 101  # the most evaluations in a stored curve: that of the untrained model, and 100 more
+# files that no run reads: a change there does not affect its numbers
+WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
+NOT_MEASURED = {"commit", "cpu"}  # keys that may differ between runs with the same numbers
+
+
+def command(name: str) -> str:
+    """Return the command that makes an experiment's runs."""
+    return f"python run.py -m experiment={name}"
+
+
+def archive_file(root: Path, name: str) -> Path:
+    """Return the file of an experiment's runs. Raises `ResultsError` for an unknown experiment."""
+    if not (root / "conf" / "experiment" / f"{name}.yaml").is_file():
+        raise ResultsError(f"no experiment {name}: conf/experiment/{name}.yaml is not there")
+    return root / FOLDER / f"{name}.json"
+
+
+def archived(run: Run, name: str, commit: str) -> Run:
+    """Return a run as the archive of experiment `name` stores it.
+
+    `commit`: the commit of the code that made the run.
+
+    Raises `ResultsError` for a run of another experiment, or for a text in place of a number.
+    """
+    overrides = dict(run.overrides)
+    if overrides.pop("experiment", None) != name:
+        raise ResultsError(f"{run.folder} was not run with experiment={name}")
+    evaluations = run.evaluations()
+    rows = evenly(evaluations, ROWS)
+    columns = dict.fromkeys((*CURVE, run.metric.name))
+    curve = {key: [row.get(key) for row in rows] for key in columns}
+    stored = {
+        **run.result,
+        "overrides": in_order(overrides),
+        "commit": commit,
+        "cpu": str((run.result.get("versions") or {}).get("cpu", "")),
+        "diverged": run.diverged,
+        "evaluations": len(evaluations),
+        "curve": {key: column for key, column in curve.items() if set(column) - {None}},
+    }
+    try:
+        return stored_run(stored)
+    except ValueError as error:
+        raise ResultsError(f"{run.folder}: {error}") from error
+
+
+def merge(old: Iterable[Run], new: Iterable[Run]) -> list[Run]:
+    """Return the old and the new runs, sorted by overrides and seed.
+
+    A new run replaces an old run with the same overrides and seed. If both have the same numbers,
+    the old run stays, because its commit gave these numbers first.
+    """
+    runs = {run.key: run for run in old}
+    for run in new:
+        before = runs.get(run.key)
+        if before is None or _measured(before) != _measured(run):
+            runs[run.key] = run
+    return [runs[key] for key in sorted(runs)]
+
+
+def _measured(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.result.items() if key not in NOT_MEASURED}
+
+
+def write_archive(file: Path, name: str, runs: Iterable[Run]) -> None:
+    """Write an experiment's stored runs to a JSON file, one run per line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
+    lines = ",\n".join(json.dumps(run.result) for run in runs)
+    file.write_text(f"{head}\n{lines}\n]}}\n")
+
+
+def commit_of(root: Path) -> str:
+    """Return the short hash of HEAD, with a + if files that affect runs have changed since.
+
+    Returns "" without git, or outside of a repository.
+    """
+    try:
+        head = _git(root, "rev-parse", "--short", "HEAD")
+        return head + ("+" if _git(root, "status", "--porcelain", "--", *WITHOUT_EFFECT) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=True)
+    return done.stdout.decode(errors="replace").strip()
+
+
+@mistakes_are_lines
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Store the runs in the folders that the command line names; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m papers.make.run_archive", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    asked = parser.parse_args(arguments)
+    file = archive_file(root, asked.name)
+    found, unfinished = read_runs(asked.folders)
+    commit = commit_of(root)
+    old = read_archive(file)
+    runs = merge(old, [archived(run, asked.name, commit) for run in found])
+    write_archive(file, asked.name, runs)
+    if twice := len(found) - len({run.key for run in found}):
+        print(f"of equal overrides and seed the last run was taken, {twice} were left out")
+    changed = sum(run not in old for run in runs)
+    print(f"{file}: {len(runs)} runs, {changed} of them new or replaced")
+    if unfinished:
+        print("unfinished or damaged: " + ", ".join(str(path) for path in unfinished))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Runs any Flower app, unchanged, on the local engine: `python -m simulation PATH`."""

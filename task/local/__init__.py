@@ -1,5 +1,0 @@
-"""Local algorithms: what a node does with its mini-batches between two messages."""
-
-from task.local.base import LocalAlgorithm, LocalRun
-
-__all__ = ["LocalAlgorithm", "LocalRun"]

@@ -1,8 +1,0 @@
-"""Objectives: the loss that training minimises, and the metrics of an evaluation.
-
-An objective is one class in a module of this package, or of one's own package (`_target_`).
-"""
-
-from task.objectives.base import Metric, Objective
-
-__all__ = ["Metric", "Objective"]

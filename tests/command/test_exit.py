@@ -1,0 +1,178 @@
+"""A mistake ends in one line that says what to do, before torch is loaded.
+
+Each kind of mistake has one case here. Mistakes that `edgewire.conf.check` refuses are in
+`tests/conf`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# One process runs all cases and reports for each: output, exit code, whether torch was loaded.
+CALL = """
+import contextlib, io, json, sys
+from edgewire.command.main import cli
+from tests.quick_hydra import quicken
+quicken()
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:], out, err, code = words, io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli()
+        except SystemExit as end:
+            code = end.code
+    said = {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+    print(json.dumps({**said, "torch": "torch" in sys.modules}))
+"""
+BAD = [
+    (["foo=1"], "no key foo"),
+    (["roundz=1"], "did you mean rounds"),
+    (["optimiser=sgd"], "there is no key optimiser; did you mean optimizer?"),
+    (["workers=2"], "did you mean compression.workers or engine.workers?"),
+    (["momentum=0"], "mean compression.momentum or model.momentum or optimizer.momentum?"),
+    (["partition.alpa=1"], "did you mean partition.alpha, which belongs to partition=dirichlet?"),
+    (["hydra.nix=1"], "there is no key hydra.nix; python run.py --help lists all keys"),
+    (["optimizer.lr=0.1"], "there is no key optimizer.lr; did you mean lr?"),
+    (["optimizer.momentumm=0.1"], "did you mean optimizer.momentum?"),
+    (["model.hidden=[0]"], "there is no key model.hidden; model._target_= may have more keys"),
+    (["+algorithm.x=3"], "there is no key algorithm.x: algorithm is one value"),
+    (["++rounds.x=3"], "there is no key rounds.x: rounds is one value"),
+    (["network=mixed", "+network.classes.fast.nonsense=1"], "key network.classes.fast.nonsense"),
+    (["+model@x=mlp"], "there is no place x for model@x="),
+    (["downlink.changes={}"], "downlink.changes: Value '{}' is not a valid bool"),
+    (["gradients=-1"], "gradients is a group of keys, not one value"),
+    (["screen=[1]"], "screen is a group of keys, not one value"),
+    (["screen=${lr}"], "screen cannot be of type float"),
+    (["dataset.classes=${lr}"], "dataset.classes is a list of names, not a float"),
+    (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
+    (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
+    (["compression.denisty=1"], "no key compression.denisty; did you mean compression.density?"),
+    (["+compression.xyz=1"], "no key compression.xyz; packages= may register a method"),
+    (["gradients.scoop=1"], "there is no key gradients.scoop; did you mean gradients.scope?"),
+    (["++local_steps.a=1"], "there is no key local_steps.a: local_steps is one value"),
+    (["local_steps=99999999999999999999"], "local_steps must be below 9223372036854775808, not 99"),
+    (["model={nme:mlp}"], "there is no key model.nme; did you mean model.name?"),
+    (["algorithm=[1]"], "a group takes a name"),
+    (["engine.workers={a:1}"], "engine.workers must be int"),
+    (["strategy=fedavg", "strategy.fraction_train=[1]"], "strategy.fraction_train must be float"),
+    (["dataset.size=99999999999999999999"], "dataset.size must be below 65536"),
+    (
+        ["algorithm=x"],
+        "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, diloco, edgewire",
+    ),
+    (["strategy=null"], "Config group"),
+    (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),
+    (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),
+    (["algorithm=adacomp", "strategy.staleness.a=1"], "belongs to strategy/staleness=polynomial"),
+    (["network.classes={fast:{share:1}}"], "'+network.classes={NAME:"),
+    (["network.classes.fast.share=1"], "'+network.classes={NAME:"),
+    (["+network.classes.fast.share=1"], "'+network.classes={NAME:"),
+    (["network.waiting=long"], "network.waiting must be one of none, uniform"),
+    (["network=mixed", "network.classes.fast.share=0.9"], "add up to 1"),
+    (["nodes"], "nodes"),
+    (["dataset.root=~/x"], "~/x"),
+    (["hydra.run.dir=/dev/null/x"], "/dev/null"),
+    (["nodes=-1"], "nodes must be a number of at least 1, not -1"),
+    (["nodes=1.5"], "nodes"),
+    (["compression.quantizer=int9"], "int9"),
+    (["compression=f2i", "compression.level=99"], "level"),
+    (["engine.workers=-1"], "engine.workers"),
+    (["engine.workers=x"], "engine.workers must be int"),
+    (["strategy=fedtrimmedavg", "strategy.beta=2"], "beta"),
+    (["engine=ray", "engine.gpus_per_client=-1"], "engine.gpus_per_client"),
+    (["engine=ray", "network=lte"], "cannot honour network.up_mbps=5, network.down_mbps=20"),
+    (["engine=ray", "algorithm=adacomp"], "network.waiting=uniform"),
+    (["engine=ray", "engine.workers=2"], "engine.workers"),
+    (["engine=ray", "engine.memory_mb=900"], "engine.memory_mb"),
+    (["engine.actors=2"], "belongs to engine=ray"),
+    (["engine.address=here:1"], "belongs to engine=ray or engine=superlink"),
+    (["engine=superlink"], "needs engine.address=HOST:PORT"),
+    (["nodes=abc"], "'abc' of type 'str' could not be converted to Integer"),
+    (["rounds='"], "cannot read"),
+    (["compression=topk", "compression.density=7"], "density of topk must be above 0"),
+    (["engine=ray", "engine.actors=-1"], "at least one actor"),
+    (["strategy.fraction_train=2"], "strategy.fraction_train must be between 0 and 1"),
+    (["strategy=krum", "strategy.num_malicious_nodes=8"], "needs 19 nodes a round"),
+    (["--rounds", "3"], "unrecognized arguments: --rounds"),
+    (["resume=/nowhere"], "/nowhere"),
+    (["experiment=esgd_baselines"], "is a sweep: add -m"),
+]
+# These cases need a model, an optimiser, data or a device, and so torch.
+LATER = [
+    (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
+    (["algorithm=adacomp", "strategy.in_flight=2", "compression=topk"], "keep no memory"),
+    (["algorithm=fedbuff", "strategy.pushes=5"], "buffer=10 is never full with pushes=5"),
+    (["algorithm=fedasync", "strategy.server_lr=2"], "a server_lr of at most 1"),
+    (["dataset=mnist", "dataset.root='~/nowhere'"], f"{Path.home()}/nowhere"),
+    (["nodes=100000"], "more than the 143"),
+    (["model=lenet5"], "dataset.size"),
+    (["dataset=mnist", "dataset.root=/nowhere"], "/nowhere"),
+    (["device=cuda:77"], "device=cuda:77"),
+    (["device=toaster"], "device=toaster"),
+    (["optimizer.momentum=-1"], "momentum"),
+    (["schedule=step", "schedule.step_size=0"], "schedule.step_size must not be 0"),
+    (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
+    (["partition=dirichlet", "partition.alpha=0.01", "nodes=300"], "larger partition.alpha"),
+    (["engine=ray", "engine.gpus_per_client=64"], "engine.gpus_per_client=64"),
+    (
+        ["engine=superlink", "engine.address=a:1", "dataset=imagefolder"],
+        "dataset.root=FOLDER with class folders; or, for photos that lie at the nodes alone, "
+        "dataset.classes=[cat,dog]",
+    ),
+    (["engine=superlink", "engine.address=127.0.0.1:9"], "no SuperLink answers at 127.0.0.1:9"),
+    (["device=meta"], "device=meta"),
+    (["dataset.classes=[a,b]"], "dataset.classes"),
+    (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
+]
+CASES = [*BAD, *LATER]
+GROUPS = {path.name for path in (ROOT / "conf").iterdir() if path.is_dir()}
+GROUPS -= {"__pycache__", "hydra"}
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    single = f"hydra.run.dir={folder}/run"
+    sweep = [f"hydra.sweep.dir={folder}/sweep", "-m", "seed=0,1", "rounds=-1"]
+    calls = [sweep, ["--help"], ["nodes=3", "--help"]]
+    calls += [w if w[0].startswith("resume=") else [single, *w] for w, _ in CASES]
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, json.dumps(calls)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "EDGEWIRE_DATA": str(folder / "data")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.rglob("result.json"))
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[" ".join(words) for words, _ in CASES])
+def test_a_mistake_ends_in_one_line_and_exit_code_2(called, number):
+    found = called[number - len(CASES)]
+    assert (found["code"], found["out"]) == (2, "")
+    assert found["torch"] is (number >= len(BAD))
+    (line,) = found["err"].splitlines()
+    assert line.startswith("error: ")
+    assert CASES[number][1] in line
+
+
+def test_a_mistake_of_a_sweep_is_reported_before_torch_is_loaded(called):
+    found = called[0]
+    assert (found["code"], found["torch"]) == (2, False)
+    assert found["err"].count("error: rounds must be a number of at least 1") == 2
+    assert "2 of 2 jobs failed" in found["err"]
+
+
+def test_help_is_printed_before_torch_is_loaded(called):
+    for found, nodes in zip(called[1:3], ("nodes: 10\n", "nodes: 3\n"), strict=True):
+        assert (found["code"], found["torch"]) == (0, False)
+        assert nodes in found["out"]
+        assert "fedavg_f2i_both, " in found["out"]
+        assert "conf/network/" not in found["err"]
+        named = {line.split()[0] for line in found["out"].splitlines() if line.strip()}
+        assert named >= GROUPS

@@ -1,0 +1,69 @@
+"""The bare training loop in `papers/benchmarks/steps.py` takes the same steps as the application."""
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from flwr.serverapp import Grid
+
+from edgewire.compression.flower import to_vector
+from edgewire.conf.load import load_config, run_config
+from edgewire.machine.job import Job
+from edgewire.simulation.local import run_local
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.run.run import Run
+from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.objectives.classification import Classification
+from edgewire.task.process import configure_process
+from papers.benchmarks import steps
+from papers.benchmarks.timing import ROOT
+from tests.runs import composed, configured
+
+ROUNDS = 12  # more than two epochs
+
+
+def trained(words: list[str]) -> np.ndarray:
+    """Return the final model of a run of the application, float32 (n,)."""
+    made, models = composed(*words), []
+
+    class Last(Run):
+        def round_done(self, server_round, arrays):
+            models[:] = [to_vector(arrays).copy()]
+            return super().round_done(server_round, arrays)
+
+    def server_app(grid: Grid, context: Context) -> None:
+        Last(
+            load_config(context.run_config, made.nodes),
+            OrderedGrid(grid),
+            RunLog("", Classification()),
+        ).start()
+
+    run_local(Job(ROOT, run_config(made), 4, ROOT, server_app=server_app), workers=1)
+    return models[0]
+
+
+@pytest.mark.parametrize("algorithm", steps.ALGORITHMS)
+def test_both_make_the_same_model(algorithm: str) -> None:
+    configure_process()  # one torch thread, or the sums of the two programs may differ
+    words = steps.settings("mlp", algorithm, rounds=ROUNDS)
+    loop, losses = steps.Bare(configured(*words)), []
+    for _ in range(ROUNDS):
+        loop.step()
+        losses.append(loop.loss)
+    np.testing.assert_array_equal(loop.vector.numpy(), trained(words))
+    assert losses[-1] < 0.95 * losses[0]
+
+
+def test_a_target_that_is_not_reached_is_named() -> None:
+    fell = {"loss": [[1, 2.0], [9, 1.0]]}
+    good = {"bare": fell, steps.OURS: fell, steps.OURS_2: fell, "ours / bare": 1.2}
+    assert steps.unmet({"lenet5": {"sgd": {**good, "ray / ours": 4.5}}, "mlp": {}}) == []
+    slow = {**good, "ours / bare": 1.3, "ray / ours": 3.5}
+    assert steps.unmet({"lenet5": {"sgd": slow}}) == [
+        "lenet5, sgd: ours / bare is 1.3, not 1.25",
+        "lenet5, sgd: ray / ours is 3.5, not 4.0",
+    ]
+    rose = {"loss": [[1, 2.0], [9, 3.0]]}
+    assert steps.unmet({"mlp": {"sgd": {**good, "bare": rose}}}) == [
+        "mlp, sgd: a loss did not fall",
+        "mlp, sgd: the losses differ",
+    ]

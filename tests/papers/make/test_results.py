@@ -1,0 +1,221 @@
+"""All pages of results are up to date; the command that writes the pages names mistakes."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from edgewire.conf.sweeper import split_case
+from edgewire.report.runs import WITHOUT_EFFECT, in_order, read_archive
+from papers.make.definitions import BenchmarkTable, read_definitions
+from papers.make.measured import measured_file, read_measured
+from papers.make.results import Output, main
+from papers.make.run_archive import archive_file
+from papers.make.tables import FilledBenchmarkTable
+from tests.report.made_pages import PAGE, define, written
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_page_in_the_repository_is_up_to_date(capsys):
+    assert main(["--check"]) == 0, capsys.readouterr().out
+
+
+of_each_page = pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+
+
+@of_each_page
+def test_every_row_is_a_case_of_its_experiment(page):
+    for table in page.tables:
+        if isinstance(table, BenchmarkTable):
+            continue
+        path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
+        sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
+        jobs = seeds_of_jobs(sweeper, table.beside)
+        assert table.all_settings() <= jobs.keys()
+
+
+@of_each_page
+def test_every_value_of_a_benchmark_exists(page):
+    for table in page.tables:
+        if isinstance(table, BenchmarkTable):
+            filled = FilledBenchmarkTable(
+                table, read_measured(measured_file(ROOT, table.benchmark))
+            )
+            assert "-" not in {filled.sentence(r.id, c) for r in table.rows for c in table.columns}
+
+
+FEWER = {"adacomp_figure3", "synthetic_table1"}  # experiments with runs of over ten minutes
+
+
+@of_each_page
+def test_every_row_has_all_seeds_of_its_experiment(page):
+    for table in page.tables:
+        if isinstance(table, BenchmarkTable) or table.experiment in FEWER or table.heads_across():
+            continue
+        path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
+        sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
+        jobs = seeds_of_jobs(sweeper, table.beside)
+        runs = read_archive(archive_file(ROOT, table.experiment))
+        for row in table.rows:
+            for settings in table.settings(row):
+                kept = {run.seed for run in runs if run.settings == settings}
+                assert kept >= jobs[settings], (table.id, row.label)
+
+
+@pytest.mark.parametrize(
+    ("label", "page", "ours", "baseline"),
+    [
+        ("eSGD, 87.5 % of entries left out", "esgd", "eSGD, 87.5 % left out", "SGD"),
+        ("DGC, 99.5 % left out after its warm-up", "dgc", "DGC", "momentum SGD"),
+        ("CE-SGD, `operator=map`", "cesgd", "CE-SGD, `map`, as in the paper", "Adam"),
+        ("top-k with a residual", "cesgd", "CE-SGD's preset", None),
+        ("AdaComp, MNIST", "adacomp_rates", "AdaComp, falling rate", "ASGD, falling rate"),
+        ("synthetic gradients", "synthetic", "synthetic gradients", "backpropagation"),
+        ("narrow VGG16, six nodes", "synthetic_vgg16", "`gradient_of_loss`", "backpropagation"),
+    ],
+)
+def test_an_accuracy_in_the_readme_equals_its_page(label, page, ours, baseline):
+    lines = (ROOT / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {label}"))
+    _, _, here, beside, _ = line.split("|")
+    assert here.strip() == f"{number(page, ours):.1f} %"
+    if baseline is not None:
+        assert beside.split(": ")[1].strip() == f"{number(page, baseline):.1f} %"
+
+
+def test_compression_ratios_in_the_readme_equal_their_page():
+    times = number("f2i", "int8", "compression ratio up")
+    readme = (ROOT / "README.md").read_text()
+    assert f"Fashion-MNIST | {times:.1f} times smaller |" in readme
+    coded = number("f2i", "float32, losslessly coded", "compression ratio up")
+    assert f"(losslessly coded: {coded:.1f} times)" in readme
+    assert f"updates are {times} times smaller" in (ROOT / "benchmarks" / "README.md").read_text()
+
+
+def number(page, label, column="accuracy, %"):
+    """Return a column's number, without its interval, in the first row with this label."""
+    lines = (ROOT / "docs" / "results" / f"{page}.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
+    place = rows[0].index(column)
+    return float(next(row for row in rows if row[1] == label)[place].split(" ")[0])
+
+
+def seeds_of_jobs(sweeper, beside=""):
+    """Return the seeds of the sweeper's jobs, by their overrides in the form of a definition."""
+    given = dict(word.split("=", 1) for word in beside.split())
+    found = {}
+    for case in sweeper.get("cases", [""]):
+        # ~key removes a key, and a run's folder stores it as ~key=null
+        words = (word if "=" in word else f"{word}=null" for word in split_case(case))
+        overrides = dict(word.split("=", 1) for word in words)
+        params = sweeper.get("params", {}).items()
+        free = {k: str(values).split(",") for k, values in params if k not in overrides}
+        for values in product(*free.values()):
+            every = overrides | dict(zip(free, values, strict=True)) | given
+            kept = in_order({k: v for k, v in every.items() if not WITHOUT_EFFECT.fullmatch(k)})
+            found.setdefault(kept, set()).add(int(every["seed"]))
+    return found
+
+
+def test_check_reports_differences_and_changes_nothing(ran, capsys):
+    assert main(["--check"], ran) == 1
+    out = capsys.readouterr().out
+    assert [line.split(" is out")[0] for line in out.splitlines()] == [
+        "docs/results/page.md", "docs/results.md",
+    ]  # fmt: skip
+    assert not (ran / "docs" / "results" / "page.md").exists()
+    written(ran)
+    assert main(["--check"], ran) == 0
+    file = archive_file(ran, "e")
+    file.write_text(file.read_text().replace('"accuracy": 0.825', '"accuracy": 0.835'))
+    assert main(["--check"], ran) == 1
+
+
+def test_a_page_without_a_run_is_not_written_and_one_that_lost_them_is_removed(ran):
+    written(ran)
+    archive_file(ran, "e").unlink()
+    assert main(["--check"], ran) == 1
+    assert main([], ran) == 0
+    assert not (ran / "docs" / "results" / "page.md").exists()
+    assert "* A page: not run yet\n" in (ran / "docs" / "results.md").read_text()
+    assert main(["--check"], ran) == 0
+
+
+def test_a_picture_without_runs_is_removed(tmp_path):
+    picture = Output(tmp_path / "page.png", None)
+    assert picture.is_there()
+    picture.file.write_bytes(b"\x89PNG")
+    assert not picture.is_there()
+    picture.write()
+    assert picture.is_there()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("{b.verdict}", "{d.verdict}", "{d.verdict}: no row d"),
+        ("{b.verdict}", "{b.acuracy}", "no column acuracy"),
+        ("{b.verdict}", "{b.verdict", "a brace without the other"),
+        ("{b.verdict}", "{b}", "must be {row.column}"),
+        ("    against: a\n", "", "the column difference needs against"),
+        ("[paper, accuracy, ", "[paper, reached, ", "the column reached needs reach"),
+        ("    against: a\n", "    against: a\n    smooth: 0\n", "smooth must be a number above 0"),
+        (
+            "    against: a\n",
+            "    against: a\n    after: 1.5\n",
+            "after: Value '1.5' of type 'float'",
+        ),
+        (
+            "    against: a\n",
+            "    against: a\n    across: {overrides: x}\n",
+            "across.overrides: Cannot assign str",
+        ),
+        ("against: a", "against: d", "no row has the id d"),
+        ("[paper", "[papers", "no column papers; there are: paper, accuracy"),
+        ("setting:", "settings:", "no key settings; there are: title, claim"),
+        ("title: A page\n", "", "title is missing"),
+        ("experiment: e", "experiment: g", "no experiment g"),
+        ("id: c", "id: b", "several rows with the id 'b'"),
+        ("lr=3", "lr=1", "several rows with the overrides 'lr=1'"),
+        ("lr=3", "lr", "lr is not KEY=VALUE"),
+        ("id: c", "id: c.d", "an id is letters"),
+        ("[paper, accuracy, difference, updates]", "accuracy", "columns: Invalid value"),
+        ("title: A page", "title: [A, page]", "title: Cannot convert"),
+        ("{id: c, label: C, overrides: lr=3}", "c", "rows[2]: Invalid type"),
+        (PAGE, "- 1", "[1] must have the keys title, claim"),
+        (PAGE, "a: [", "is no YAML"),
+    ],
+)
+def test_a_mistake_in_a_definition_gives_one_line(ran, old, new, said, capsys):
+    assert old in PAGE
+    define(ran, PAGE.replace(old, new))
+    assert main([], ran) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "page.yaml" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words", "said"),
+    [
+        ("docs/results/page.md", "# By hand", [], "written by hand"),
+        ("docs/results/other.md", "# By hand", ["--check"], "other.md has no definition"),
+        ("docs/results.md", "# By hand", [], "docs/results.md needs the lines"),
+        ("docs/results/runs/e.json", "{}", [], "e.json"),
+    ],
+)
+def test_another_file_in_the_place_gives_one_line_and_stays(ran, capsys, file, text, words, said):
+    (ran / file).write_text(text)
+    assert main(words, ran) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert (ran / file).read_text() == text
+
+
+def test_commands_name_a_folder_for_data_sets_that_are_files():
+    pages = {file.stem: file.read_text() for file in (ROOT / "docs" / "results").glob("*.md")}
+    assert "dataset.root=FOLDER" in " ".join(pages["few_bytes"].split())
+    assert "dataset.root" not in pages["few_bytes_characters"]
