@@ -1,18 +1,16 @@
-"""EdgeWire's command and its Python functions.
+"""EdgeWire's command; `python run.py --help` explains the configuration groups.
 
-`python run.py --help` explains the configuration groups. In Python: `from run import sweep, train`.
+In Python: `from edgewire import sweep, train`.
 """
 
-from edgewire.machine.startup_signals import early_stop
-from edgewire.machine.surroundings import print_any_text
+from edgewire.__main__ import main
+
+
+def __getattr__(name: str) -> None:
+    if name in ("RunFailed", "sweep", "train"):
+        raise ImportError(f"run.{name} is called edgewire.{name}: `from edgewire import {name}`")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 if __name__ == "__main__":
-    print_any_text()
-    with early_stop():
-        from edgewire.command.main import cli
-
-        cli()
-else:
-    from edgewire.command.python_api import RunFailed, sweep, train
-
-    __all__ = ["RunFailed", "sweep", "train"]
+    main()

@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+if __name__.partition(".")[0] == "compression":  # only the path knows this folder
+    raise ImportError(f"{__name__} is called edgewire.{__name__} now", name=__name__)
+
 
 def expect_share(method: str, option: str, value: float) -> None:
     """Raise ValueError if an option's value is not in (0, 1]."""

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 import edgewire.task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
 from edgewire.conf.schema import ConfigError
+from edgewire.import_names import new_name
 
 HERE = Path(__file__).parent
 # Group -> the library module with its classes, and the name of their base class there.
@@ -150,9 +151,25 @@ def _class(key: str, name: str) -> type:
 
 
 def _expect_defined_there(key: str, name: str, module: str | None) -> None:
-    """Raise `ConfigError` for an object of another package's `module`, which is only imported."""
-    if str(module).partition(".")[0] != name.partition(".")[0]:
+    """Raise `ConfigError` for an object of another package's `module`, which is only imported.
+
+    Each subpackage of `edgewire` counts as a package.
+    """
+    words = 2 if name.startswith("edgewire.") else 1
+    if str(module).split(".")[:words] != name.split(".")[:words]:
         raise ConfigError(f"{key}._target_={name} is of {module}: name it by that, or define it")
+
+
+def with_new_names(node: Any) -> Any:
+    """Return values with each `_target_` of an older release of EdgeWire by its name of today."""
+    if isinstance(node, list):
+        return [with_new_names(each) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    found = {key: with_new_names(value) for key, value in node.items()}
+    if isinstance(name := found.get("_target_"), str) and "." in name:
+        found["_target_"] = new_name(name) or name
+    return found
 
 
 def _imported(key: str, name: str) -> Any:

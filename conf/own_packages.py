@@ -27,9 +27,10 @@ from typing import Any
 
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import ALLOW, NodeGrants, abbreviate
+from edgewire.import_names import FOLDERS as SUBPACKAGES
 
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
-OURS = ("client", "compression", "conf", "protocol", "strategy", "task")  # the app's own packages
+OURS = ("edgewire",)  # the app's own package
 DIGITS = 16  # hexadecimal digits of a fingerprint
 
 
@@ -79,6 +80,10 @@ def _expect_name(name: str) -> None:
         )
     if name in sys.stdlib_module_names and name not in OURS:
         raise ConfigError(f"packages=[{name}] is Python's: give a package of your own")
+    if name in SUBPACKAGES:
+        raise ConfigError(
+            f"packages=[{name}]: a folder of EdgeWire has this name on nodes; rename your package"
+        )
 
 
 def with_fingerprints(words: Iterable[str]) -> list[str]:

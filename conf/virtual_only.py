@@ -8,7 +8,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from edgewire.conf.classes import HERE
-from edgewire.conf.network_config import Network
+from edgewire.conf.network import Network
 from edgewire.conf.schema import Config, ConfigError
 
 

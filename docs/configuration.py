@@ -21,6 +21,7 @@ from docs.text import sentence, summary, told, word
 from edgewire.compression.registry import STAGES, get, names, option_fields
 from edgewire.compression.screening import Screening
 from edgewire.conf.load import HERE
+from edgewire.conf.network import DeviceClass, Network
 from edgewire.conf.schema import (
     CompressionConfig,
     Config,
@@ -29,7 +30,6 @@ from edgewire.conf.schema import (
     ModelConfig,
 )
 from edgewire.report.format import wrap
-from edgewire.simulation.network import DeviceClass, Network
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMAND = "python -m docs.configuration"

@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from edgewire.task.stdlib_collision import avoid_stdlib_collision
-
 # torch reads it when it is imported. With more threads a forked worker would hang.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-avoid_stdlib_collision()  # pytest has imported its modules before it finds the project's
-from tests import fork_server  # noqa: E402
-from tests.quick_hydra import quicken  # noqa: E402
+from tests import fork_server
+from tests.quick_hydra import quicken
 
 quicken()
 # No deadlines: a busy machine must not fail a test. `.ci/run` sets the variable to `many`.

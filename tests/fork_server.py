@@ -31,12 +31,14 @@ from types import SimpleNamespace
 ROOT = Path(__file__).parents[1]
 PLACE = "EDGEWIRE_FORK_SERVER"  # the variable that holds the path of the server's socket
 LOADED = [
-    "edgewire.command.main", "edgewire.strategy.app", "edgewire.client.app", "edgewire.deploy.node", "edgewire.deploy.server.api",
+    "edgewire.command.main", "edgewire.strategy.app", "edgewire.client.app",
+    "edgewire.deploy.node", "edgewire.deploy.server.api",
     "edgewire.simulation.any_app.main", "flwr_datasets", "sklearn.datasets", "pytest",
 ]  # fmt: skip
 FLOWERS = ["flwr.superlink.cli.flower_superlink",
            "flwr.supercore.superexec.executor.subprocess_executor"]  # fmt: skip
 SCRIPTS = {"flower-superlink", "flower-superexec", "flwr-serverapp"}
+OURS, FINDERS = ("edgewire", "docs", "papers", "run", "tests"), ("edgewire.import_names",)
 MOST = 1 << 18  # bytes of a request
 
 
@@ -213,9 +215,9 @@ def load():
     sys.modules["tests.quick_hydra"].quicken()
     for name in FLOWERS:  # Flower's server starts its programs by forks too
         sys.modules[name].subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Popen})
-    ours = sys.modules["edgewire.simulation.any_app.modules"].OURS
-    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ not in FINDERS]
     tasks = Path("/proc/self/task").glob("*/comm")
     if others := {task.read_text() for task in tasks} - {"python\n", "jemalloc_bg_thd\n"}:
         raise RuntimeError(f"forked programs would lack these threads: {others}")

@@ -20,7 +20,7 @@ from edgewire.client.app import app as honest
 from edgewire.client.training import Trainer
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, STEPS
 from edgewire.compression.flower.server.failure_policy import FailurePolicy
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from tests.local_runs import local_run
 from tests.mutations import Mutator
 from tests.runs import choices, composed

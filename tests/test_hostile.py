@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from edgewire.compression.batchnorm import COUNT, own_name
 from edgewire.conf.load import run_config
+from edgewire.conf.network import Network
 from edgewire.engines.ray import run_on_ray
 from edgewire.machine.job import Job
-from edgewire.simulation.network import Network
 from edgewire.task.models.parts import MODELS
 from tests.hostile import (
     ATTACKS,

@@ -7,9 +7,7 @@ variables are set here, before such a process imports torch or Hydra.
 import os
 
 from edgewire.machine.surroundings import find_home
-from edgewire.task.stdlib_collision import avoid_stdlib_collision
 
-avoid_stdlib_collision()
 find_home()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one torch thread per process: see README
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from edgewire.command.python_api import RunFailed, sweep
+from edgewire.conf.network import network_named
 from edgewire.report.advise.candidates import measured
 from edgewire.report.estimate import paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import link_seconds
 from edgewire.report.run_result import RunResult, SweepResult
 from edgewire.report.runs import group_runs
-from edgewire.simulation.network import network_named
 from edgewire.simulation.workers.limits import allowed_cores
 
 # Of each method: what the table calls it. The first one is the uncompressed one.

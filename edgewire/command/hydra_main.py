@@ -1,4 +1,4 @@
-"""Runs the words of a command line: Hydra composes a configuration, and calls `edgewire.command.job.job`."""
+"""Runs the words of a command line: Hydra composes a configuration and calls `command.job.job`."""
 
 from __future__ import annotations
 

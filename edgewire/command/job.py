@@ -45,12 +45,11 @@ from edgewire.report.progress.run_progress import run_progress
 from edgewire.report.progress.sweep_progress import VIEW
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import summary_table
-from edgewire.simulation.network import Network
 from edgewire.strategy.flower_checks import expect_limits
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOCAL = "edgewire.simulation.local.run_local"
 SUPERLINK = (
     "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
@@ -152,7 +151,7 @@ def run(composed: DictConfig, folder: Path) -> None:
         config.nodes,
         folder,
         config.seed,
-        network_of(config),
+        config.network,
         only_virtual=only_virtual(config.network),
         device=config.device,
         verbose=config.verbose,
@@ -208,14 +207,6 @@ def own_folders() -> list[Path]:
     runtime = HydraConfig.get().runtime
     given = [Path(each.path) for each in runtime.config_sources if each.provider == CONFIG_DIR]
     return [*(folder.parent for folder in given), Path(runtime.cwd)]
-
-
-def network_of(config: Config) -> Network:
-    """Return the simulated network. Raises `ConfigError` for values out of bounds."""
-    try:
-        return Network(**vars(config.network))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def how_to_resume(folder: Path, *, sweep: bool) -> str:

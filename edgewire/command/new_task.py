@@ -6,12 +6,14 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from keyword import iskeyword
 from pathlib import Path
 
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.schema import ConfigError
+from edgewire.import_names import FOLDERS
 
 NEW = "new"  # the word of the command line
 TEMPLATE = Path(__file__).with_name("template")
@@ -58,8 +60,11 @@ def _expect_free(name: str) -> None:
         raise ConfigError(f"{name} has a meaning in Python or YAML: choose another name")
     if name.startswith("test_") or name.endswith("_test"):
         raise ConfigError(f"{name} names a test, which Flower does not send: choose another name")
-    found = None if name in sys.stdlib_module_names else find_spec(name)
-    if name in sys.stdlib_module_names or (found is not None and found.has_location):
+    found = None
+    with suppress(ModuleNotFoundError):  # a name of an older release of EdgeWire
+        found = None if name in sys.stdlib_module_names else find_spec(name)
+    known = name in (*sys.stdlib_module_names, *FOLDERS)
+    if known or (found is not None and found.has_location):
         raise ConfigError(f"{name} is a package that Python has already: choose another name")
     if (CONF / "experiment" / f"{name}.yaml").exists():
         raise ConfigError(f"experiment={name} is one of EdgeWire's: choose another name")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from edgewire.conf.classes import with_new_names
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
@@ -256,6 +258,10 @@ def completed(composed: DictConfig) -> DictConfig:
         if word.lstrip("+").startswith(("algorithm=", "experiment=")):
             raise ConfigError(f"{word} would change all of a saved one: drop --config-path")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
+    if (renamed := with_new_names(values)) != values:  # for one release
+        line = "warning: the configuration has names of an older EdgeWire; today's are taken"
+        print(line, file=sys.stderr)
+        values, composed = renamed, OmegaConf.create(renamed)
     for group in (path.name for path in CONF.iterdir() if path.is_dir()):
         choice = values.get(group)
         if isinstance(choice, str) and group != "algorithm":

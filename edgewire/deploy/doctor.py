@@ -1,6 +1,6 @@
-"""`python -m edgewire.deploy.doctor`: checks what a start of a node or of the server would not name.
+"""Checks what a start of a node or of the server would not name.
 
-    python -m edgewire.deploy.doctor --superlink my.server.org:8000 ...    on a device: the node's options
+    python -m edgewire.deploy.doctor --superlink my.server.org:8000 ...   a node's options
     python -m edgewire.deploy.doctor --server                              on the server's machine
 
 It prints one line per check: ok, warning or wrong, and what to do. It changes nothing, on this
@@ -388,7 +388,7 @@ def running_server(options: argparse.Namespace) -> Iterable[Finding]:
         if superlink.http.get("/health", headers=from_outside).status_code == 403:
             yield Finding(OK, "gate", "from outside, /v1/fleet/ alone is open")
         else:
-            text = "none: who reaches the port can start runs; start `python -m edgewire.deploy.server`"
+            text = "none: who reaches the port can start runs; use edgewire.deploy.server"
             yield Finding(WARNING if is_local(options.host) else WRONG, "gate", text)
 
 

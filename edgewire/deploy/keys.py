@@ -1,11 +1,11 @@
 """`python -m edgewire.deploy.keys`: makes the CA, certificates and keys, and registers nodes.
 
-    python -m edgewire.deploy.keys server my.server.org 203.0.113.5    make a CA and the server's certificate
-    python -m edgewire.deploy.keys node kitchen garden                 make a key for each of these nodes
-    python -m edgewire.deploy.keys register kitchen garden             let these nodes take part in runs
+    python -m edgewire.deploy.keys server my.server.org 203.0.113.5   a CA, the server's certificate
+    python -m edgewire.deploy.keys node kitchen garden                a key for each of these nodes
+    python -m edgewire.deploy.keys register kitchen garden            let these nodes take part
     python -m edgewire.deploy.keys list                                list the registered nodes
-    python -m edgewire.deploy.keys revoke garden                       end the registration of this node
-    python -m edgewire.deploy.keys app                  print the SHA-256 of this copy's app, for --app
+    python -m edgewire.deploy.keys revoke garden                      end this node's registration
+    python -m edgewire.deploy.keys app                                this app's SHA-256, for --app
     python -m edgewire.deploy.keys app my_task          the same for runs with packages=[my_task]
 
 If a CA exists, `server` uses this CA. Run register, list and revoke on the SuperLink's machine.
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _app(given: argparse.Namespace) -> list[str]:
-    app, _ = bundle(Path(__file__).parents[1], {}, sources_of(given.packages))
+    app, _ = bundle(Path(__file__).parents[2], {}, sources_of(given.packages))
     return [f"{app.hash_str} at a server of ours", f"{deflated(app).hash_str} at another SuperLink"]
 
 

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from logging import getLogger
 from pathlib import Path
 
 import httpx
@@ -22,8 +23,8 @@ from edgewire.machine.errors import EngineError
 from edgewire.machine.processes import ProcessTree, undisturbed
 from edgewire.machine.proxies import expect_usable_proxies, keep_loopback_direct
 from edgewire.machine.temp_dirs import TempDirs, sweep
-from edgewire.simulation.workers.node_host import log
 
+log = getLogger("edgewire")
 _START_SECONDS = 90.0  # a start takes 3 s on a laptop; small boards import slowly
 _GRACE_SECONDS = 3.0
 

@@ -12,6 +12,7 @@ run_on_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a free 
 import socket
 import time
 from importlib.machinery import PathFinder
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from edgewire.machine.errors import EngineError, UsageError, one_line
 from edgewire.machine.job import Job
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.proxies import expect_address
-from edgewire.simulation.workers.node_host import log
 
+log = getLogger("edgewire")
 RESULT = "result.json"
 STOP = "stop"  # if this file is in the run folder, this project's ServerApp ends
 _END_SECONDS = 20.0  # seconds in which the ServerApp ends its round and writes files

@@ -17,6 +17,7 @@ import secrets
 import time
 from contextlib import suppress
 from datetime import datetime
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ from edgewire.engines.superlink_client import Superlink, one_line_errors
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import orderly_exit, undisturbed
-from edgewire.simulation.workers.node_host import log
 
 RESULT, CHECKPOINT = "result.json", "checkpoint"  # files that the app writes
 FINISHED, INTERRUPTED = "finished", "interrupted"  # values of `ended` in a result
+log = getLogger("edgewire")
 RESUME = "resume"  # the app's run-config key for a run that continues
 _MOST_RUNS = 100  # number of a SuperLink's newest runs that are searched for a run
 _LOOK_SECONDS = 1.0

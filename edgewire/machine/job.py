@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 
 if TYPE_CHECKING:  # so a module that needs only PLACE does not import Flower
-    from flwr.app import Context
+    from flwr.app import Context, Message
     from flwr.serverapp import Grid
 
-    from edgewire.simulation.workers.node_host import Answering
 
 PLACE = "superlink.json"  # the file in `folder` for an unfinished run at a SuperLink
 
@@ -37,7 +36,7 @@ class Job:
     seed: int = 0
     network: Network = field(default_factory=Network)
     server_app: str | Callable[[Grid, Context], None] = "edgewire.strategy.app:app"
-    client_app: str | Answering = "edgewire.client.app:app"
+    client_app: str | Callable[[Message, Context], Message] = "edgewire.client.app:app"
     only_virtual: str = ""
     device: str = "cpu"
     verbose: bool = False

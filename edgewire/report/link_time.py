@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from edgewire.conf.network import Network, network_named
 from edgewire.report.errors import ResultsError
-from edgewire.simulation.network import Network, network_named
 
 SPEEDS = (1e-6, 1e9)  # the slowest and the fastest link in Mbit/s whose times are computed
 

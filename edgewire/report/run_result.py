@@ -146,7 +146,7 @@ class RunResult:
         return load_file(self.folder / "model.safetensors")
 
     def plot(self, y: str | None = None, x: str = "round", *, log_x: bool = False) -> Figure:
-        """Draw a column of the history; `y`: default: the main metric; `x`: as in `edgewire.report.curves`.
+        """Draw a column of the history; `y`: default: the main metric; `x`: as in `report.curves`.
 
         `log_x`: whether the x axis is logarithmic. Raises `ResultsError` if the history lacks a
         column.
@@ -264,7 +264,7 @@ def _without_resolvers(value: Any) -> Any:
 def plot(
     runs: Sequence[RunResult], y: str | None = None, x: str = "round", *, log_x: bool = False
 ) -> Figure:
-    """Draw curves of runs; the seeds of equal settings are averaged (`edgewire.report.curves.draw`)."""
+    """Draw curves of runs; the seeds of equal settings are averaged (`report.curves.draw`)."""
     from edgewire.report.curves import X, draw
 
     if not runs:

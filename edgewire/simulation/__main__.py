@@ -1,15 +1,13 @@
-"""Runs any Flower app on the local engine: `python -m edgewire.simulation PATH`; `--help` lists the options.
+"""Runs any Flower app on the local engine: `python -m edgewire.simulation PATH`.
 
-This process imports the app's modules. An app's module may have the same name as a package of this
-project, for example `client`, `strategy` or `simulation`. So this package runs under another name
-(`alias/`) and imports no other package of this project.
+This process imports the app's modules. So no other module of this project is at the top level.
 """
 
 import os
 import sys
 import time
-from importlib import import_module
-from pathlib import Path
+
+from edgewire.machine.startup_signals import early_stop
 
 if __name__ == "__main__":
     began = time.monotonic()
@@ -19,8 +17,6 @@ if __name__ == "__main__":
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not sys.flags.safe_path:
         del sys.path[0]  # the working directory, which Flower's own processes do not search
-    sys.path.append(str(Path(__file__).parent / "alias"))
-    del sys.modules["simulation"]
-    with import_module("edgewire_engine.early_stop").early_stop():
-        main = import_module("edgewire_engine.any_app.main").main
+    with early_stop():
+        from edgewire.simulation.any_app.main import main
     sys.exit(main(began))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 
 MOST_STEPS = 1e9  # the most local steps of one message
 NEVER = float("inf")  # the arrival time of a lost reply

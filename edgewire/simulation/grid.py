@@ -15,8 +15,8 @@ from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from edgewire.compression.flower.message_size import Size, measured
 from edgewire.simulation.clock import NEVER, VirtualClock, steps_of
-from edgewire.simulation.message_size import Size, measured
 from edgewire.simulation.other_link_clock import BandwidthModel
 from edgewire.simulation.replies import Replies
 from edgewire.simulation.stall import StallGuard

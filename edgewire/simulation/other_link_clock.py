@@ -21,9 +21,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edgewire.compression.flower.message_size import Size, other_than_payloads
+from edgewire.conf.network import Network
 from edgewire.simulation.clock import ClockState, VirtualClock
-from edgewire.simulation.message_size import Size, other_than_payloads
-from edgewire.simulation.network import Network
 
 DOWN_MBPS, UP_MBPS = 10.0, 2.0  # the modelled link if the network does not limit any link
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from edgewire.conf.classes import HERE
 from edgewire.conf.load import compose_config, run_config, to_config
+from edgewire.conf.network import Network
 from edgewire.machine.job import Job
 from edgewire.report.advise.candidates import Measured
 from edgewire.report.advise.page import LINKS, SHARES, TASKS, task_runs
@@ -33,7 +34,6 @@ from edgewire.report.learning_curve import first_at
 from edgewire.report.link_time import link_seconds, parse_link
 from edgewire.report.runs import Row, read_history
 from edgewire.simulation.local import run_local
-from edgewire.simulation.network import Network
 from edgewire.task.process import configure_process
 
 ROOT = HERE.parent

@@ -32,10 +32,10 @@ from flwr.serverapp import Grid
 
 from edgewire.conf.build import data_of, model_of, objective_of, optimizer_of
 from edgewire.conf.load import compose_config, load_config, run_config, to_config
+from edgewire.conf.network import Network
 from edgewire.engines.ray import run_on_ray
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
-from edgewire.simulation.network import Network
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run import Run

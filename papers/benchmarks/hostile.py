@@ -192,7 +192,7 @@ def memory(what: str) -> float:
     return int(status.split(f"{what}:")[1].split()[0]) * 1024 / 1e6
 
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def compare(model: str, coder: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Measures a message's bytes for convolutions and for other layers (Edgify, CE-SGD's Table II).
 
-    python -m papers.benchmarks.layers                     # ResNet18, ResNet50, 10 and 1,000 classes
+    python -m papers.benchmarks.layers                    # ResNet18, ResNet50, 10 and 1,000 classes
     python -m papers.benchmarks.layers --models mobilenet,vgg11,wideresnet --classes 100 --methods
     cesgd
 

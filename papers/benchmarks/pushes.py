@@ -2,7 +2,7 @@
 
     python -m papers.benchmarks.pushes                    # JSON on stdout (about two minutes)
     python -m papers.benchmarks.pushes --algorithm asgd --cycles 10
-    python -m papers.benchmarks.pushes --memory   # after 5,000 and after 250,000 updates (six minutes)
+    python -m papers.benchmarks.pushes --memory   # after 5,000 and 250,000 updates (six minutes)
 
 The setting is AdaComp's: 200 nodes, mini-batches of ten images of 1x28x28, the CNN of 211,690
 parameters, c = 0.01. The images are scikit-learn's digits, enlarged, so nothing is downloaded.

@@ -1,4 +1,4 @@
-"""Measures how long `python -m edgewire.report` takes, and how long its page takes to open in Chromium.
+"""Measures how long `python -m edgewire.report` takes, and how long Chromium opens its page.
 
     python -m papers.benchmarks.reports           # JSON on stdout; about three minutes
 

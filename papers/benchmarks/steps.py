@@ -1,6 +1,6 @@
 """Compares the time of a step of synchronous SGD with a plain PyTorch loop and with Ray.
 
-    python -m papers.benchmarks.steps                # everything, JSON on stdout (about six minutes)
+    python -m papers.benchmarks.steps               # everything, JSON on stdout (about six minutes)
     python -m papers.benchmarks.steps --no-ray --model mlp --algorithm dgc --cycles 20
 
 Four nodes train LeNet-5 or an MLP with mini-batches of 64 images of 1x28x28. The images are

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, TextIO
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 Contestant = Callable[[int], list[float]]
 
 

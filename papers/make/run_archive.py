@@ -18,7 +18,7 @@ from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.learning_curve import evenly
 from edgewire.report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = Path("papers/runs")
 ROWS = 101  # the most evaluations in a stored curve: that of the untrained model, and 100 more
 # files that no run reads: a change there does not affect its numbers

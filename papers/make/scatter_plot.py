@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from edgewire.report.columns import by_seed
 from edgewire.report.columns import sent as whole_sent
+from edgewire.report.curves import front
 from edgewire.report.estimate import estimate
 from papers.make.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
 from papers.make.tables import FilledTable
@@ -86,18 +86,6 @@ class Scatter(Picture):
                 linestyle="none",
                 capsize=3,
             )
-
-
-def front(sent: Sequence[float], values: Sequence[float], *, higher: bool) -> list[int]:
-    """Return the points that no other beats, by rising bytes: fewer bytes and no worse value."""
-    known = [i for i, value in enumerate(values) if not math.isnan(value)]
-    order = sorted(known, key=lambda i: (sent[i], -values[i] if higher else values[i]))
-    found: list[int] = []
-    for i in order:
-        gain = values[i] - values[found[-1]] if found else math.inf
-        if (gain if higher or not found else -gain) > 0:
-            found.append(i)
-    return found
 
 
 def scatter(table: FilledTable) -> Scatter:

@@ -272,7 +272,7 @@ def _finite(value: Any) -> Any:
 
 
 def _versions() -> dict[str, str]:
-    packages = ("edgewire-app", "flwr", "torch", "torchvision", "numpy", "hydra-core")
+    packages = ("edgewire", "flwr", "torch", "torchvision", "numpy", "hydra-core")
     found = {"python": platform.python_version()}
     # Other vector instructions of the CPU give other last bits, and after many steps another
     # accuracy.

@@ -13,9 +13,9 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "payloads"
 sys.path.insert(0, str(HERE.parents[1]))
 
-from edgewire.compression.decoder import decode
-from edgewire.compression.layout import Layout
-from edgewire.compression.make import make_codec
+from edgewire.compression.decoder import decode  # noqa: E402
+from edgewire.compression.layout import Layout  # noqa: E402
+from edgewire.compression.make import make_codec  # noqa: E402
 from edgewire.compression.registry import names  # noqa: E402
 from edgewire.compression.wire_header import DTYPES  # noqa: E402
 from edgewire.compression.wire_natives import NativeTensor  # noqa: E402

@@ -5,9 +5,9 @@ from dataclasses import fields, replace
 import pytest
 
 from edgewire.conf.load import HERE
+from edgewire.conf.network import DeviceClass, Network, network_named
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.virtual_only import expect_real_time, only_virtual
-from edgewire.simulation.network import DeviceClass, Network, network_named
 from tests.runs import configured
 
 IDEAL = network_named("ideal")

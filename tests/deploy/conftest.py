@@ -8,7 +8,7 @@ from tests.deploy.served import Server
 
 @pytest.fixture
 def look(capsys):
-    """Return a function that runs `edgewire.deploy.doctor` and returns the exit code and its lines."""
+    """Return a function that runs `deploy.doctor` and returns the exit code and its lines."""
 
     def call(*words):
         capsys.readouterr()

@@ -31,7 +31,8 @@ def main(server, node):
         address = f"127.0.0.1:{f.port}"
         for index in range(2):
             f.start(
-                [node, "-m", "edgewire.deploy.node", "--insecure", "--superlink", address, "--state",
+                [node, "-m", "edgewire.deploy.node", "--insecure", "--superlink", address,
+                 "--state",
                  f"{name}/{index}", "--node-config", f"partition-id={index} num-partitions=2"],
                 f"{index}.log",
             )  # fmt: skip

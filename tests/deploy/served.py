@@ -1,4 +1,4 @@
-"""A SuperLink in this process with the calls of `edgewire.deploy.server.api`, and nodes that use it."""
+"""A SuperLink in this process with the calls of `deploy.server.api`, and nodes that use it."""
 
 import datetime
 import socket

@@ -96,9 +96,10 @@ def test_the_device_extra_installs_all_needed_packages():
 
 
 def test_programs_beside_the_serverapp_do_not_import_torch(tmp_path):
-    """edgewire.deploy.server, .doctor and .keys do not import torch, which needs ten times their memory."""
+    """The server, doctor and keys do not import torch, which needs ten times their memory."""
     code = (
-        "import sys; from edgewire.deploy import doctor, keys; from edgewire.deploy.server import server; "
+        "import sys; from edgewire.deploy import doctor, keys; "
+        "from edgewire.deploy.server import server; "
         f"server.gated(server.parser().parse_args(['--state', {str(tmp_path)!r}])); "
         "assert 'flwr.superlink' in sys.modules; print('torch' in sys.modules)"
     )

@@ -47,7 +47,8 @@ def test_a_user_without_a_home_folder_gets_no_traceback(words, tmp_path):
 @pytest.mark.parametrize("coding", ["ascii", "latin-1"])
 def test_a_character_that_cannot_be_printed_is_replaced(coding, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "edgewire.deploy.keys", "--keys", str(tmp_path / "\u0416"), "node", "a"],
+        [sys.executable, "-m", "edgewire.deploy.keys", "--keys", str(tmp_path / "\u0416"),
+         "node", "a"],
         cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": coding}, text=True, capture_output=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from edgewire.conf.network import Network
 from edgewire.report.advise.candidates import measured
 from edgewire.report.errors import ResultsError
 from edgewire.report.link_time import Progress, link_seconds, local_steps, network_of, parse_link
 from edgewire.report.runs import Run, parse_overrides
 from edgewire.simulation.clock import VirtualClock
-from edgewire.simulation.network import Network
 from tests.local_runs import local_run
 from tests.runs import history_of, result_of
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from edgewire.conf.network import WAITING, Network
 from edgewire.simulation.clock import NEVER, VirtualClock, steps_of
-from edgewire.simulation.network import WAITING, Network
 
 
 @dataclass

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from edgewire.conf.network import Network
 from edgewire.machine.errors import Ended
 from edgewire.machine.processes import orderly_exit
 from edgewire.simulation.grid import LocalGrid
-from edgewire.simulation.network import Network
 from edgewire.simulation.workers.node_host import NodeHostSpec
 from edgewire.simulation.workers.pool import WINDOW, Processes, make_pool
 from tests.simulation.grids import FORKED_SECONDS, NODES, app, messages, seen

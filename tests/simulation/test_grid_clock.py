@@ -7,9 +7,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from edgewire.compression.flower.message_size import size_of
+from edgewire.conf.network import WAITING, Network
 from edgewire.simulation.clock import NEVER, VirtualClock
-from edgewire.simulation.message_size import size_of
-from edgewire.simulation.network import WAITING, Network
 from tests.simulation.grids import NODES, app, growth, messages, seen, sources
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from edgewire.simulation.other_link_clock import DOWN_MBPS, UP_MBPS
 from tests.simulation.grids import NODES, messages
 

@@ -9,11 +9,11 @@ from flwr.serverapp.strategy.strategy_utils import sample_nodes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewire.conf.network import Network
 from edgewire.machine.errors import EngineError
 from edgewire.simulation import stall
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
-from edgewire.simulation.network import Network
 from edgewire.simulation.stall import MissingNodesError
 
 

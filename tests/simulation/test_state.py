@@ -8,7 +8,7 @@ import signal
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from edgewire.simulation.workers.node_host import NodeHostSpec
 from edgewire.simulation.workers.pool import make_pool
 from tests.simulation.grids import app, messages, seen

@@ -5,8 +5,8 @@ import heapq
 import numpy as np
 
 from edgewire.compression.decoder import decode_update
+from edgewire.conf.network import Network
 from edgewire.simulation.clock import NEVER, VirtualClock
-from edgewire.simulation.network import Network
 from edgewire.strategy.staleness import Global, Ignored, PerParameter, Polynomial
 from tests.strategy.federation import LAYOUT, NODES, SIZE, TRAINED, gradient, start
 

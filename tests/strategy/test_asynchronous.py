@@ -9,12 +9,12 @@ from safetensors.torch import load
 from torch.nn import functional as F
 
 from edgewire.compression.decoder import decode_update
+from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.conf.build import data_of, model_of
 from edgewire.conf.codecs import codec_of
-from edgewire.simulation.message_size import size_of
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from edgewire.strategy.asynchronous import Asynchronous
 from edgewire.strategy.base import Codecs
 from edgewire.strategy.staleness import Global, PerParameter, Polynomial

@@ -10,8 +10,8 @@ import pytest
 from edgewire.compression.base import PayloadError
 from edgewire.compression.codec import Codec
 from edgewire.compression.make import make_codec
+from edgewire.conf.network import DeviceClass, Network
 from edgewire.simulation.clock import NEVER, VirtualClock
-from edgewire.simulation.network import DeviceClass, Network
 from edgewire.strategy.asynchronous import Asynchronous, Sending
 from edgewire.strategy.staleness import Global
 from tests.local_runs import local_run

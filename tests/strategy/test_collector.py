@@ -12,8 +12,8 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.clientapp import ClientApp
 
+from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
-from edgewire.simulation.network import Network
 from edgewire.strategy.collector import RoundCollector
 from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.grids import grid_of

@@ -21,8 +21,8 @@ from edgewire.compression.flower.server import delta_sync
 from edgewire.compression.flower.server.step_log_sync import LOSSLESS
 from edgewire.compression.make import make_codec
 from edgewire.conf.load import compose_config, to_config
+from edgewire.conf.network import Network
 from edgewire.conf.schema import ConfigError
-from edgewire.simulation.network import Network
 from edgewire.strategy.factory import scheme_of
 from tests.grids import grid_of
 from tests.strategy.federation import ADAM, NODES, Federation, Trainer, breaks, nan, start

@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgewire.conf.network import Network
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.simulation.network import Network
 from edgewire.strategy.flower_checks import expect_limits, expect_trained
 
 ALL = {"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1}

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from edgewire.compression.flower.node_replica import LACKS, NOT_MADE, OTHER, NodeReplica
 from edgewire.compression.flower.server import delta_sync
 from edgewire.compression.make import make_codec
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from tests.local_runs import local_run
 from tests.runs import result_of
 from tests.same import expect_same

@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 import pytest
 
 from edgewire.compression.make import make_codec
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from edgewire.strategy.ordered_grid import OrderedGrid
 from tests.applied import CODECS
 from tests.strategy.federation import MOMENTUM, Federation, Trainer

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from edgewire.simulation.network import Network
+from edgewire.conf.network import Network
 from tests.applied import CODECS, expect_nothing_lost, record_applied, still_kept
 from tests.strategy.federation import (
     AVERAGE,

@@ -24,9 +24,9 @@ from edgewire.compression.flower.native_tensors import (
 )
 from edgewire.compression.flower.node.state import store_arrays, stored_arrays, take_up
 from edgewire.compression.make import make_codec
+from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
-from edgewire.simulation.network import Network
 from edgewire.strategy.base import Codecs
 from edgewire.strategy.federated import Federated, FederatedState
 from edgewire.strategy.node_means import NodeMeans

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
-from edgewire.simulation.network import Network
 from edgewire.strategy import ordered_grid
 from edgewire.strategy.ordered_grid import LOOK_AGAIN, OrderedGrid, count_nodes
 from tests.compression.flower.fleet import Fleet

@@ -9,9 +9,9 @@ from flwr.app import ArrayRecord
 from edgewire.compression.flower.node_replica import REPLICA
 from edgewire.compression.make import make_codec
 from edgewire.conf.load import to_config
+from edgewire.conf.network import Network
 from edgewire.conf.schema import ConfigError
 from edgewire.simulation.clock import VirtualClock
-from edgewire.simulation.network import Network
 from edgewire.strategy.base import Codecs
 from edgewire.strategy.collector import RoundCollector
 from edgewire.strategy.factory import scheme_of

@@ -1,4 +1,4 @@
-"""The page of `python -m edgewire.report.live` in a browser: a real run, 2,000 nodes, hostile texts."""
+"""The page of `report.live` in a browser: a real run, 2,000 nodes, hostile texts."""
 
 import json
 import os

@@ -20,6 +20,8 @@ from flwr.app import UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts
 
+from edgewire.machine.own_package import use_package_of
+
 MOST_APPS, LARGEST_APP = 4, 256 << 20  # apps on disk; bytes of an unpacked app
 log = getLogger("edgewire")
 
@@ -124,10 +126,12 @@ class Apps:
 def _loaded(reference: str, folder: Path) -> ClientApp:
     """Return the ClientApp `module:attribute`; put the app's folder first on `sys.path`.
 
-    Flower does the same. Raises `AppError` if the attribute is not a ClientApp.
+    Flower does the same. An app that brings a package `edgewire` gets its own. Raises `AppError` if
+    the attribute is not a ClientApp.
     """
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+    use_package_of(folder)
     module, _, attributes = reference.partition(":")
     found: Any = importlib.import_module(module)
     for attribute in attributes.split("."):

@@ -147,7 +147,7 @@ class FleetClient:
         return self._parsed(head, fleet_pb2.PullMessagesResponse), dict(objects)
 
     def push(self, bundle: bytes) -> fleet_pb2.PushMessagesResponse:
-        """Send a reply as one bundle of named parts (`edgewire.protocol.bundle`); return the response.
+        """Send a reply as one bundle of named parts (`protocol.bundle`); return the response.
 
         The first part, "request", is Flower's request to push the reply. Then follow the reply's
         objects, each under its id. An optional last part, "confirm", is Flower's request that

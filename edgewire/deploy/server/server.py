@@ -116,7 +116,8 @@ def command_line(options: argparse.Namespace) -> list[str]:
         path = options.keys / name
         if not path.is_file():
             raise UsageError(
-                f"there is no {path}: `python -m edgewire.deploy.keys server NAME-OR-ADDRESS` makes it"
+                f"there is no {path}: "
+                "`python -m edgewire.deploy.keys server NAME-OR-ADDRESS` makes it"
             )
         arguments += [f"--ssl-{flag}file", str(path)]
     return arguments if options.any_node else [*arguments, "--enable-supernode-auth"]

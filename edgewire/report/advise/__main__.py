@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edgewire.conf.network import Network
 from edgewire.report.advise.candidates import (
     OWN,
     Found,
@@ -38,7 +39,6 @@ from edgewire.report.advise.trial import try_settings
 from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.format import human_bytes, human_seconds, whole
 from edgewire.report.link_time import SPEEDS, network_of, parse_link
-from edgewire.simulation.network import Network
 from papers.make.run_archive import ROOT
 
 COMMAND = "python -m edgewire.report.advise"

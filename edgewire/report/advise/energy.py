@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from edgewire.conf.network import Network
 from edgewire.report.errors import ResultsError
 from edgewire.report.link_time import Progress, transfer_seconds
-from edgewire.simulation.network import Network
 
 HUANG = "Huang et al. 2012, A close examination of performance and power characteristics of 4G LTE"
 SEMTECH = "Semtech SX1276 datasheet, table 6, at 3.3 V: 29 mA at +13 dBm, 10.8 mA receiving"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from edgewire.conf.network import Network
 from edgewire.report.advise.candidates import ARCHIVED, Measured
 from edgewire.report.advise.energy import Radio, joules
 from edgewire.report.advise.options import share_of
 from edgewire.report.errors import ResultsError
 from edgewire.report.link_time import Progress, link_seconds
 from edgewire.report.metric import LOSS, MainMetric
-from edgewire.simulation.network import Network
 
 SHARE = 0.98  # the default goal: this share of the best uncompressed value
 HIDDEN = (  # keys that a short name of settings leaves out

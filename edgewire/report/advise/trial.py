@@ -23,6 +23,7 @@ import yaml  # type: ignore[import-untyped]
 from rich.console import Console
 from rich.table import Table
 
+from edgewire.conf.network import Network
 from edgewire.report.advise.options import share_of
 from edgewire.report.advise.presets import effective, names
 from edgewire.report.errors import ResultsError
@@ -31,7 +32,6 @@ from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.learning_curve import first_at
 from edgewire.report.metric import LOSS, MainMetric
 from edgewire.report.runs import CONFIG, Row, Run, read_overrides, read_runs, split_overrides
-from edgewire.simulation.network import Network
 from papers.make.run_archive import ROOT
 
 # presets for training whole models in rounds of several local steps

@@ -15,10 +15,10 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from edgewire.conf.network import Network
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.link_time import link_seconds, progress_of, work_seconds
 from edgewire.report.runs import Row, number
-from edgewire.simulation.network import Network
 
 NETWORKS = Path(__file__).parents[2] / "conf" / "network"
 FORMULA = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgewire.report.columns import by_seed
+from edgewire.report.curves import front
 from edgewire.report.estimate import estimate
 from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.html.averaged_curve import (
@@ -36,7 +37,6 @@ from edgewire.report.html.picture_axes import Axis, finish, limit, number_ends, 
 from edgewire.report.html.run_data import ReportGroup, ReportRuns, sent_mean
 from edgewire.report.learning_curve import evenly
 from edgewire.report.runs import number
-from papers.make.scatter_plot import front
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 GREY = 60  # curves of groups in grey

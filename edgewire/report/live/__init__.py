@@ -1,1 +1,1 @@
-"""Watches a run in a browser: `python -m edgewire.report.live RUN`; docs/live.md explains the page."""
+"""Watches a run in a browser: `python -m edgewire.report.live RUN` (docs/live.md)."""

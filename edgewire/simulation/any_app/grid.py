@@ -20,9 +20,9 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 
+from edgewire.compression.flower.message_size import size_of
 from edgewire.simulation.clock import NEVER
 from edgewire.simulation.grid import SERVER, LocalGrid
-from edgewire.simulation.message_size import size_of
 
 GATHERING = 0.02  # seconds in which other threads may send messages before the clock advances
 

@@ -1,4 +1,4 @@
-"""The command `python -m edgewire.simulation`: it parses the options, runs the app, prints a summary."""
+"""The command `python -m edgewire.simulation`: parses options, runs the app, prints a summary."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import NoReturn, cast
 
 from flwr.supercore.logger import update_console_handler
 
+from edgewire.conf.network import Network, network_named
 from edgewire.machine.errors import Ended, EngineError, UsageError
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.proxies import keep_loopback_direct
 from edgewire.simulation.any_app.app import App, read_app
 from edgewire.simulation.any_app.run import Outcome, run_app
-from edgewire.simulation.network import Network, network_named
 
 STOPPED = 130  # exit code after Ctrl-C
 

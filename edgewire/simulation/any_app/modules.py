@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 
-HOME = Path(__file__).parents[2]
-LIBRARY = {"compression"}  # the one package of this project that other apps may import
-OURS = {"benchmarks", "client", "command", "conf", "deploy", "docs", "launch", "protocol",
-        "report", "simulation", "strategy"}  # fmt: skip
-OURS |= {"task", "tests", *LIBRARY}  # the packages in HOME
+from edgewire.machine.own_package import use_package_of
 
-
-class OneFolderFinder(MetaPathFinder):
-    """Finds top-level modules with certain names in one folder."""
-
-    def __init__(self, folder: Path, names: set[str]) -> None:
-        self._folder, self._names = str(folder), names
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return a module's spec; None for a module with another name."""
-        return PathFinder.find_spec(name, [self._folder]) if name in self._names else None
+HOME = Path(__file__).parents[3]  # of the package `edgewire`
 
 
 def enter(folder: Path) -> None:
-    """Make `import` search an app's folder before all others, as Flower does.
+    """Make `import` search an app's folder before all others, as Flower does, and `HOME` last.
 
-    Of this project's packages, `import` then finds only `LIBRARY`, unless the app has a module of
-    that name. The app's modules have priority even if this project is installed, and even for a
-    folder without an `__init__.py`. Without this function, Python prefers any package on `sys.path`
-    to such a folder.
+    So the app's modules and packages win. At the top level `HOME` has only one regular package,
+    `edgewire`, and Python prefers a regular package anywhere on the path to folders such as
+    `client`. If the app brings a package `edgewire`, the app gets its own.
     """
-    path, ours = str(folder), {str(HOME)} - {str(folder)}
+    path = str(folder)
     if sys.path[:1] != [path]:
-        sys.path[:] = [path, *(entry for entry in sys.path if entry not in {path, *ours})]
-    if not any(isinstance(finder, OneFolderFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, OneFolderFinder(folder, OURS))
-        sys.meta_path.append(OneFolderFinder(HOME, LIBRARY))
+        others = [entry for entry in sys.path if entry not in {path, str(HOME)}]
+        sys.path[:] = [path, *others, *[str(HOME)] * (folder != HOME)]
+        use_package_of(folder)

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 
+from edgewire.conf.network import Network
 from edgewire.machine.errors import EngineError, described
 from edgewire.machine.job import Job
 from edgewire.simulation.any_app.app import App
@@ -22,7 +23,6 @@ from edgewire.simulation.any_app.node import GuestNode
 from edgewire.simulation.any_app.old_api import bounded_wait
 from edgewire.simulation.grid import LocalGrid
 from edgewire.simulation.local import run_local
-from edgewire.simulation.network import Network
 
 
 class Outcome(NamedTuple):

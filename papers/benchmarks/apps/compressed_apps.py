@@ -1,6 +1,6 @@
 """Runs apps in the layout of Flower's examples, without and with compression, on two engines.
 
-    python -m papers.benchmarks.apps.compressed_apps              # JSON on stdout, about ten minutes
+    python -m papers.benchmarks.apps.compressed_apps             # JSON on stdout, about ten minutes
     python -m papers.benchmarks.apps.compressed_apps --apps sklearn_float64 --engines local --nodes
     4
 

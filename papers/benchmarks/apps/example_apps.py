@@ -1,6 +1,6 @@
-"""Runs Flower apps under `python -m edgewire.simulation` and checks the number of bytes that it reports.
+"""Runs Flower apps under `python -m edgewire.simulation` and checks the bytes that it reports.
 
-    python -m papers.benchmarks.apps.example_apps FOLDER                      # JSON on stdout, a row a run
+    python -m papers.benchmarks.apps.example_apps FOLDER               # JSON on stdout, a row a run
     python -m papers.benchmarks.apps.example_apps FOLDER --ways plain int8 --settings settings.json
 
 Each folder in FOLDER with a `pyproject.toml` is an app, which the benchmark does not change.

@@ -1,10 +1,10 @@
 """Compares the bytes on slow links of real processes with the payload bytes of `result.json`.
 
-    python -m papers.benchmarks.devices.namespaces                        # as root; JSON on stdout; 15 min
+    python -m papers.benchmarks.devices.namespaces                 # as root; JSON on stdout; 15 min
     python -m papers.benchmarks.devices.namespaces --cases esgd,adacomp   # some of the cases
     python -m papers.benchmarks.devices.namespaces --cases '' --idle 300  # traffic without any run
-    python -m papers.benchmarks.devices.namespaces --cases '' --outside   # requests without a known key
-    python -m papers.benchmarks.devices.namespaces --plain                # with Flower's own SuperLink
+    python -m papers.benchmarks.devices.namespaces --cases '' --outside  # without a known key
+    python -m papers.benchmarks.devices.namespaces --plain             # with Flower's own SuperLink
 
 A server (`edgewire.deploy.server`, with TLS and authenticated nodes) and four nodes
 (`edgewire.deploy.node`) have one network namespace each. The link from each node to the server has

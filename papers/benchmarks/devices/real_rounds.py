@@ -1,6 +1,6 @@
 """Measures rounds on real processes, with EdgeWire's and with Flower's servers and nodes.
 
-    python -m papers.benchmarks.devices.real_rounds                       # as root; JSON; 10 minutes
+    python -m papers.benchmarks.devices.real_rounds                      # as root; JSON; 10 minutes
     python -m papers.benchmarks.devices.real_rounds --cases ours2,stock2
     python -m papers.benchmarks.devices.real_rounds --cases mnist4 --data FOLDER  # with MNIST below
     it

@@ -1,4 +1,4 @@
-"""A node (`edgewire.deploy.node`) that appends a line of JSON to the file $EDGEWIRE_TIMED for each reply."""
+"""A node (`deploy.node`) that appends a line of JSON to the file $EDGEWIRE_TIMED for each reply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bare training loop in `papers/benchmarks/steps.py` takes the same steps as the application."""
+"""The bare training loop in `papers/benchmarks/steps.py` takes the application's steps."""
 
 import numpy as np
 import pytest

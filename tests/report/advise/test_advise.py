@@ -10,13 +10,13 @@ import sys
 import pytest
 import yaml
 
+from edgewire.conf.network import Network
 from edgewire.report.advise.__main__ import main, parameters
 from edgewire.report.advise.candidates import archived_runs, choose, own_runs
 from edgewire.report.advise.energy import RADIOS, joules, own_radio, radio_named
 from edgewire.report.advise.presets import CONF, effective, preset
 from edgewire.report.advise.ranking import asked_goal, default_goal, rank, short_name
 from edgewire.report.link_time import Progress, parse_link
-from edgewire.simulation.network import Network
 from papers.make.run_archive import ROOT
 from tests.report.advise.made_runs import MB, NODES, add_run, curve
 from tests.report.sweeps import add_job

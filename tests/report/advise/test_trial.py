@@ -139,7 +139,8 @@ def searched(tmp_path_factory):
     """Search among two presets on digits; return the folder and the JSON that was printed."""
     out = tmp_path_factory.mktemp("try") / "it's a, folder=1"
     words = ["--link", "1/0.5", "--latency", "20", "--try", "--rounds", "8", "--out", str(out)]
-    command = ["-m", "edgewire.report.advise", *words, "--presets", "fedavg,fedavg_f2i_both,edgewire",
+    command = ["-m", "edgewire.report.advise", *words,
+               "--presets", "fedavg,fedavg_f2i_both,edgewire",
                "--json", "--", "nodes=3", "local_steps=4", "engine.workers=1"]  # fmt: skip
     done = run_program([sys.executable, *command], text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -2,9 +2,9 @@
 
 import pytest
 
+from edgewire.conf.network import Network
 from edgewire.report.html.link_estimate import Link, named_links, own_link, seconds_over
 from edgewire.report.html.run_data import load
-from edgewire.simulation.network import Network
 from tests.report.html.made_runs import add_run, history
 
 LINK = Link("made", Network(up_mbps=1.0, down_mbps=2.0, latency_ms=100))

@@ -10,11 +10,11 @@ from flwr.app.constants import DEFAULT_TTL
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
 
+from edgewire.compression.flower.message_size import size_of
+from edgewire.conf.network import Network
 from edgewire.simulation.any_app.grid import GuestGrid
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
-from edgewire.simulation.message_size import size_of
-from edgewire.simulation.network import Network
 from edgewire.simulation.workers.node_host import NodeHostSpec
 from edgewire.simulation.workers.pool import make_pool
 from tests.simulation.grids import NODES, app, messages

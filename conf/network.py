@@ -1,7 +1,4 @@
-"""The network of a simulation: links and devices, and the named networks of conf/network/.
-
-`conf/network_config.py` declares the same keys without the checks of their values.
-"""
+"""The network of a simulation: links and devices, and the named networks of conf/network/."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "conf" / "network"
+FOLDER = Path(__file__).with_name("network")
 WAITING = ("none", "uniform", "exponential", "fixed")
 
 

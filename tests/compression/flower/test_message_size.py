@@ -1,16 +1,17 @@
 """The size of a message's content: all its records, as Flower serialises them."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-import edgewire.compression.flower
-from edgewire.simulation import message_size
-from edgewire.simulation.message_size import measured, other_than_payloads, record_bytes, size_of
+from edgewire.compression.flower.message_size import (
+    measured,
+    other_than_payloads,
+    record_bytes,
+    size_of,
+)
 
 INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
 NUMBERS = INTEGERS | st.floats()
@@ -30,12 +31,6 @@ def test_a_config_is_as_long_as_flower_serialises_it(values):
 def test_metrics_are_as_long_as_flower_serialises_them(values):
     record = MetricRecord(values)
     assert record_bytes(record) == record_bytes(record) == len(record.deflate())
-
-
-def test_the_grid_measures_like_the_engine():
-    """`compression` and `simulation` must not import each other, so both have this file."""
-    theirs = Path(edgewire.compression.flower.__file__).with_name("message_size.py")
-    assert Path(message_size.__file__).read_text() == theirs.read_text()
 
 
 def test_values_that_flower_cannot_send_raise_no_error():

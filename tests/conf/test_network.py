@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewire.conf import network_config
-from edgewire.simulation import network
-from edgewire.simulation.network import FOLDER, DeviceClass, Network, network_named
+from edgewire.conf.network import FOLDER, DeviceClass, Network, network_named
 from tests.runs import configured
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
@@ -21,15 +19,6 @@ SHARES = {"loss", "crash"}
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_of_a_name(name):
     assert asdict(network_named(name)) == asdict(configured(f"network={name}").network)
-
-
-@pytest.mark.parametrize("kind", ["Network", "DeviceClass"])
-def test_the_configuration_declares_the_same_keys(kind):
-    here, there = (
-        [(f.name, f.type, f.default) for f in fields(getattr(module, kind))]
-        for module in (network, network_config)
-    )
-    assert here == there
 
 
 def test_a_name_that_is_not_there_is_refused_with_those_that_are():

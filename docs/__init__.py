@@ -1,1 +1,0 @@
-"""The documentation pages, and the program that writes one of them from the code."""

@@ -1,0 +1,90 @@
+"""`edgewire` is the only package at the top level; old names of modules are refused in one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgewire.import_names import FOLDERS, new_name
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    for folder in FOLDERS for file in (ROOT / folder).rglob("*.py") if file.stem != "__init__"
+)  # fmt: skip
+# Each module in a forked process, because a failed import leaves modules behind.
+BARE = """
+import os, sys, numpy, omegaconf
+for name in sys.argv[1:]:
+    if not os.fork():
+        try:
+            __import__(name)
+            import edgewire
+        except ImportError as error:
+            os._exit(" is called edgewire." not in str(error))
+        os._exit(2)
+    if os.waitstatus_to_exitcode(os.wait()[1]):
+        print(name)
+"""
+
+
+def python(code, *words, cwd=ROOT):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=cwd, capture_output=True, text=True, timeout=100
+    )
+    return done.stdout, done.stderr.strip().splitlines()[-1:]
+
+
+def test_no_module_of_the_four_folders_is_imported_twice():
+    """A bare name fails, or the import of `edgewire` after it does."""
+    assert len(MODULES) > 100
+    assert python(BARE, *MODULES) == ("", [])
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("import edgewire, compression.buffers", "compression.buffers is called edgewire.compre"),
+        ("from compression.base import PayloadError", "compression.layout is called edgewire.com"),
+        ("import edgewire\nfrom task.datasets import Data", "task is called edgewire.task now"),
+        ("import edgewire, launch.ray", "launch is called edgewire.engines now"),
+        ("from edgewire.flower import CompressedGrid", "edgewire.flower is called edgewire.compr"),
+        ("import edgewire.codec", "edgewire.codec is called edgewire.compression.codec now"),
+        ("from run import train", "run.train is called edgewire.train: `from edgewire import tra"),
+        ("import edgewire.edgewire", "No module named 'edgewire.edgewire'"),
+        ("import edgewire.run", "No module named 'edgewire.run'"),
+    ],
+)
+def test_an_old_name_is_refused_in_one_line(code, line):
+    _, (said,) = python(code)
+    assert line in said
+
+
+def test_a_module_of_a_folder_has_its_real_file():
+    """Editors and debuggers open client/app.py, not the link edgewire/client/app.py."""
+    code = "import edgewire.compression.layout as m; print(m.__file__)"
+    assert python(code)[0].strip() == str(ROOT / "compression" / "layout.py")
+
+
+OWN = ("task", "report", "run", "client", "strategy", "compression", "conf", "simulation", "test")
+
+
+def test_a_folder_with_modules_of_these_names_can_train(tmp_path):
+    """The user's modules win, and so does a package `compression` of the standard library's."""
+    for name in OWN:
+        (tmp_path / f"{name}.py").write_text("mine = True\n")
+    lines = [f"import {name}; assert {name}.mine" for name in OWN]
+    lines += ["from edgewire import train", "result = train(rounds=1, nodes=2, progress=False)"]
+    for code in ("\n".join(lines), "\n".join(lines[-2:] + lines[:-2])):
+        (tmp_path / "script.py").write_text(code + "\nprint(result.folder.is_dir())\n")
+        words = [sys.executable, "script.py"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
+        assert done.stdout.endswith("True\n"), done.stderr
+
+
+def test_names_of_older_releases():
+    assert new_name("strategy.pipeline.strategy.X") == "edgewire.pipeline.server.strategy.X"
+    assert new_name("tasks.x") is new_name("mine.task") is None
