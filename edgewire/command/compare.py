@@ -16,10 +16,10 @@ from rich.table import Table
 
 from edgewire.command.python_api import RunFailed, sweep
 from edgewire.conf.network import network_named
-from edgewire.report.advise.candidates import measured
 from edgewire.report.estimate import paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.link_time import link_seconds
+from edgewire.report.html.run_data import read_settings
+from edgewire.report.link_time import link_seconds, measured
 from edgewire.report.run_result import RunResult, SweepResult
 from edgewire.report.runs import group_runs
 from edgewire.simulation.workers.limits import allowed_cores
@@ -155,7 +155,7 @@ def _cells(runs: Sequence[RunResult]) -> list[str]:
 def _seconds(result: RunResult) -> float | None:
     """Return the estimated seconds of a run over the link; None if it cannot be estimated."""
     (group,) = group_runs([result.as_run()])
-    run = measured(group.runs[0], "", "")
+    run = measured(group.runs[0], read_settings(result.folder))
     if run is None:
         return None
     times = link_seconds(run.progress, network_named(LINK), run.replies, run.asynchronous)

@@ -12,21 +12,33 @@ equally many bytes.
 
 In asynchronous training each node repeats these four parts without waiting for the others. A node
 has sent its share of the updates after as many cycles. If the server's link is shared, a node waits
-for the first message, or always if the link is busy all the time. The order in which the updates
-arrive, and so the accuracy, depends a little on the link. The estimate ignores this.
+for the messages of the others. The order in which the updates arrive, and so the accuracy, depends
+a little on the link. The estimate ignores this.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, NamedTuple
 
-from edgewire.conf.network import Network, network_named
+from edgewire.conf.network import FOLDER, Network
 from edgewire.report.errors import ResultsError
+from edgewire.report.runs import Row, Run, number
 
-SPEEDS = (1e-6, 1e9)  # the slowest and the fastest link in Mbit/s whose times are computed
+FORMULA = (
+    "time of a round = 2 × latency + bytes down ÷ rate down + bytes up ÷ rate up + work",
+    "bytes: those of one node that takes part in the round, whole messages",
+    "shared server link: it carries one message of the round's nodes after another",
+    "work: the round's virtual time without its messages; 0 if no virtual clock was recorded",
+    "asynchronous run: one exchange, divided by the number of nodes, for each reply",
+)
+_CYCLES = 10  # after so many replies of each node an asynchronous server's rate is constant
+# with these options of a strategy the link decides which replies are used
+DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 
 
 class Progress(NamedTuple):
@@ -42,50 +54,6 @@ class Progress(NamedTuple):
     steps: float | None
 
 
-def parse_link(text: str) -> Network:
-    """Return the network of "DOWN/UP" in Mbit/s, or of a name in conf/network/.
-
-    Raises `ResultsError` for another text, and for a network whose times cannot be estimated.
-    """
-    if "/" not in text:
-        try:
-            return checked(network_named(text))
-        except (ValueError, OSError) as error:
-            raise ResultsError(f"--link {text}: {error}; or give DOWN/UP in Mbit/s") from error
-    speeds = text.split("/")
-    try:
-        down, up = (float(speed) for speed in speeds)
-    except ValueError as error:
-        raise ResultsError(f"--link takes DOWN/UP in Mbit/s, such as 10/1, not {text}") from error
-    network = network_of(down_mbps=down, up_mbps=up, seconds_per_step=0.01)
-    if not all(SPEEDS[0] <= speed <= SPEEDS[1] for speed in (down, up)):
-        least, most = SPEEDS
-        raise ResultsError(f"--link takes speeds from {least:g} to {most:g} Mbit/s, not {text}")
-    return network
-
-
-def network_of(base: Network | None = None, **values: float | None) -> Network:
-    """Return a network with these values. Raises `ResultsError` for a value out of bounds."""
-    try:
-        return replace(base or Network(), **values)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ResultsError(str(error).replace("network.", "the link's ")) from error
-
-
-def checked(network: Network) -> Network:
-    """Return the network. Raises `ResultsError` if chance decides when its nodes answer."""
-    random = {
-        "waits": network.waiting != "none",
-        "losses": network.loss,
-        "crashes": network.crash,
-        "late joins": network.join_seconds,
-        "devices of several speeds": network.classes,
-    }
-    if found := [name for name, value in random.items() if value]:
-        raise ResultsError(f"a link with {found[0]} needs real runs: python run.py network=NAME")
-    return network
-
-
 def link_seconds(
     rows: Sequence[Progress], network: Network, nodes: int, asynchronous: bool = False
 ) -> list[float]:
@@ -94,14 +62,14 @@ def link_seconds(
     `nodes`: how many nodes take part in a round. Unknown local steps count as none.
     """
     found: list[float] = []
+    server = _AsynchronousServer(network, nodes)
     seconds, before = 0.0, Progress(0.0, 0.0, 0.0, 0.0)
     for row in rows:
         if (cycles := row.cycles - before.cycles) > 0:
             down, up = (row.down - before.down) / cycles, (row.up - before.up) / cycles
             steps = max(0.0, ((row.steps or 0.0) - (before.steps or 0.0)) / cycles)
             if asynchronous:
-                cycle, wait = _node_cycle(network, nodes, down, up, steps)
-                seconds += cycles * cycle + (wait if before.cycles == 0 else 0.0)
+                seconds = server.seconds_until(round(row.cycles * nodes), down, up, steps)
             else:
                 seconds += cycles * _round(network, nodes, down, up, steps)
             before = row
@@ -125,21 +93,46 @@ def _round(network: Network, nodes: int, down: float, up: float, steps: float) -
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
 
-def _node_cycle(
-    network: Network, nodes: int, down: float, up: float, steps: float
-) -> tuple[float, float]:
-    """Return the seconds of a node's asynchronous cycle, and those that it waits before the first.
+class _AsynchronousServer:
+    """The times at which an asynchronous server gets the replies of equal nodes.
 
-    The server sends its first messages at the same time. If all nodes share its link, the last node
-    waits for the messages to the others. Later the nodes send at different times. Then a node waits
-    only if the link is always busy.
+    The nodes share the server's link in the order of the messages, so the reply to each message
+    arrives after the replies to the messages before it.
     """
-    alone = _round(network, 1, down, up, steps)
-    if network.server_mbps is None:
-        return alone, 0.0
-    busy = transfer_seconds(nodes * max(down, up), network.server_mbps)
-    waits = transfer_seconds((nodes - 1) * down, network.server_mbps)
-    return (busy, 0.0) if busy > alone else (alone, waits)
+
+    def __init__(self, network: Network, nodes: int) -> None:
+        self._network, self._nodes = network, nodes
+        self._sent = deque([0.0] * nodes)  # when the messages under way were sent, oldest first
+        self._count = 0  # replies
+        self._sending = self._receiving = 0.0  # until when the server's link is busy
+
+    def seconds_until(self, count: int, down: float, up: float, steps: float) -> float:
+        """Return when the reply number `count` arrives; `down`, `up`: bytes of each new message.
+
+        After some replies of each node the rest follows at the same rate.
+        """
+        new, self._count = max(0, count - self._count), count
+        settled, most = (min(new, cycles * self._nodes) for cycles in (_CYCLES, 2 * _CYCLES))
+        before = 0.0
+        for reply in range(most):
+            before = self._receiving if reply == settled else before
+            self._reply(down, up, steps)
+        if new > most:
+            later = (new - most) * (self._receiving - before) / (most - settled)
+            self._sending, self._receiving = self._sending + later, self._receiving + later
+            self._sent = deque(sent + later for sent in self._sent)
+        return self._receiving
+
+    def _reply(self, down: float, up: float, steps: float) -> None:
+        """Deliver the oldest message, and its reply; then send the node its next message."""
+        network, sent = self._network, self._sent.popleft()
+        sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
+        self._sending = max(sent, self._sending) + sending
+        arrives = max(sent + transfer_seconds(down, network.down_mbps), self._sending)
+        beside = 2 * network.latency_ms / 1000 + transfer_seconds(up, network.up_mbps)
+        beside += steps * network.seconds_per_step + (network.encoding_seconds if steps else 0.0)
+        self._receiving = max(arrives + beside, self._receiving + receiving)
+        self._sent.append(self._receiving)
 
 
 def transfer_seconds(size: float, mbps: float | None) -> float:
@@ -184,11 +177,28 @@ def work_seconds(
     `own`: the network of the run. None for a row without a virtual time.
     """
     plain = replace(own, waiting="none", classes={})
+    if asynchronous and own.server_mbps is not None and rows and virtual_seconds[-1] is not None:
+        work = _work_of_a_cycle(rows[-1], virtual_seconds[-1], plain, nodes)
+        return [row.cycles * work for row in rows]
     links = link_seconds([row._replace(steps=0.0) for row in rows], plain, nodes, asynchronous)
     return [
         None if seconds is None else max(0.0, seconds - link)
         for seconds, link in zip(virtual_seconds, links, strict=True)
     ]
+
+
+def _work_of_a_cycle(row: Progress, seconds: float, own: Network, nodes: int) -> float:
+    """Return a node's seconds of work in a cycle, with which an asynchronous run takes `seconds`.
+
+    While some nodes work, others use the server's link, so the time without work says too little.
+    """
+    own, low, high = replace(own, seconds_per_step=1.0, encoding_seconds=0.0), 0.0, seconds
+    for _ in range(40):
+        middle = (low + high) / 2
+        worked = row._replace(steps=middle * row.cycles)
+        late = link_seconds([worked], own, nodes, True)[0] > seconds
+        low, high = (low, middle) if late else (middle, high)
+    return low
 
 
 def local_steps(
@@ -214,29 +224,159 @@ def local_steps(
     ]
 
 
-def network_from(values: Mapping[str, str], own: Mapping[str, object] | None = None) -> Network:
-    """Return the network of a run: from its saved configuration `own`, or from its overrides.
+class RunProgress(NamedTuple):
+    """A run's rows with the progress of an average node at each; `replies`: of a round's nodes."""
 
-    `values`: the run's values as `edgewire.report.advise.presets.effective` returns them. Raises
-    `ValueError` for a network that cannot be read.
+    rows: Sequence[Row]
+    progress: Sequence[Progress]
+    replies: int
+    asynchronous: bool
+
+
+def run_progress(rows: Sequence[Row], result: Mapping[str, Any]) -> RunProgress | None:
+    """Return the progress at the rows that have a round and bytes; `result`: the run's result.
+
+    None without such a row, and for a cut model, whose nodes exchange many small messages in a
+    round.
     """
-    if own is None:
-        base = network_named(values.get("network", "ideal"))
-        given = {
-            key.removeprefix("network."): _number(value)
-            for key, value in values.items()
-            if key.startswith("network.") and key.count(".") == 1
-        }
-        return replace(base, **given)  # type: ignore[arg-type]
-    known = Network.__dataclass_fields__.keys() - {"classes"}
-    return Network(**{key: value for key, value in own.items() if key in known})  # type: ignore[arg-type]
+    known = list(compress(rows, map(has_bytes, rows)))
+    if result.get("segments") or not known:
+        return None
+    asynchronous = "staleness" in result
+    messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
+    nodes = max(1, int(number(result.get("nodes")) or 1))
+    replies = nodes if asynchronous else max(1, round(messages / max(known[-1]["round"], 1)))
+    progress = progress_of(known, result, replies, nodes if asynchronous else 1)
+    return RunProgress(known, progress, replies, asynchronous)
 
 
-def _number(text: str) -> float | str | None:
-    if text in ("null", "None"):
+def has_bytes(row: Row) -> bool:
+    """Return whether a row has a round, and bytes in both directions."""
+    needed = ("round", "uplink_bytes", "downlink_bytes")
+    return all((value := number(row.get(key))) is not None and value >= 0 for key in needed)
+
+
+def measured(run: Run, settings: Mapping[str, str]) -> RunProgress | None:
+    """Return a run's progress at its evaluations, with the local steps of the nodes.
+
+    `settings`: the run's configuration, flat. The steps follow from the virtual time, or from
+    `local_steps`. None: see `run_progress`; also if the link decides which replies are used.
+    """
+    if any(
+        settings.get(key, "null") not in ("null", "None", "1", "1.0") for key in DECIDED_BY_LINK
+    ):
         return None
     try:
-        value = float(text)
+        rows = [row for row in run.history() if row.get(run.metric.name) is not None]
+    except (OSError, ResultsError):  # the history cannot be read
+        return None
+    if (found := run_progress(rows, run.result)) is None or not found.rows[-1]["round"]:
+        return None
+    seconds = [number(row.get("virtual_seconds")) for row in found.rows]
+    own = own_network(settings)
+    steps = local_steps(found.progress, seconds, own, found.replies, found.asynchronous)
+    if steps[-1] is None and (known := _steps_of_a_cycle(settings)) is not None:
+        steps = [row.cycles * known for row in found.progress]
+    counted = zip(found.progress, steps, strict=True)
+    return found._replace(progress=[row._replace(steps=each) for row, each in counted])
+
+
+def _steps_of_a_cycle(settings: Mapping[str, str]) -> int | None:
+    """Return the local steps of a node in a round; None if its number of samples decides."""
+    if settings.get("strategy.update") == "gradient":
+        return 1
+    known = settings.get("local_steps", "")
+    return int(known) if known.isdecimal() else None
+
+
+def own_network(settings: Mapping[str, str]) -> Network:
+    """Return the network of a run's configuration, flat; a wrong value counts as missing."""
+    found = link_of({key: settings.get(f"network.{key}") for key in (*_LIMITS, "latency_ms")})
+    others = {key: number_of(settings.get(f"network.{key}")) for key in _OF_DEVICES}
+    waiting = settings.get("network.waiting", "none")
+    known = {key: value for key, value in others.items() if value is not None and value >= 0}
+    try:
+        return replace(found.network, waiting=waiting, **known)  # type: ignore[arg-type]
     except ValueError:
-        return text
-    return value if math.isfinite(value) else text
+        return found.network
+
+
+_LIMITS = ("up_mbps", "down_mbps", "server_mbps")
+_OF_DEVICES = ("seconds_per_step", "encoding_seconds", "waiting_seconds")
+
+
+def number_of(text: object) -> float | None:
+    """Return a finite number that a text is; None for another value."""
+    try:
+        value = float(text or 0)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of each node: its name, and the network with its rates and its latency."""
+
+    name: str
+    network: Network
+
+    @property
+    def speeds(self) -> str:
+        """The rates and the latency as text."""
+        network = self.network
+        rates = ", ".join(
+            f"{rate:g} Mbit/s {way}"
+            for way, rate in (("up", network.up_mbps), ("down", network.down_mbps))
+            if rate is not None
+        )
+        shared = ", shared by all nodes" if network.server_mbps is not None else ""
+        return f"{rates}{shared}, latency {network.latency_ms:g} ms"
+
+
+def named_links() -> list[Link]:
+    """Return the networks of conf/network/ that limit a link, the slowest uplink first.
+
+    A network that only adds devices to another network's links is left out.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    found = []
+    for file in sorted(FOLDER.glob("*.yaml")):
+        content = yaml.safe_load(file.read_text())
+        if content.get("up_mbps") and content.get("down_mbps") and "defaults" not in content:
+            found.append(link_of(content, file.stem))
+    return sorted(found, key=lambda link: link.network.up_mbps or 0)
+
+
+def link_of(network: Mapping[str, Any], name: str = "") -> Link:
+    """Return the link of a network's keys, which may be texts; a wrong value counts as missing."""
+
+    def read(key: str) -> float | None:
+        value = number_of(network.get(key))
+        return value if value and 0 < value < 1e12 else None
+
+    up, down, server = map(read, _LIMITS)
+    return Link(name, Network(up, down, server, read("latency_ms") or 0.0))
+
+
+def seconds_over(
+    link: Link, rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
+) -> list[float | None]:
+    """Return the estimated seconds over a link until each row of a run's history.
+
+    The devices work as long as in the run: its virtual time without messages; 0 without a virtual
+    clock. `settings`: the run's configuration, flat. None for rows without bytes, and for each row
+    of a cut model.
+    """
+    if (found := run_progress(rows, result)) is None:
+        return [None] * len(rows)
+    _, progress, replies, asynchronous = found
+    own = own_network(settings)
+    virtual = [number(row.get("virtual_seconds")) for row in found.rows]
+    work = work_seconds(progress, virtual, own, replies, asynchronous)
+    worked = [row._replace(steps=each) for row, each in zip(progress, work, strict=True)]
+    over = replace(link.network, seconds_per_step=1.0)  # a step is a second of work
+    seconds = iter(link_seconds(worked, over, replies, asynchronous))
+    estimated = (next(seconds) if has_bytes(row) else math.inf for row in rows)
+    return [each if math.isfinite(each) else None for each in estimated]

@@ -14,7 +14,6 @@ from typing import Any
 from edgewire.report.format import NOTHING
 from edgewire.report.html.canvas import MARKERS, THEME, LegendEntry, Picture
 from edgewire.report.html.findings import findings
-from edgewire.report.html.link_estimate import FORMULA, named_links
 from edgewire.report.html.node_table import RUNS, notable, read_nodes
 from edgewire.report.html.page_tables import (
     PageTable,
@@ -27,6 +26,7 @@ from edgewire.report.html.page_tables import (
 from edgewire.report.html.pictures import GREY, draw_all, legend_of
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.html.text import one_line
+from edgewire.report.link_time import FORMULA, named_links
 from edgewire.report.runs import Row, Run
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from edgewire.report.columns import REMARKS, with_interval
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
-from edgewire.report.html.link_estimate import Link, seconds_over
 from edgewire.report.html.node_table import NotableNode
 from edgewire.report.html.run_data import ReportGroup, ReportRuns, sent_mean
 from edgewire.report.html.run_records import RunRecord, ended_early
 from edgewire.report.html.text import one_line
+from edgewire.report.link_time import Link, seconds_over
 from edgewire.report.runs import number
 from edgewire.report.summary import whole_bytes
 
@@ -222,7 +222,9 @@ def estimated(link: Link, group: ReportGroup) -> Cell:
         if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0
     }
     found = [
-        seconds_over(link, rows, group) for seed, rows in group.histories.items() if seed in known
+        seconds_over(link, rows, group.first, group.settings)
+        for seed, rows in group.histories.items()
+        if seed in known
     ]
     ends = [times[-1] for times in found if times]
     whole = [end for end in ends if end is not None]

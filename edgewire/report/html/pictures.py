@@ -29,13 +29,13 @@ from edgewire.report.html.canvas import (
     is_dashed,
     marker_of,
 )
-from edgewire.report.html.link_estimate import Link, seconds_over
 from edgewire.report.html.message_parts import PARTS, parts_of
 from edgewire.report.html.node_pictures import label_maps, node_strips
 from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.picture_axes import Axis, finish, limit, number_ends, shortened
 from edgewire.report.html.run_data import ReportGroup, ReportRuns, sent_mean
 from edgewire.report.learning_curve import evenly
+from edgewire.report.link_time import Link, seconds_over
 from edgewire.report.runs import number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
@@ -172,7 +172,7 @@ def decimated(curve: AveragedCurve, most: int) -> AveragedCurve:
 def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
     axis = Axis(
         f"estimated time, {link.name}",
-        lambda rows, group: seconds_over(link, rows, group),
+        lambda rows, group: seconds_over(link, rows, group.first, group.settings),
         human_seconds,
         log=True,
     )

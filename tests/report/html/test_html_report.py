@@ -10,7 +10,7 @@ import pytest
 from edgewire.report.__main__ import main
 from edgewire.report.estimate import paired
 from edgewire.report.html import canvas, html_report, picture_axes
-from edgewire.report.html.link_estimate import named_links
+from edgewire.report.link_time import named_links
 from tests.report.html.made_runs import Page, add_run, history, node, write_nodes
 from tests.report.sweeps import add_job
 

@@ -6,10 +6,10 @@ import pytest
 from edgewire.report.estimate import estimate
 from edgewire.report.html.averaged_curve import averaged, bytes_a_round, column, density
 from edgewire.report.html.canvas import THEME, inline, with_tips
-from edgewire.report.html.link_estimate import own_link
 from edgewire.report.html.message_parts import PARTS, parts_of
 from edgewire.report.html.run_data import load, read_settings, reference_of, thinned, unlike
 from edgewire.report.html.text import one_line
+from edgewire.report.link_time import own_network
 from tests.report.html.made_runs import add_run
 
 ENDS = (0.7, 0.8, 0.96)
@@ -114,7 +114,7 @@ def test_settings_refer_to_keys_and_never_to_the_environment(tmp_path, monkeypat
     }  # fmt: skip
     (tmp_path / ".hydra" / "config.yaml").write_text("!!python/object:os.system {}")
     assert read_settings(tmp_path) == {}
-    assert own_link(load([tmp_path]).groups[0]).network.up_mbps is None
+    assert own_network(load([tmp_path]).groups[0].settings).up_mbps is None
 
 
 def test_text_is_one_line():

@@ -1,1 +1,0 @@
-"""`python -m edgewire.report.advise`: which settings reach a goal soonest on a given link."""
