@@ -16,7 +16,7 @@ MODULES = sorted(
 )  # fmt: skip
 # Each module in a forked process, because a failed import leaves modules behind.
 BARE = """
-import os, sys, numpy, omegaconf
+import os, sys, flwr.server, flwr_datasets, hydra, numpy, omegaconf, torch, torchvision
 for name in sys.argv[1:]:
     if not os.fork():
         try:

@@ -71,7 +71,7 @@ def _changed(row: dict[str, Any], factor: float, shift: float) -> dict[str, Any]
 def command_seconds(sweep: Path) -> tuple[float, float]:
     """Return the seconds of the whole command for the report of a sweep, and its CPU seconds."""
     begun, before = time.perf_counter(), os.times()
-    words = [sys.executable, "-m", "report", str(sweep)]
+    words = [sys.executable, "-m", "edgewire.report", str(sweep)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
     seconds, after = time.perf_counter() - begun, os.times()
     spent = after.children_user + after.children_system

@@ -116,7 +116,7 @@ def main() -> int:
         whole, stopped = Path(folder) / "whole", Path(folder) / "stopped"
         result: dict[str, Any] = {"start": start(), "runs": len(PRESETS) * SEEDS}
         result["sweep"] = round(timed(words(whole)), 1)
-        result["report"] = round(timed(["-m", "report", str(whole)]), 1)
+        result["report"] = round(timed(["-m", "edgewire.report", str(whole)]), 1)
         result["killed"] = killed(stopped)
     print(json.dumps(result, indent=2))
     return 0

@@ -74,17 +74,17 @@ def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     asked = parser.parse_args(arguments)
     name, module, arguments = asked.name, asked.module, asked.arguments
     file = measured_file(root, name)
-    if not (root / "benchmarks" / f"{module}.py").is_file():
+    if not (root / "papers" / "benchmarks" / f"{module}.py").is_file():
         raise ResultsError(f"no benchmark {module}: papers/benchmarks/{module}.py is not there")
-    command = ["-m", f"benchmarks.{module}", *arguments]
+    command = ["-m", f"papers.benchmarks.{module}", *arguments]
     done = subprocess.run([sys.executable, *command], cwd=root, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip() or "nothing was said").splitlines()[-1]
-        raise ResultsError(f"benchmarks.{module} ended with code {done.returncode}: {last}")
+        raise ResultsError(f"papers.benchmarks.{module} ended with code {done.returncode}: {last}")
     try:
         result = json.loads(done.stdout)
     except ValueError as error:
-        raise ResultsError(f"benchmarks.{module} printed no JSON: {error}") from error
+        raise ResultsError(f"papers.benchmarks.{module} printed no JSON: {error}") from error
     kept = {"command": f"python {shlex.join(command)}", "commit": commit_of(root)}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**kept, "result": result}, indent=1) + "\n")

@@ -12,7 +12,7 @@ from edgewire.deploy import node
 from edgewire.deploy.server import server
 from tests.runs import ROOT
 
-FOLDER = ROOT / "deploy" / "systemd"
+FOLDER = ROOT / "edgewire" / "deploy" / "systemd"
 UNITS = {"node": node, "server": server}
 
 
@@ -37,7 +37,7 @@ def test_a_program_accepts_the_options_of_its_unit(name):
     (command,) = unit(name)["ExecStart"]
     python, *words = shlex.split(command)
     assert python == "/opt/edgewire/.venv/bin/python"
-    assert words[:2] == ["-m", f"deploy.{name}"]
+    assert words[:2] == ["-m", f"edgewire.deploy.{name}"]
     given = UNITS[name].parser().parse_args(words[2:])  # an unknown option would end the program
     state = f"/var/lib/edgewire-{name}/"
     assert str(given.state).startswith(state)

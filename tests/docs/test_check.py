@@ -77,7 +77,7 @@ WRONG = [
     ("python -m edgewire.report.table x --no-such-option", "--no-such-option"),
     ("python -m edgewire.report.curves x --smooth zero --out y.png", "smooth"),
     ("python -m edgewire.report.live x --port 99999", "port"),
-    ("python -m edgewire.report.tables x", "no module report.tables"),
+    ("python -m edgewire.report.tables x", "no module edgewire.report.tables"),
     ("python -m papers.benchmarks.index_sets compression.densty=0.1", "densty"),
     ("python -m docs.configuration now", "takes no options"),
     ("python -m json.tool x", "no module json.tool"),

@@ -10,7 +10,7 @@ import pytest
 from edgewire.compression.flower import headers
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("client", "strategy", "compression", "task", "simulation")
+ROOMS = ("client", "strategy", "compression", "edgewire/task", "edgewire/simulation")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text()
 
 

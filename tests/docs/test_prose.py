@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
-PAGES += [ROOT / name / "README.md" for name in ("benchmarks", "compression")]
+PAGES += [ROOT / name / "README.md" for name in ("papers/benchmarks", "compression")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 LINE, CELL, NUMBERS = 100, 60, 5
 

@@ -26,8 +26,11 @@ def test_the_example_runs(tmp_path):
     assert [name for name, _ in files] == ["client_app.py", "server_app.py"]
     for name, code in files:
         (tmp_path / name).write_text(code)
-    shutil.copytree(ROOT / "compression", tmp_path / "edgewire")  # as the page instructs
-    shutil.copytree(ROOT / "simulation", tmp_path / "simulation")  # this runs the app here
+    for name in ("__init__.py", "import_names.py"):  # with pip, as the page instructs
+        (tmp_path / "edgewire").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "edgewire" / name, tmp_path / "edgewire")
+    for name in ("compression", "conf", "edgewire/machine", "edgewire/simulation"):
+        shutil.copytree(ROOT / name, tmp_path / "edgewire" / Path(name).name)  # these run it here
     (tmp_path / "run.py").write_text(RUN)
     done = fork_server.run([sys.executable, "run.py"], cwd=tmp_path, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -9,14 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {"run.py": "runpy.run_path('run.py', run_name='__main__')",
-            "simulation": "sys.argv = ['x', 'no app']; runpy.run_module('simulation', "
+            "simulation": "sys.argv = ['x', 'no app']; runpy.run_module('edgewire.simulation', "
             "run_name='__main__', alter_sys=True)"}  # fmt: skip
 # the signal arrives at the first module of another package
 PROGRAM = """
 import os, runpy, signal, sys
 class Interrupted:
     def find_spec(self, name, path, target=None):
-        if name in ("command", "flwr"):
+        if name in ("edgewire.command", "flwr"):
             os.kill(os.getpid(), {number})
 sys.meta_path.insert(0, Interrupted())
 {command}

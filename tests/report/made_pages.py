@@ -23,7 +23,7 @@ ACCURACIES = {"lr=1": (0.80, 0.81, 0.79), "lr=2 momentum=True": (0.81, 0.825, 0.
 
 
 def define(root, text, name="page"):
-    (root / "report" / "pages" / f"{name}.yaml").write_text(text)
+    (root / "papers" / "pages" / f"{name}.yaml").write_text(text)
 
 
 def run(root, accuracies, experiment="e", **result):
@@ -39,7 +39,7 @@ def run(root, accuracies, experiment="e", **result):
 
 def written(root, name="page"):
     assert main([], root) == 0
-    return (root / "docs" / "results" / f"{name}.md").read_text()
+    return (root / "papers" / "results" / f"{name}.md").read_text()
 
 
 def rows_of(text):

@@ -73,7 +73,7 @@ def best_rates(searches, smooth, without):
 def test_rows_use_the_best_rate_of_the_search(name):
     searches, smooth, without = PAGES[name]
     best = best_rates(searches, smooth, without)
-    page = read_definition(ROOT, ROOT / "report" / "pages" / f"{name}.yaml")
+    page = read_definition(ROOT, ROOT / "papers" / "pages" / f"{name}.yaml")
     runs = [t for t in page.tables if isinstance(t, TableDefinition)]
     tables = [t for t in runs if t.experiment not in searches and t.id not in PAPERS]
     for table in tables:

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=3)
     given = parser.parse_args()
     app, nodes, processes = str(given.app.resolve()), str(given.nodes), str(allowed_cores())
-    here = ["-m", "simulation", app, "--nodes", nodes, "--workers", processes]
+    here = ["-m", "edgewire.simulation", app, "--nodes", nodes, "--workers", processes]
     commands = {
         "local": [*here, "--run-config", given.run_config],
         "ray": ["-c", ON_RAY, app, nodes, processes, given.run_config],

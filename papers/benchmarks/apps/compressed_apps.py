@@ -129,7 +129,7 @@ def _with_import(rows: list[str], line: str) -> str:
 def measured(app: Path, engine: str, nodes: int, run_config: str, folder: Path) -> dict[str, Any]:
     """Run an app in a new process; return its accuracy, its seconds and the counted traffic."""
     log, began = folder / "run.log", time.perf_counter()
-    command = ["-m", "simulation", str(app), "--nodes", str(nodes), "--workers", "2"]
+    command = ["-m", "edgewire.simulation", str(app), "--nodes", str(nodes), "--workers", "2"]
     command += ["--run-config", run_config]
     if engine == "ray":
         told = ON_RAY.replace(

@@ -123,7 +123,7 @@ def run(app: Path, *, nodes: int, run_config: str, before: str) -> dict[str, Any
         settings = {"PYTHONPATH": os.pathsep.join(places), "COUNTED": str(counted)}
         work = temporary / "work"
         work.mkdir()
-        command = [sys.executable, "-m", "simulation", str(app), "--nodes", str(nodes)]
+        command = [sys.executable, "-m", "edgewire.simulation", str(app), "--nodes", str(nodes)]
         command += ["--run-config", run_config] if run_config else []
         began = time.perf_counter()
         done = subprocess.run(

@@ -33,9 +33,9 @@ print(json.dumps({"net, 10": {"f2i": {"both": 11.1619}}, "overrides": sys.argv[1
 @pytest.fixture
 def benchmark(root):
     """Return a benchmark program that prints sizes."""
-    (root / "benchmarks").mkdir()
-    (root / "benchmarks" / "__init__.py").touch()
-    file = root / "benchmarks" / "printing.py"
+    (root / "papers" / "benchmarks").mkdir()
+    (root / "papers" / "benchmarks" / "__init__.py").touch()
+    file = root / "papers" / "benchmarks" / "printing.py"
     file.write_text(PRINTS)
     return file
 
@@ -56,7 +56,7 @@ def test_a_benchmarks_values_are_kept_with_its_command_and_shown_in_three_digits
 def test_a_benchmark_that_has_not_run_has_no_page(root):
     define(root, LOOKED_UP)
     assert main([], root) == 0
-    assert not (root / "docs" / "results" / "page.md").exists()
+    assert not (root / "papers" / "results" / "page.md").exists()
     assert "Sizes: not run yet" in (root / "docs" / "results.md").read_text()
 
 

@@ -42,7 +42,7 @@ def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
     pytest.importorskip("matplotlib")
     define(ran, PAGE.replace("    against", "    picture: points\n    against"))
     assert "![accuracy against bytes](page.png)" in written(ran)
-    picture = ran / "docs" / "results" / "page.png"
+    picture = ran / "papers" / "results" / "page.png"
     first = picture.read_bytes()
     assert first.startswith(b"\x89PNG")
     (points,) = [o.content for o in outputs(ran) if o.file == picture]

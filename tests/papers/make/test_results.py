@@ -91,12 +91,15 @@ def test_compression_ratios_in_the_readme_equal_their_page():
     assert f"Fashion-MNIST | {times:.1f} times smaller |" in readme
     coded = number("f2i", "float32, losslessly coded", "compression ratio up")
     assert f"(losslessly coded: {coded:.1f} times)" in readme
-    assert f"updates are {times} times smaller" in (ROOT / "benchmarks" / "README.md").read_text()
+    assert (
+        f"updates are {times} times smaller"
+        in (ROOT / "papers" / "benchmarks" / "README.md").read_text()
+    )
 
 
 def number(page, label, column="accuracy, %"):
     """Return a column's number, without its interval, in the first row with this label."""
-    lines = (ROOT / "docs" / "results" / f"{page}.md").read_text().splitlines()
+    lines = (ROOT / "papers" / "results" / f"{page}.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("|")]
     place = rows[0].index(column)
     return float(next(row for row in rows if row[1] == label)[place].split(" ")[0])
@@ -125,7 +128,7 @@ def test_check_reports_differences_and_changes_nothing(ran, capsys):
     assert [line.split(" is out")[0] for line in out.splitlines()] == [
         "docs/results/page.md", "docs/results.md",
     ]  # fmt: skip
-    assert not (ran / "docs" / "results" / "page.md").exists()
+    assert not (ran / "papers" / "results" / "page.md").exists()
     written(ran)
     assert main(["--check"], ran) == 0
     file = archive_file(ran, "e")
@@ -138,7 +141,7 @@ def test_a_page_without_a_run_is_not_written_and_one_that_lost_them_is_removed(r
     archive_file(ran, "e").unlink()
     assert main(["--check"], ran) == 1
     assert main([], ran) == 0
-    assert not (ran / "docs" / "results" / "page.md").exists()
+    assert not (ran / "papers" / "results" / "page.md").exists()
     assert "* A page: not run yet\n" in (ran / "docs" / "results.md").read_text()
     assert main(["--check"], ran) == 0
 
@@ -216,6 +219,6 @@ def test_another_file_in_the_place_gives_one_line_and_stays(ran, capsys, file, t
 
 
 def test_commands_name_a_folder_for_data_sets_that_are_files():
-    pages = {file.stem: file.read_text() for file in (ROOT / "docs" / "results").glob("*.md")}
+    pages = {file.stem: file.read_text() for file in (ROOT / "papers" / "results").glob("*.md")}
     assert "dataset.root=FOLDER" in " ".join(pages["few_bytes"].split())
     assert "dataset.root" not in pages["few_bytes_characters"]

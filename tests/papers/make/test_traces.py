@@ -61,7 +61,7 @@ def test_the_picture_is_on_the_page_and_drawn_anew_for_another_axis(root):
     keep_run(root, "lr=1", 0, [0.1, 0.5, 0.7])
     keep_run(root, "lr=2 momentum=true", 0, [0.1, 0.6, 0.7])
     assert "![accuracy over rounds and bytes](page.png)" in written(root)
-    assert (root / "docs" / "results" / "page.png").read_bytes().startswith(b"\x89PNG")
+    assert (root / "papers" / "results" / "page.png").read_bytes().startswith(b"\x89PNG")
     over_rounds, over_bytes = drawn(root).draw().axes
     assert over_rounds.get_ylim()[0] == 50
     assert over_rounds.get_xscale() == "linear"

@@ -82,7 +82,7 @@ def write(folder, files, server="server:app", client="client:app", config="", in
 def start(app, *words, cwd=ROOT):
     """Start `python -m edgewire.simulation` for an app, in the folder `cwd`; return the process."""
     return fork_server.Popen(
-        [sys.executable, "-m", "simulation", str(app), *words],
+        [sys.executable, "-m", "edgewire.simulation", str(app), *words],
         cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
