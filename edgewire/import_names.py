@@ -7,10 +7,9 @@ has the new name: a second copy of a module would have its own classes and regis
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -44,7 +43,7 @@ class SubpackagesBeside:
         self._folder = folder
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] in FOLDERS:
-                self._refuse(name, [os.path.dirname(getattr(module, "__file__", None) or "")])
+                self._refuse(name, getattr(module, "__file__", None))
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -55,13 +54,14 @@ class SubpackagesBeside:
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [str(self._folder / rest)]
             return spec
-        if rest and first in FOLDERS:
-            self._refuse(name, path or ())
+        if rest and first in FOLDERS and (found := PathFinder.find_spec(name, path)) is not None:
+            self._refuse(name, found.origin)
         return None
 
-    def _refuse(self, name: str, folders: Sequence[str]) -> None:
+    def _refuse(self, name: str, file: str | None) -> None:
+        """Raise `ImportError` if a file is in the subpackage that the name begins with."""
         top = self._folder / name.partition(".")[0]
-        if any(folder and Path(folder).resolve().is_relative_to(top) for folder in folders):
+        if file is not None and Path(file).resolve().is_relative_to(top):
             raise ImportError(f"{name} is called {new_name(name)} now", name=name)
 
 

@@ -16,7 +16,7 @@ MODULES = sorted(
 )  # fmt: skip
 # Each module in a forked process, because a failed import leaves modules behind.
 BARE = """
-import os, sys, flwr.server, flwr_datasets, hydra, numpy, omegaconf, torch, torchvision
+import os, sys, flwr.server, hydra, numpy, omegaconf, torch
 for name in sys.argv[1:]:
     if not os.fork():
         try:
@@ -37,6 +37,7 @@ def python(code, *words, cwd=ROOT):
     return done.stdout, done.stderr.strip().splitlines()[-1:]
 
 
+@pytest.mark.system
 def test_no_module_of_the_four_folders_is_imported_twice():
     """A bare name fails, or the import of `edgewire` after it does."""
     assert len(MODULES) > 100
