@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,8 +26,11 @@ server_app(PlainGrid(client_app, 4), Context(1, 0, {}, RecordDict(), {}))
 ANYWHERE = """
 import os, sys
 import numpy as np
-from app.vendor.squeeze import Layout, decode, make_codec, names
+from app.vendor.squeeze.decoder import decode
 from app.vendor.squeeze.flower import payload_of
+from app.vendor.squeeze.layout import Layout
+from app.vendor.squeeze.make import make_codec
+from app.vendor.squeeze.registry import names
 layout = Layout(("weight",), ((8, 9),), ("float32",))
 update = np.linspace(-1, 1, 72, dtype=np.float32)
 for sparsifier in names("sparsifier"):
@@ -33,9 +38,14 @@ for sparsifier in names("sparsifier"):
         codec = make_codec(sparsifier, quantizer)
         assert len(decode(codec.encode(update, layout), layout)[0]) == 72
 print(len(names("coder")))
-library = os.path.dirname(os.__file__)  # from Python 3.14 on it has a package of the name itself
-found = [n for n in sys.modules if n.split(".")[0] == "compression"]
+library = os.path.dirname(os.__file__)  # from Python 3.14 on it has a package `compression`
+found = [n for n in sys.modules if n.split(".")[0] in ("compression", "edgewire")]
 print([n for n in found if not sys.modules[n].__file__.startswith(library)])
+"""
+COMMAND = """
+import runpy, sys
+sys.path.append(sys.argv.pop(1))
+runpy.run_module("edgewire", run_name="__main__", alter_sys=True)
 """
 
 
@@ -94,6 +104,26 @@ def test_its_example_runs_in_a_flower_app_without_torch(wheel, environment, tmp_
     sent = int(re.search(r"to the server: (\d+)", said)[1])
     plain = int(re.search(r"uncompressed: (\d+) bytes; left out: 0", said)[1])
     assert 2 * sent < plain
+
+
+@pytest.mark.system
+def test_the_applications_wheel_comes_from_its_sdist_with_all_folders(environment, tmp_path):
+    """The wheel has one package, and nothing of papers/; `python -m edgewire` is its command."""
+    call(UV, "build", "-q", "--out-dir", tmp_path / "dist", FOLDER.parent)  # the sdist's wheel
+    (built,) = (tmp_path / "dist").glob("*.whl")
+    names = zipfile.ZipFile(built).namelist()
+    assert {name.partition("/")[0] for name in names} == {
+        "edgewire",
+        built.stem[:14] + ".dist-info",
+    }
+    for file in ("client/app.py", "strategy/app.py", "compression/codec.py", "conf/config.yaml"):
+        assert f"edgewire/{file}" in names
+    assert not [name for name in names if "papers" in name or "conf/experiment/e" in name]
+    python, install = environment
+    install("--no-deps", built)
+    here = sysconfig.get_paths()["purelib"]  # this environment's dependencies
+    said = call(python, "-c", COMMAND, here, "rounds=1", "nodes=2", cwd=tmp_path)
+    assert "accuracy" in said
 
 
 def test_a_copy_of_the_folder_works_under_another_name_within_an_app(tmp_path):

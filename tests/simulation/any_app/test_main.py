@@ -103,7 +103,6 @@ def who(message, context):
     )
 
 
-
 OLD_CLIENT = """
 from flwr.client import ClientApp, NumPyClient
 
