@@ -8,8 +8,16 @@ from typing import Any
 from edgewire.report.runs import number
 
 SLOW = 2.0  # a node is slow if its lag is above so many times the usual lag
+NODES = "nodes.json"  # in it a run writes what each node has done
 ENOUGH = 2  # nodes whose lag is known, without which no node is slow
 OVERDUE = 3.0  # a reply does not come any more after so many times the longest mean lag
+
+
+def nodes_in(content: Any) -> list[dict[str, Any]]:
+    """Return the nodes of `nodes.json`. Raises `ValueError` if it has no list of nodes."""
+    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
+        raise ValueError(f"{NODES} has no list of nodes")
+    return [each for each in content["nodes"] if isinstance(each, dict)]
 
 
 def usual_lag(lags: Iterable[float]) -> float | None:

@@ -1,14 +1,17 @@
-"""The table of a parallel sweep's jobs, from the files that they write."""
+"""The progress of a run and of a sweep's jobs, from the files that they write."""
 
 import io
 import json
 import os
+import shutil
 import time
 
 import pytest
 from rich.console import Console
 
-from edgewire.report.progress.sweep_progress import VIEW, SweepView, sweep_progress
+from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.progress import RUNNING, STARTING, VIEW, RunProgress, SweepView, sweep_progress
+from tests.report.live_runs import lines, row, write_history
 
 
 def job(top, name, rows=0, overrides="- seed=0\n", **result):
@@ -29,6 +32,55 @@ def shown(view, rows=20, width=100):
     console = Console(width=width, file=io.StringIO())
     console.print(view.table(rows))
     return console.file.getvalue()
+
+
+def reached(run, now=None):
+    run.update(now)
+    return run.row.get("round")
+
+
+def test_a_row_counts_when_its_line_is_complete(tmp_path):
+    write_history(tmp_path, 3)
+    run, text = RunProgress(tmp_path, ACCURACY), lines([row(3)])
+    for part, expected in (("", 2), (text[:50], 2), (text[50:], 3)):
+        with (tmp_path / "history.jsonl").open("a") as history:
+            history.write(part)
+        assert reached(run) == expected
+
+
+def test_a_resumed_run_and_a_folder_that_vanishes_are_followed(tmp_path):
+    folder = tmp_path / "run"
+    run = RunProgress(folder, ACCURACY)
+    run.update()
+    assert run.state == STARTING
+    write_history(folder, 20)
+    assert reached(run) == 19
+    rows = [row(n) if n < 10 else row(n, accuracy=0.5) for n in range(12)]
+    (folder / "history.jsonl").write_text(lines(rows))
+    assert (reached(run), run.values) == (11, {"accuracy": 0.5})
+    shutil.rmtree(folder)
+    run.update()
+    write_history(folder, 4)
+    assert (reached(run), run.state) == (3, RUNNING)
+
+
+def test_the_time_left_is_known_at_once_from_the_times_of_rows(tmp_path):
+    write_history(tmp_path, 25)
+    run, other = RunProgress(tmp_path), RunProgress(tmp_path)
+    assert (reached(run), run.left) == (24, pytest.approx(16 * 0.4))
+    assert (reached(other, 10.0), other.left) == (24, None)  # another clock: from two rows on
+    write_history(tmp_path, 33)
+    assert (reached(other, 14.0), other.left) == (32, pytest.approx(8 * 0.5))
+    write_history(tmp_path, 41)
+    assert (reached(run), run.left) == (40, None)
+
+
+def test_values_are_the_last_that_are_known(tmp_path):
+    rows = [row(n, **{} if n % 3 == 0 else {"accuracy": None}, mae=n) for n in range(11)]
+    (tmp_path / "history.jsonl").write_text(lines(rows) + '{"round": 11, "accuracy": "<b>"}\n')
+    run = RunProgress(tmp_path, ACCURACY, MainMetric("mae"), MainMetric("rmse"))
+    assert reached(run) == 10
+    assert run.values == {"accuracy": row(9)["accuracy"], "mae": 10}
 
 
 def test_each_job_has_a_line_with_its_state_and_newest_row(tmp_path):
