@@ -19,10 +19,13 @@ from edgewire.report.learning_curve import evenly
 from edgewire.report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path("papers/runs")
+FOLDER, EXPERIMENTS = Path("papers/runs"), Path("papers/experiments")
 ROWS = 101  # the most evaluations in a stored curve: that of the untrained model, and 100 more
 # files that no run reads: a change there does not affect its numbers
-WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
+WITHOUT_EFFECT = (
+    *(":!docs", ":!edgewire/report", ":!tests", ":!*.md"),
+    *(f":!papers/{folder}" for folder in ("make", "pages", "results", "runs")),
+)
 NOT_MEASURED = {"commit", "cpu"}  # keys that may differ between runs with the same numbers
 
 
@@ -33,8 +36,8 @@ def command(name: str) -> str:
 
 def archive_file(root: Path, name: str) -> Path:
     """Return the file of an experiment's runs. Raises `ResultsError` for an unknown experiment."""
-    if not (root / "conf" / "experiment" / f"{name}.yaml").is_file():
-        raise ResultsError(f"no experiment {name}: conf/experiment/{name}.yaml is not there")
+    if not (root / EXPERIMENTS / f"{name}.yaml").is_file():
+        raise ResultsError(f"no experiment {name}: {EXPERIMENTS}/{name}.yaml is not there")
     return root / FOLDER / f"{name}.json"
 
 
@@ -114,7 +117,7 @@ def _git(root: Path, *arguments: str) -> str:
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Store the runs in the folders that the command line names; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m papers.make.run_archive", description=__doc__)
-    parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
+    parser.add_argument("name", metavar="NAME", help="of the experiment")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     asked = parser.parse_args(arguments)
     file = archive_file(root, asked.name)

@@ -11,7 +11,7 @@ import pytest
 from edgewire.report.runs import read_archive
 from papers.make.results import main, outputs
 from papers.make.run_archive import archive_file
-from tests.report.made_pages import PAGE, define, rows_of, run, written
+from tests.papers.make.made_pages import PAGE, define, rows_of, run, written
 
 
 def test_one_seed_is_marked_and_missing_runs_are_named(root):

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from edgewire.report.errors import ResultsError
 from edgewire.report.runs import read_archive
 from papers.make.run_archive import ROOT, ROWS, archive_file, commit_of, main
 from tests.report.sweeps import add_job
@@ -152,3 +153,37 @@ def test_git_does_not_ignore_a_new_archive():
     new = archive_file(ROOT, "f2i").with_name("new.json")
     done = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", str(new)], check=False)
     assert done.returncode in (1, 128)  # not ignored; 128: the tests run outside of a repository
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (None, ""),
+        (None, "[]"),
+        (None, '{"runs": 1}'),
+        (None, '{"experiment": "e", "runs": [{}]}'),
+        ("\n]}", ""),
+        ('"experiment": "e"', '"experiment": "f"'),
+        ('"seed": 0', '"seed": "0"'),
+        ('"seed": 1', '"seed": 0'),
+        ('"failures": 0', '"failures": null'),
+        ('"accuracy": 0.5', '"accuracy": "high"'),
+        ('"accuracy": 0.5', '"accuracy": NaN'),
+        ('"uplink_bytes": 1000000, ', ""),
+        ('"round": [1]', '"round": [1, 2]'),
+        ('"round": [1]', '"round": ["1"]'),
+    ],
+)
+def test_an_archive_in_another_format_is_refused(root, old, new):
+    for seed in (0, 1):
+        curve = [{"round": 1, "accuracy": 0.5}]
+        add_job(root / "sweep" / str(seed), f"experiment=e seed={seed}", curve, accuracy=0.5)
+    assert main(["e", str(root / "sweep")], root) == 0
+    file = archive_file(root, "e")
+    text = file.read_text()
+    assert len(read_archive(file)) == len(json.loads(text)["runs"]) == 2
+    assert old is None or old in text
+    file.write_text(new if old is None else text.replace(old, new))
+    with pytest.raises(ResultsError, match=f"^{file} .*") as error:
+        read_archive(file)
+    assert "\n" not in str(error.value)

@@ -10,7 +10,7 @@ from edgewire.report.runs import read_archive, read_runs
 from papers.make.results import main
 from papers.make.run_archive import archive_file, write_archive
 from papers.make.run_archive import main as keep
-from tests.report.made_pages import ACCURACIES, PAGE, define, rows_of, written
+from tests.papers.make.made_pages import ACCURACIES, PAGE, define, rows_of, written
 from tests.report.sweeps import add_job
 
 RMSE = MainMetric("rmse")

@@ -13,7 +13,7 @@ from edgewire.report.runs import read_archive
 from papers.make.definitions import Across, TableDefinition, read_definition
 from papers.make.run_archive import archive_file
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the
 # override keys that its searches lack or set differently.
 PAGES = {
@@ -77,7 +77,7 @@ def test_rows_use_the_best_rate_of_the_search(name):
     runs = [t for t in page.tables if isinstance(t, TableDefinition)]
     tables = [t for t in runs if t.experiment not in searches and t.id not in PAPERS]
     for table in tables:
-        file = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
+        file = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
         default = OmegaConf.load(file).get("lr")
         for row in table.rows:
             (overrides,) = replace(table, across=Across()).settings(row)

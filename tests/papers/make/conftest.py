@@ -3,16 +3,16 @@
 import pytest
 
 from papers.make.results import BEGIN, END
-from tests.report.made_pages import ACCURACIES, PAGE, define, run
+from tests.papers.make.made_pages import ACCURACIES, PAGE, define, run
 
 
 @pytest.fixture
 def root(tmp_path):
     """Return a repository folder with the experiments `e` and `f`, without runs or pages."""
-    for folder in ("conf/experiment", "papers/make", "papers/results"):
+    for folder in ("docs", "papers/experiments", "papers/pages", "papers/results"):
         (tmp_path / folder).mkdir(parents=True)
     for name in "ef":
-        (tmp_path / "conf" / "experiment" / f"{name}.yaml").write_text("")
+        (tmp_path / "papers" / "experiments" / f"{name}.yaml").write_text("")
     (tmp_path / "docs" / "results.md").write_text(f"# By hand\n\n{BEGIN}\n{END}\n\nMore.\n")
     return tmp_path
 
