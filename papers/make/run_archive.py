@@ -1,13 +1,14 @@
 """Stores an experiment's finished runs in the repository, for the pages' tables.
 
 `python -m papers.make.run_archive NAME FOLDER...` reads the runs from sweep folders and writes them
-to papers/runs/NAME.json.
+to papers/runs/NAME.json.xz, one run per line. `--show NAME` prints that file as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -38,7 +39,7 @@ def archive_file(root: Path, name: str) -> Path:
     """Return the file of an experiment's runs. Raises `ResultsError` for an unknown experiment."""
     if not (root / EXPERIMENTS / f"{name}.yaml").is_file():
         raise ResultsError(f"no experiment {name}: {EXPERIMENTS}/{name}.yaml is not there")
-    return root / FOLDER / f"{name}.json"
+    return root / FOLDER / f"{name}.json.xz"
 
 
 def archived(run: Run, name: str, commit: str) -> Run:
@@ -89,11 +90,11 @@ def _measured(run: Run) -> dict[str, Any]:
 
 
 def write_archive(file: Path, name: str, runs: Iterable[Run]) -> None:
-    """Write an experiment's stored runs to a JSON file, one run per line."""
+    """Write an experiment's stored runs to a file: JSON with a run per line, packed by xz."""
     file.parent.mkdir(parents=True, exist_ok=True)
     head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
     lines = ",\n".join(json.dumps(run.result) for run in runs)
-    file.write_text(f"{head}\n{lines}\n]}}\n")
+    file.write_bytes(lzma.compress(f"{head}\n{lines}\n]}}\n".encode(), preset=9))
 
 
 def commit_of(root: Path) -> str:
@@ -115,12 +116,22 @@ def _git(root: Path, *arguments: str) -> str:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Store the runs in the folders that the command line names; return the exit code."""
+    """Store the runs in the folders that the command line names, or show them.
+
+    Returns the exit code.
+    """
     parser = argparse.ArgumentParser(prog="python -m papers.make.run_archive", description=__doc__)
     parser.add_argument("name", metavar="NAME", help="of the experiment")
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument("--show", action="store_true", help="print the stored runs as JSON")
     asked = parser.parse_args(arguments)
+    if asked.show == bool(asked.folders):
+        parser.error("name the folders of sweeps, or give --show without folders")
     file = archive_file(root, asked.name)
+    if asked.show:
+        read_archive(file)  # refuses a damaged file
+        print(lzma.decompress(file.read_bytes()).decode(), end="")
+        return 0
     found, unfinished = read_runs(asked.folders)
     commit = commit_of(root)
     old = read_archive(file)

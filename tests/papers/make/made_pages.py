@@ -1,5 +1,6 @@
 """Makes an invented page of results: its definition, its runs, and the page itself."""
 
+import lzma
 import random
 
 from papers.make.results import main
@@ -35,6 +36,15 @@ def run(root, accuracies, experiment="e", **result):
         every = f"experiment={experiment} {overrides} seed={seed}"
         add_job(sweep / str(number), every, accuracy=accuracy, rounds=9, **result)
     assert keep([experiment, str(sweep)], root) == 0
+
+
+def packed(text):
+    return lzma.compress(text.encode())
+
+
+def unpacked(file):
+    """Return the text of an archive."""
+    return lzma.decompress(file.read_bytes()).decode()
 
 
 def written(root, name="page"):

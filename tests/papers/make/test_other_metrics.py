@@ -54,7 +54,7 @@ def test_the_page_of_a_share_is_that_of_an_accuracy_with_another_name(root):
     define(root, text)
     run_of(root, ACCURACY, ACCURACIES)
     accuracy = written(root)
-    (root / "papers" / "runs" / "e.json").unlink()
+    (root / "papers" / "runs" / "e.json.xz").unlink()
     run_of(root, MainMetric("iou", True, True), ACCURACIES)
     assert written(root).split() == accuracy.replace("accuracy", "iou").split()
     assert "81 % iou" in written(root)
