@@ -28,7 +28,7 @@ RUN, TESTED = "run", "tested"
 KINDS = (RUN, TESTED, COMPOSED, PARSED, LISTED)
 TUTORIAL = Path("docs/tutorial.md")
 # These commands of the tutorial do not end, or need a screen.
-NOT_RUN = re.compile(r"python -m (edgewire\.report\.live|webbrowser)\b|ssh ")
+NOT_RUN = re.compile(r"python -m (edgewire\.report \S+ --watch|webbrowser)\b|ssh ")
 
 
 @dataclass(frozen=True)

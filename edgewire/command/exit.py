@@ -28,7 +28,7 @@ from edgewire.conf.load import compose_config
 from edgewire.conf.schema import ConfigError
 from edgewire.machine.errors import Ended, EngineError, UsageError
 from edgewire.report.loggers import LoggerError
-from edgewire.report.progress.sweep_progress import VIEW
+from edgewire.report.progress import VIEW
 from edgewire.task.errors import TaskError
 
 MISTAKES = ConfigError, TaskError, UsageError, LoggerError  # of the user's

@@ -41,8 +41,7 @@ from edgewire.machine.processes import delayed, orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.pipeline.picture import show
 from edgewire.report.metric import MainMetric
-from edgewire.report.progress.run_progress import run_progress
-from edgewire.report.progress.sweep_progress import VIEW
+from edgewire.report.progress import VIEW, run_progress
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import summary_table
 from edgewire.strategy.flower_checks import expect_limits

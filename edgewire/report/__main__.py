@@ -1,7 +1,8 @@
 """Writes a report of runs: one HTML file, its pictures, and its data as CSV.
 
 `python -m edgewire.report FOLDER... [--out FOLDER] [--title TEXT]`; a FOLDER is that of a run or of
-a sweep. docs/reports.md says what the report shows.
+a sweep. With `--watch` it writes no files: it serves the page to this machine, also while the runs
+go on, until Ctrl-C. docs/reports.md says what the report shows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ from edgewire.report.html.html_report import PAGE, write_report
 FOLDER = "report"  # the report's folder, in that of the runs
 
 
+def port(text: str) -> int:
+    """Return a port's number; a `type` for `argparse`."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, not {text}")
+    return int(text)
+
+
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the report that the command line describes; return the exit code."""
@@ -29,10 +37,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"the folder {FOLDER}/ in the first given folder",
     )  # fmt: skip
     parser.add_argument("--title", default="", metavar="TEXT", help="the title of the page")
+    parser.add_argument("--watch", action="store_true", help="serve the page while runs go on")
+    parser.add_argument(
+        "--port", type=port, help="with --watch: the port of the page (default: any that is free)"
+    )
+    parser.add_argument(
+        "--no-browser", action="store_true", help="with --watch: open no browser"
+    )  # fmt: skip
     asked = parser.parse_args(arguments)
     for folder in asked.folders:
-        if not folder.is_dir():
+        # a run to watch need not have begun
+        if not (folder.is_dir() or (asked.watch and not folder.exists())):
             raise ResultsError(f"{folder}: no such folder")
+    if asked.watch:
+        if asked.out:
+            parser.error("--watch writes no files, so it takes no --out")
+        from edgewire.report.html.watch import watch
+
+        return watch(asked.folders, asked.title, asked.port or 0, not asked.no_browser)
+    if asked.port is not None or asked.no_browser:
+        parser.error("--port and --no-browser need --watch")
     out = asked.out or asked.folders[0] / FOLDER
     report = write_report(asked.folders, out, asked.title)
     _print_table([run.folder for group in report.groups for run in group.runs if run.folder])

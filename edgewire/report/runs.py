@@ -1,12 +1,13 @@
 """Reads runs: finished runs from the folders of sweeps, and stored runs from archives.
 
 The folder of a run has `result.json`, `history.jsonl` and Hydra's `.hydra/overrides.yaml`. An
-archive (papers/runs/NAME.json) has the results and learning curves of an experiment's runs.
+archive (papers/runs/NAME.json.xz) has the results and learning curves of an experiment's runs.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -285,11 +286,11 @@ def read_archive(file: Path) -> list[Run]:
     if not file.is_file():
         return []
     try:
-        content = json.loads(file.read_text())
-        if (of := content["experiment"]) != file.stem:
+        content = json.loads(lzma.decompress(file.read_bytes()))
+        if (of := content["experiment"]) != file.name.partition(".")[0]:
             raise ResultsError(f"{file} holds runs of {of}")
         runs = [stored_run(run) for run in content["runs"]]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, lzma.LZMAError) as error:
         raise ResultsError(f"{file} is no file of archived runs: {error!r}") from error
     if len({run.key for run in runs}) != len(runs):
         raise ResultsError(f"{file} holds runs of the same overrides and seed")

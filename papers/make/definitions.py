@@ -22,7 +22,7 @@ from edgewire.report.runs import in_order, parse_overrides
 from papers.make.measured import measured_file
 from papers.make.run_archive import archive_file
 
-FOLDER = Path("papers/make")
+FOLDER = Path("papers/pages")
 PAPER = "paper"  # the only column that is not measured
 ACCURACY, MAIN = "accuracy", "metric"
 POINTS = "points"  # the main metric against bytes; the other pictures show learning curves

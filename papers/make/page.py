@@ -16,7 +16,7 @@ from edgewire.report.metric import ACCURACY
 from papers.make.definitions import PICTURES, PageDefinition, TableDefinition
 from papers.make.tables import Filled, FilledTable
 
-HEAD = "<!-- Written by `python -m papers.make.results` from papers/make/{name}.yaml. -->"
+HEAD = "<!-- Written by `python -m papers.make.results` from papers/pages/{name}.yaml. -->"
 TEMPLATE = "page.md.j2"
 REFERENCE = re.compile(r"\{([^{}]*)\}")
 
@@ -72,13 +72,13 @@ def filled(page: PageDefinition, tables: Sequence[Filled], text: str) -> str:
     Raises `ResultsError` for an unknown name, and for a single brace.
     """
     if {"{", "}"} & set(REFERENCE.sub("", text)):
-        raise ResultsError(f"papers/make/{page.name}.yaml: a brace without the other: {text!r}")
+        raise ResultsError(f"papers/pages/{page.name}.yaml: a brace without the other: {text!r}")
 
     def value(found: re.Match[str]) -> str:
         try:
             return _value(found[1].split("."), tables)
         except ResultsError as error:
-            raise ResultsError(f"papers/make/{page.name}.yaml: {found[0]}: {error}") from error
+            raise ResultsError(f"papers/pages/{page.name}.yaml: {found[0]}: {error}") from error
 
     return REFERENCE.sub(value, text)
 

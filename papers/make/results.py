@@ -89,7 +89,7 @@ def outputs(root: Path) -> list[Output]:
         items += wrap(_item(page, tables) if has_run else f"{page.title}: not run yet", "* ", "  ")
     pages_there = set((root / FOLDER).glob("*.md"))
     if foreign := sorted(pages_there - {output.file for output in found}):
-        raise ResultsError(f"{foreign[0]} has no definition in papers/make: remove it, or move it")
+        raise ResultsError(f"{foreign[0]} has no definition in papers/pages: remove it, or move it")
     return [*found, Output(root / INDEX, _index(root / INDEX, items))]
 
 
@@ -115,7 +115,7 @@ def _picture(table: FilledTable) -> Picture | None:
 
 def _item(page: PageDefinition, tables: Sequence[Filled]) -> str:
     """Return the list item of a page: its link and its claim."""
-    return f"[{page.title}]({FOLDER.name}/{page.name}.md): {filled(page, tables, page.claim)}"
+    return f"[{page.title}](../{FOLDER}/{page.name}.md): {filled(page, tables, page.claim)}"
 
 
 def _index(file: Path, items: Sequence[str]) -> str:

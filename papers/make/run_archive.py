@@ -1,13 +1,14 @@
 """Stores an experiment's finished runs in the repository, for the pages' tables.
 
 `python -m papers.make.run_archive NAME FOLDER...` reads the runs from sweep folders and writes them
-to papers/runs/NAME.json.
+to papers/runs/NAME.json.xz, one run per line. `--show NAME` prints that file as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -19,10 +20,13 @@ from edgewire.report.learning_curve import evenly
 from edgewire.report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path("papers/runs")
+FOLDER, EXPERIMENTS = Path("papers/runs"), Path("papers/experiments")
 ROWS = 101  # the most evaluations in a stored curve: that of the untrained model, and 100 more
 # files that no run reads: a change there does not affect its numbers
-WITHOUT_EFFECT = (":!docs", ":!report", ":!tests", ":!*.md")
+WITHOUT_EFFECT = (
+    *(":!docs", ":!edgewire/report", ":!tests", ":!*.md"),
+    *(f":!papers/{folder}" for folder in ("make", "pages", "results", "runs")),
+)
 NOT_MEASURED = {"commit", "cpu"}  # keys that may differ between runs with the same numbers
 
 
@@ -33,9 +37,9 @@ def command(name: str) -> str:
 
 def archive_file(root: Path, name: str) -> Path:
     """Return the file of an experiment's runs. Raises `ResultsError` for an unknown experiment."""
-    if not (root / "conf" / "experiment" / f"{name}.yaml").is_file():
-        raise ResultsError(f"no experiment {name}: conf/experiment/{name}.yaml is not there")
-    return root / FOLDER / f"{name}.json"
+    if not (root / EXPERIMENTS / f"{name}.yaml").is_file():
+        raise ResultsError(f"no experiment {name}: {EXPERIMENTS}/{name}.yaml is not there")
+    return root / FOLDER / f"{name}.json.xz"
 
 
 def archived(run: Run, name: str, commit: str) -> Run:
@@ -86,11 +90,11 @@ def _measured(run: Run) -> dict[str, Any]:
 
 
 def write_archive(file: Path, name: str, runs: Iterable[Run]) -> None:
-    """Write an experiment's stored runs to a JSON file, one run per line."""
+    """Write an experiment's stored runs to a file: JSON with a run per line, packed by xz."""
     file.parent.mkdir(parents=True, exist_ok=True)
     head = f'{{"experiment": {json.dumps(name)}, "command": {json.dumps(command(name))}, "runs": ['
     lines = ",\n".join(json.dumps(run.result) for run in runs)
-    file.write_text(f"{head}\n{lines}\n]}}\n")
+    file.write_bytes(lzma.compress(f"{head}\n{lines}\n]}}\n".encode(), preset=9))
 
 
 def commit_of(root: Path) -> str:
@@ -112,12 +116,22 @@ def _git(root: Path, *arguments: str) -> str:
 
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
-    """Store the runs in the folders that the command line names; return the exit code."""
+    """Store the runs in the folders that the command line names, or show them.
+
+    Returns the exit code.
+    """
     parser = argparse.ArgumentParser(prog="python -m papers.make.run_archive", description=__doc__)
-    parser.add_argument("name", metavar="NAME", help="of the experiment: conf/experiment/NAME.yaml")
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument("name", metavar="NAME", help="of the experiment")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="sweep folders")
+    parser.add_argument("--show", action="store_true", help="print the stored runs as JSON")
     asked = parser.parse_args(arguments)
+    if asked.show == bool(asked.folders):
+        parser.error("name the folders of sweeps, or give --show without folders")
     file = archive_file(root, asked.name)
+    if asked.show:
+        read_archive(file)  # refuses a damaged file
+        print(lzma.decompress(file.read_bytes()).decode(), end="")
+        return 0
     found, unfinished = read_runs(asked.folders)
     commit = commit_of(root)
     old = read_archive(file)

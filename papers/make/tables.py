@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -36,7 +35,7 @@ from papers.make.definitions import (
     TableDefinition,
 )
 from papers.make.measured import Measured
-from papers.make.run_archive import command
+from papers.make.run_archive import EXPERIMENTS, ROOT, command
 
 COLUMN, ROW = "column", "row"  # placeholders in a path for the keys of a column and of a row
 
@@ -251,7 +250,7 @@ def fill(
 @cache
 def _generates_data(experiment: str) -> bool:
     """Return whether an experiment chooses a task whose data set is generated, without a folder."""
-    file = Path(__file__).parents[2] / "conf" / "experiment" / f"{experiment}.yaml"
+    file = ROOT / EXPERIMENTS / f"{experiment}.yaml"
     made: Any = OmegaConf.load(file) if file.is_file() else {}
     defaults = made.get("defaults", [])
     chosen = {key for each in defaults if isinstance(each, DictConfig) for key in each}

@@ -76,7 +76,7 @@ WRONG = [
     ("python run.py new", "one name"),
     ("python -m edgewire.report.table x --no-such-option", "--no-such-option"),
     ("python -m edgewire.report.curves x --smooth zero --out y.png", "smooth"),
-    ("python -m edgewire.report.live x --port 99999", "port"),
+    ("python -m edgewire.report x --watch --port 99999", "port"),
     ("python -m edgewire.report.tables x", "no module edgewire.report.tables"),
     ("python -m papers.benchmarks.index_sets compression.densty=0.1", "densty"),
     ("python -m docs.configuration now", "takes no options"),
@@ -139,7 +139,7 @@ def test_only_listed_commands_are_not_checked():
     assert {"README.md", "deploy.md"} <= {page.name for page in pages()}
     tutorial = [b for b in blocks(ROOT / TUTORIAL) if b.is_shell]
     left_out = [c.text for b in tutorial for c in b.commands() if NOT_RUN.match(c.text)]
-    assert left_out == ["python -m edgewire.report.live runs/long"]
+    assert left_out == ["python -m edgewire.report runs/long --watch"]
 
 
 def test_the_command_prints_a_table_and_the_mistakes(tmp_path, capsys, monkeypatch):

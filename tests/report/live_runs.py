@@ -1,4 +1,4 @@
-"""Writes folders as a run writes them while it goes on, for tests of `edgewire.report.live`."""
+"""Writes folders as a run writes them while it goes on, for tests of reports."""
 
 import json
 import math

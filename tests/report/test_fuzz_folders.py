@@ -4,7 +4,6 @@
 is read in a process of its own, which is forked when all modules are loaded.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -21,8 +20,8 @@ from edgewire.report import curves, table
 from edgewire.report.errors import ResultsError
 from edgewire.report.html import canvas, html_report
 from edgewire.report.html.run_data import read_settings
+from edgewire.report.html.watch import WatchedReport
 from edgewire.report.link_time import measured
-from edgewire.report.live.run_watcher import FolderWatcher
 from edgewire.report.run_result import RunResult, SweepResult
 from edgewire.report.runs import read_runs
 from tests.report.damaged_runs import CANARY, damage
@@ -49,8 +48,8 @@ def reports(folder, out, draws=True):
             options = ["--y", "loss", "--out", str(out / "curves.png")]
             codes.append(curves.main([str(folder), *options]))
     assert set(codes) <= {0, 2}
-    watcher = FolderWatcher(folder)
-    found = [text.getvalue(), json.dumps([watcher.look(), watcher.look()], allow_nan=False)]
+    watched = WatchedReport([folder])
+    found = [text.getvalue(), *watched.states(), *watched.states()]
     for read in (
         *(lambda: repr(SweepResult(folder)), lambda: SweepResult(folder)._repr_html_()),
         *(getter(name, folder) for name in SHOWN),

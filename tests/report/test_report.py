@@ -7,10 +7,10 @@ import time
 import pytest
 from rich.console import Console
 
+from edgewire.report import progress
 from edgewire.report.format import human_bytes, human_seconds, percent
 from edgewire.report.metric import MainMetric
-from edgewire.report.progress import run_progress as progress
-from edgewire.report.progress.run_progress import ProgressLine, run_progress
+from edgewire.report.progress import ProgressLine, run_progress
 from edgewire.report.runs import read_result
 from edgewire.report.summary import summary_table
 

@@ -1,6 +1,4 @@
-"""Runs are read from their folders and from archives; damaged files are named."""
-
-import json
+"""Runs are read from their folders; damaged files are named."""
 
 import pytest
 
@@ -9,12 +7,10 @@ from edgewire.report.runs import (
     GAVE_UP,
     group_runs,
     in_order,
-    read_archive,
     read_history,
     read_runs,
     varying,
 )
-from papers.make.run_archive import archive_file, main
 from tests.report.sweeps import add_job
 
 
@@ -99,40 +95,6 @@ def test_any_other_damaged_line_of_a_history_is_named(tmp_path, damage):
     file.write_bytes(damage)
     with pytest.raises(ResultsError, match=f"^{file}: line 1 cannot be read$"):
         read_history(file)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (None, ""),
-        (None, "[]"),
-        (None, '{"runs": 1}'),
-        (None, '{"experiment": "e", "runs": [{}]}'),
-        ("\n]}", ""),
-        ('"experiment": "e"', '"experiment": "f"'),
-        ('"seed": 0', '"seed": "0"'),
-        ('"seed": 1', '"seed": 0'),
-        ('"failures": 0', '"failures": null'),
-        ('"accuracy": 0.5', '"accuracy": "high"'),
-        ('"accuracy": 0.5', '"accuracy": NaN'),
-        ('"uplink_bytes": 1000000, ', ""),
-        ('"round": [1]', '"round": [1, 2]'),
-        ('"round": [1]', '"round": ["1"]'),
-    ],
-)
-def test_an_archive_in_another_format_is_refused(root, old, new):
-    for seed in (0, 1):
-        curve = [{"round": 1, "accuracy": 0.5}]
-        add_job(root / "sweep" / str(seed), f"experiment=e seed={seed}", curve, accuracy=0.5)
-    assert main(["e", str(root / "sweep")], root) == 0
-    file = archive_file(root, "e")
-    text = file.read_text()
-    assert len(read_archive(file)) == len(json.loads(text)["runs"]) == 2
-    assert old is None or old in text
-    file.write_text(new if old is None else text.replace(old, new))
-    with pytest.raises(ResultsError, match=f"^{file} .*") as error:
-        read_archive(file)
-    assert "\n" not in str(error.value)
 
 
 def test_equal_overrides_in_other_notation_are_equal():

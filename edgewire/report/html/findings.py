@@ -9,6 +9,7 @@ from typing import NamedTuple
 from edgewire.report.columns import by_seed, decimals
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import human_bytes, human_seconds
+from edgewire.report.html.node_state import SLOW
 from edgewire.report.html.node_table import NodeRecord, NotableNode, notable
 from edgewire.report.html.run_data import (
     ReportGroup,
@@ -18,7 +19,6 @@ from edgewire.report.html.run_data import (
     sent_mean,
     unlike,
 )
-from edgewire.report.live.node_state import SLOW
 from edgewire.report.metric import MainMetric
 from edgewire.report.summary import whole_bytes
 

@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.files.reader import read_json
+from edgewire.report.html.node_state import (
+    NODES,
+    is_slow,
+    lag_of,
+    nodes_in,
+    not_answering,
+    usual_lag,
+)
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.html.run_records import ended_early
 from edgewire.report.html.text import one_line
-from edgewire.report.live.node_state import is_slow, lag_of, not_answering, usual_lag
-from edgewire.report.live.nodes import NODES, nodes_in
 from edgewire.report.runs import number
 
 RUNS = 3  # runs of a group whose nodes are shown

@@ -12,10 +12,10 @@ from edgewire.report.errors import ResultsError
 from edgewire.report.files.reader import folders, lines_of, open_file, parse_json, readable
 from edgewire.report.format import NOTHING
 from edgewire.report.html.text import one_line
-from edgewire.report.live.history import metric_in
-from edgewire.report.metric import main_of
+from edgewire.report.metric import ACCURACY, LOSS, MainMetric, fit_to_show, main_of
 from edgewire.report.runs import (
     HISTORY,
+    HISTORY_NUMBERS,
     HYDRA,
     OVERRIDES,
     RESULT,
@@ -35,6 +35,8 @@ from edgewire.report.summary import sent_bytes
 
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
+# before the run has a result, these names tell that a value is a share of which more is better
+SHARES = ("accuracy", "top5", "auroc", "iou")
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,23 @@ def run_so_far(folder: Path) -> Run | None:
     except (OSError, ValueError, KeyError, TypeError, ResultsError):
         return None
     return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
+
+
+def metric_in(row: Row) -> MainMetric:
+    """Return the main metric of a run without a result: the first name after `loss` in a row."""
+    names = list(row)
+    place = names.index("loss") + 1 if "loss" in names else len(names)
+    name = names[place] if place < len(names) else LOSS.name
+    if name == "accuracy":
+        return ACCURACY
+    value = row.get(name)
+    if (
+        name in HISTORY_NUMBERS
+        or not fit_to_show(name)
+        or (value is not None and number(value) is None)
+    ):
+        return LOSS
+    return MainMetric(name, name in SHARES, name in SHARES)
 
 
 def without_settings(tops: Sequence[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ import pytest
 from papers.make.measured import Measured, measured_file
 from papers.make.measured import main as measure
 from papers.make.results import main
-from tests.report.made_pages import define, written
+from tests.papers.make.made_pages import define, written
 
 LOOKED_UP = """
 title: Sizes

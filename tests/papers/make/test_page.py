@@ -11,7 +11,7 @@ import pytest
 from edgewire.report.runs import read_archive
 from papers.make.results import main, outputs
 from papers.make.run_archive import archive_file
-from tests.report.made_pages import PAGE, define, rows_of, run, written
+from tests.papers.make.made_pages import PAGE, define, packed, rows_of, run, unpacked, written
 
 
 def test_one_seed_is_marked_and_missing_runs_are_named(root):
@@ -59,8 +59,8 @@ def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
 def test_pages_do_not_depend_on_the_order_of_kept_runs(ran):
     text = written(ran)
     for _ in range(3):
-        runs = json.loads(archive_file(ran, "e").read_text())
+        runs = json.loads(unpacked(archive_file(ran, "e")))
         random.shuffle(runs["runs"])
-        archive_file(ran, "e").write_text(json.dumps(runs))
+        archive_file(ran, "e").write_bytes(packed(json.dumps(runs)))
         assert len(read_archive(archive_file(ran, "e"))) == 6
         assert written(ran) == text

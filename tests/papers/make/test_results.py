@@ -13,9 +13,9 @@ from papers.make.measured import measured_file, read_measured
 from papers.make.results import Output, main
 from papers.make.run_archive import archive_file
 from papers.make.tables import FilledBenchmarkTable
-from tests.report.made_pages import PAGE, define, written
+from tests.papers.make.made_pages import PAGE, define, packed, unpacked, written
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_page_in_the_repository_is_up_to_date(capsys):
@@ -30,7 +30,7 @@ def test_every_row_is_a_case_of_its_experiment(page):
     for table in page.tables:
         if isinstance(table, BenchmarkTable):
             continue
-        path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
+        path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
         jobs = seeds_of_jobs(sweeper, table.beside)
         assert table.all_settings() <= jobs.keys()
@@ -54,7 +54,7 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
     for table in page.tables:
         if isinstance(table, BenchmarkTable) or table.experiment in FEWER or table.heads_across():
             continue
-        path = ROOT / "conf" / "experiment" / f"{table.experiment}.yaml"
+        path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
         jobs = seeds_of_jobs(sweeper, table.beside)
         runs = read_archive(archive_file(ROOT, table.experiment))
@@ -126,13 +126,13 @@ def test_check_reports_differences_and_changes_nothing(ran, capsys):
     assert main(["--check"], ran) == 1
     out = capsys.readouterr().out
     assert [line.split(" is out")[0] for line in out.splitlines()] == [
-        "docs/results/page.md", "docs/results.md",
+        "papers/results/page.md", "docs/results.md",
     ]  # fmt: skip
     assert not (ran / "papers" / "results" / "page.md").exists()
     written(ran)
     assert main(["--check"], ran) == 0
     file = archive_file(ran, "e")
-    file.write_text(file.read_text().replace('"accuracy": 0.825', '"accuracy": 0.835'))
+    file.write_bytes(packed(unpacked(file).replace('"accuracy": 0.825', '"accuracy": 0.835')))
     assert main(["--check"], ran) == 1
 
 
@@ -204,10 +204,10 @@ def test_a_mistake_in_a_definition_gives_one_line(ran, old, new, said, capsys):
 @pytest.mark.parametrize(
     ("file", "text", "words", "said"),
     [
-        ("docs/results/page.md", "# By hand", [], "written by hand"),
-        ("docs/results/other.md", "# By hand", ["--check"], "other.md has no definition"),
+        ("papers/results/page.md", "# By hand", [], "written by hand"),
+        ("papers/results/other.md", "# By hand", ["--check"], "other.md has no definition"),
         ("docs/results.md", "# By hand", [], "docs/results.md needs the lines"),
-        ("docs/results/runs/e.json", "{}", [], "e.json"),
+        ("papers/runs/e.json.xz", "{}", [], "e.json.xz"),
     ],
 )
 def test_another_file_in_the_place_gives_one_line_and_stays(ran, capsys, file, text, words, said):

@@ -6,8 +6,10 @@ from itertools import pairwise
 
 import pytest
 
+from edgewire.report.errors import ResultsError
 from edgewire.report.runs import read_archive
 from papers.make.run_archive import ROOT, ROWS, archive_file, commit_of, main
+from tests.papers.make.made_pages import packed, unpacked
 from tests.report.sweeps import add_job
 
 
@@ -35,9 +37,11 @@ def kept(root):
 def test_the_file_has_a_line_a_run_with_overrides_seed_and_numbers(root, sweep, capsys):
     assert keep(root, sweep) == 0
     assert "4 runs, 4 of them new" in capsys.readouterr().out
-    text = archive_file(root, "e").read_text()
+    text = unpacked(archive_file(root, "e"))
     assert json.loads(text)["command"] == "python run.py -m experiment=e"
     assert len(text.splitlines()) == 4 + 2
+    assert main(["e", "--show"], root) == 0
+    assert capsys.readouterr().out == text
     runs = kept(root)
     assert [run.key for run in runs] == [
         ("batch_size=2 lr=1", 0), ("batch_size=2 lr=1", 1), ("batch_size=2 lr=1", 2), ("lr=2", 0),
@@ -99,7 +103,7 @@ def test_numbers_that_are_not_finite_are_null(root):
     add(root / "sweep", "seed=0", [{"round": 1, "accuracy": float("nan")}], loss=float("inf"))
     keep(root, root / "sweep")
     assert kept(root)[0].result["loss"] is None
-    json.loads(archive_file(root, "e").read_text(), parse_constant=pytest.fail)
+    json.loads(unpacked(archive_file(root, "e")), parse_constant=pytest.fail)
 
 
 def test_invalid_input_does_not_change_kept_runs(root, sweep, capsys):
@@ -117,6 +121,7 @@ def test_invalid_input_does_not_change_kept_runs(root, sweep, capsys):
         ((root / "unfinished",), "e", "no finished run"),
         ((root / "text",), "e", "line 1 cannot be read"),
         ((sweep,), "g", "no experiment g"),
+        (("--show",), "f", "f.json.xz: No such file"),
     ]:
         assert keep(root, *folders, name=name) == 2
         err = capsys.readouterr().err
@@ -149,6 +154,58 @@ def test_without_git_there_is_no_commit(tmp_path, monkeypatch):
 
 
 def test_git_does_not_ignore_a_new_archive():
-    new = archive_file(ROOT, "f2i").with_name("new.json")
+    new = archive_file(ROOT, "f2i").with_name("new.json.xz")
     done = subprocess.run(["git", "-C", str(ROOT), "check-ignore", "-q", str(new)], check=False)
     assert done.returncode in (1, 128)  # not ignored; 128: the tests run outside of a repository
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (None, ""),
+        (None, "[]"),
+        (None, '{"runs": 1}'),
+        (None, '{"experiment": "e", "runs": [{}]}'),
+        ("\n]}", ""),
+        ('"experiment": "e"', '"experiment": "f"'),
+        ('"seed": 0', '"seed": "0"'),
+        ('"seed": 1', '"seed": 0'),
+        ('"failures": 0', '"failures": null'),
+        ('"accuracy": 0.5', '"accuracy": "high"'),
+        ('"accuracy": 0.5', '"accuracy": NaN'),
+        ('"uplink_bytes": 1000000, ', ""),
+        ('"round": [1]', '"round": [1, 2]'),
+        ('"round": [1]', '"round": ["1"]'),
+    ],
+)
+def test_an_archive_in_another_format_is_refused(root, old, new):
+    for seed in (0, 1):
+        curve = [{"round": 1, "accuracy": 0.5}]
+        add_job(root / "sweep" / str(seed), f"experiment=e seed={seed}", curve, accuracy=0.5)
+    assert main(["e", str(root / "sweep")], root) == 0
+    file = archive_file(root, "e")
+    text = unpacked(file)
+    assert len(read_archive(file)) == len(json.loads(text)["runs"]) == 2
+    assert old is None or old in text
+    file.write_bytes(packed(new if old is None else text.replace(old, new)))
+    with pytest.raises(ResultsError, match=f"^{file} .*") as error:
+        read_archive(file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"{}", lambda data: b""])
+def test_a_damaged_archive_is_one_line(root, sweep, damage, capsys):
+    keep(root, sweep)
+    file = archive_file(root, "e")
+    file.write_bytes(damage(file.read_bytes()))
+    capsys.readouterr()
+    for words in ([str(sweep)], ["--show"]):
+        assert main(["e", *words], root) == 2
+        assert capsys.readouterr().err.startswith(f"error: {file} is no file of archived runs: ")
+
+
+@pytest.mark.parametrize("words", [[], ["--show", "x"]])
+def test_folders_or_show_must_be_given(root, words, capsys):
+    with pytest.raises(SystemExit):
+        main(["e", *words], root)
+    assert "--show" in capsys.readouterr().err

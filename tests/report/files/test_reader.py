@@ -20,7 +20,7 @@ from edgewire.report.files.reader import (
     read_json,
     read_yaml,
 )
-from edgewire.report.live.run_watcher import FolderWatcher
+from edgewire.report.progress import FINISHED, SweepJob
 from edgewire.report.run_result import RunResult
 from edgewire.report.runs import read_runs
 from tests.report.html.made_runs import add_run
@@ -123,7 +123,9 @@ def test_a_link_to_a_run_and_one_above_it_are_the_users_own(tmp_path):
         for folder in (tmp_path / "latest", tmp_path / "parent" / "0"):
             assert RunResult(folder).overrides == {"lr": "1", "seed": "0"}
             assert [run.folder for run in read_runs([folder])[0]] == [folder]
-            assert FolderWatcher(folder).look()["state"] == "finished"
+            job = SweepJob(folder)
+            job.update()
+            assert job.state == FINISHED
         assert len(read_runs([tmp_path / "parent"])[0]) == 1
     assert not notes
 

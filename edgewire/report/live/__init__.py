@@ -1,1 +1,0 @@
-"""Watches a run in a browser: `python -m edgewire.report.live RUN` (docs/live.md)."""

@@ -1,0 +1,387 @@
+"""Shows the progress of runs, and of all jobs of a sweep, from the files that runs write.
+
+So it works with every engine and with every launcher.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console, JustifyMethod
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from edgewire.report.files.reader import GrowingFile, parse_json, readable
+from edgewire.report.format import NOTHING, human_bytes, human_seconds
+from edgewire.report.metric import ACCURACY, LOSS, MainMetric
+from edgewire.report.runs import (
+    FAILED,
+    HISTORY,
+    OVERRIDES,
+    RESULT,
+    Row,
+    number,
+    override_words,
+    read_result,
+)
+
+FIRST_LINE = 10.0  # seconds
+BETWEEN, LONGEST = 30.0, 600.0  # bounds in seconds of the pause between lines
+VIEW = "EDGEWIRE_SWEEP_VIEW"  # set for jobs whose progress the sweep's own process shows
+BEFORE_ROWS = 6  # lines of the terminal that the table's head, its title and the prompt need
+STARTING, RUNNING, FINISHED, STOPPED, BAD = "starting", "running", "finished", "stopped", "failed"
+DIVERGED = "diverged"
+DONE = (FINISHED, STOPPED, DIVERGED, BAD)
+HEADS = {"state": 8, "round": 10, "metric": 7, "up": 7, "down": 7, "left": 6}  # with least widths
+TAIL = 9  # lines, the newest ones, among which a row is looked for
+NEEDED = ("round", "rounds", "uplink_bytes", "downlink_bytes")  # numbers of a row
+
+
+class RunProgress:
+    """What a run's files say so far. `metrics`: the values of the model to follow.
+
+    `row`: the newest row of the history; {} before the first. `values`: the last value of each
+    metric by its name; only some rounds end with an evaluation. `left`: the estimated seconds until
+    the end of a run that goes on; None if they are unknown. `state`: one of the constants above.
+    """
+
+    def __init__(self, folder: Path, *metrics: MainMetric) -> None:
+        self.folder = folder
+        self.row: Row = {}
+        self.values: dict[str, float] = {}
+        self.left: float | None = None
+        self.state = STARTING
+        self._file = GrowingFile(folder / HISTORY)
+        # most rows have no value of a metric, or null, and need not be parsed
+        names = {each.name: re.escape(json.dumps(each.name)) for each in metrics}
+        self._keys = {name: re.compile(f"{key}:(?! *null)".encode()) for name, key in names.items()}
+        self._first: tuple[float, float] | None = None  # seconds and round of the first row
+
+    def update(self, now: float | None = None) -> None:
+        """Read the new rows and the state.
+
+        `now`: seconds on any clock; without it, the seconds that the rows tell are the time.
+        """
+        first, lines = b"", deque[bytes](maxlen=TAIL)
+        measured = {name: deque[bytes](maxlen=TAIL) for name in self._keys}
+        with suppress(OSError, ValueError):  # the file cannot be read now: the next call may
+            for line in self._file.lines():
+                first = first or line
+                lines.append(line)
+                for name, key in self._keys.items():
+                    if key.search(line):
+                        measured[name].append(line)
+        self.row = _newest(lines, NEEDED) or self.row
+        for name, found in measured.items():
+            if row := _newest(found, [name]):  # an earlier run's history has other metrics
+                self.values[name] = row[name]
+        self.state = self._state()
+        if now is None:
+            began = _newest([first], ["seconds", "round"])
+            now = number(self.row.get("seconds"))
+        else:
+            began = self.row and {"seconds": now, "round": self.row["round"]}
+        if self._first is None and began:
+            self._first = began["seconds"], began["round"]
+        self.left = self._left(now) if self.state == RUNNING else None
+
+    def _left(self, now: float | None) -> float | None:
+        """Return the seconds left at the mean pace since the first row; None before the second."""
+        if self._first is None or now is None:
+            return None
+        (began, first), done, rounds = self._first, self.row["round"], self.row["rounds"]
+        if not first < done < rounds or now <= began:
+            return None
+        return float((rounds - done) * (now - began) / (done - first))
+
+    def _state(self) -> str:
+        result = readable(read_result, self.folder) or {}
+        if result.get("diverged"):
+            return DIVERGED
+        if (self.folder / FAILED).exists():
+            return BAD
+        if not result:
+            return RUNNING if self.row else STARTING
+        return FINISHED if not result.get("stopped") else STOPPED
+
+    def sent(self) -> list[str]:
+        """Return the bytes sent up and down as text."""
+        return [
+            human_bytes(self.row[f"{way}link_bytes"]) if self.row else NOTHING
+            for way in ("up", "down")
+        ]
+
+
+def _newest(lines: Sequence[bytes], numbers: Sequence[str]) -> Row:
+    """Return the last row in lines of a history that has these numbers, else {}.
+
+    The last line may be damaged, or a part of a line after a truncation.
+    """
+    for line in reversed(lines):
+        try:
+            row = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and all(number(row.get(key)) is not None for key in numbers):
+            return row
+    return {}
+
+
+# One run
+
+
+@contextmanager
+def run_progress(
+    folder: Path,
+    rounds: int,
+    console: Console,
+    *,
+    shared: bool = False,
+    name: str = "",
+    metric: MainMetric = ACCURACY,
+) -> Iterator[None]:
+    """In this context, show the progress of the run that writes its files to `folder`.
+
+    On a terminal it shows a bar. In a log (`nohup`, ssh, batch), and if other runs print at the
+    same time (`shared`), it prints lines: the first after ten seconds, the next ones after longer
+    and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
+    """
+    if console.is_jupyter and not console.quiet:
+        with _beside(_in_notebook, ProgressLine(folder, rounds, name, metric)):
+            yield
+        return
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(f"{metric.name} {{task.fields[measured]}}"),
+        TextColumn("up {task.fields[up]}  down {task.fields[down]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        console=console,
+        disable=shared or not console.is_terminal,
+        transient=True,
+    ) as progress:
+        if progress.disable:
+            shown = _beside(_print, ProgressLine(folder, rounds, name, metric), folder, console)
+        else:
+            progress.add_task("round", total=rounds, measured="-", up="-", down="-")
+            shown = _beside(_follow, RunProgress(folder, metric), progress, metric)
+        with shown:
+            yield
+
+
+@contextmanager
+def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """In this context, `show` runs in a thread; its first argument is set when it must end."""
+    done = threading.Event()
+    thread = threading.Thread(target=show, args=(done, *arguments), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _in_notebook(done: threading.Event, line: ProgressLine) -> None:
+    """Show a bar and a line below a notebook's cell, twice a second."""
+    from IPython.display import HTML, display
+
+    shown = display(HTML(line.html(0.0)), display_id=True)  # type: ignore[no-untyped-call]
+    began, over = time.monotonic(), False
+    while not over:
+        over = done.wait(0.5)
+        text = line.html(time.monotonic() - began)
+        shown.update(HTML(text))  # type: ignore[no-untyped-call]
+
+
+def _follow(
+    done: threading.Event, run: RunProgress, progress: Progress, metric: MainMetric
+) -> None:
+    """Move the bar four times a second, and a last time when the run is done."""
+    (task,) = progress.task_ids
+    over = False
+    began: float | None = time.monotonic()
+    while not over:
+        over = done.wait(0.25)
+        if began is not None and time.monotonic() - began > FIRST_LINE:
+            progress.console.print(f"files in {run.folder}", soft_wrap=True)
+            began = None
+        before = run.row
+        run.update(time.monotonic())
+        if run.row is before:
+            continue
+        measured = metric.text(run.values.get(metric.name))
+        at, of = run.row["round"], run.row["rounds"]
+        up, down = run.sent()
+        progress.update(task, completed=at, total=of, measured=measured, up=up, down=down)
+
+
+def _print(done: threading.Event, line: ProgressLine, folder: Path, console: Console) -> None:
+    began, pause = time.monotonic(), FIRST_LINE
+    while not done.wait(pause):
+        passed = time.monotonic() - began
+        if pause == FIRST_LINE:
+            console.print(f"files in {folder}", soft_wrap=True)
+        console.print(line.line(passed), soft_wrap=True)
+        pause = pause_after(passed)
+
+
+def pause_after(seconds: float) -> float:
+    """Return the seconds to wait before a log's next line: a tenth of the run's time, `seconds`.
+
+    The pause is at least 30 and at most 600 seconds.
+    """
+    return min(max(seconds / 10, BETWEEN), LONGEST)
+
+
+class ProgressLine:
+    """Makes the progress lines of a run's log.
+
+    `folder`: where the run writes its files; `rounds`: their number; `name`: a line's prefix;
+    `metric`: the value of the model to show.
+    """
+
+    def __init__(
+        self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
+    ) -> None:
+        self._metric, self._rounds, self._name = metric, rounds, name
+        self._run = RunProgress(folder, metric)
+
+    def line(self, passed: float) -> str:
+        """Return the line to print `passed` seconds after this process began the run."""
+        run = self._run
+        run.update(passed)
+        parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', self._rounds)}"]
+        if run.row:
+            up, down = run.sent()
+            measured = self._metric.text(run.values.get(self._metric.name))
+            parts += [f"{self._metric.name} {measured}", f"up {up}, down {down}"]
+        parts.append(f"{human_seconds(round(passed))} so far")
+        if run.left is not None:
+            parts.append(f"about {human_seconds(round(run.left))} left")
+        return f"{self._name}{', '.join(parts)}"
+
+    def html(self, passed: float) -> str:
+        """Return a bar and the line (`line`) for a notebook."""
+        text, row = html.escape(self.line(passed)), self._run.row
+        done, of = row.get("round", 0), row.get("rounds", self._rounds)
+        return f"<progress value='{done:d}' max='{max(of, 1):d}'></progress> {text}"
+
+
+# A sweep
+
+
+@contextmanager
+def sweep_progress(
+    top: Path, began: float, console: Console, jobs: int | None = None, every: float = 1.0
+) -> Iterator[SweepView]:
+    """In this context, show the jobs below `top` on a terminal, and keep the jobs from printing.
+
+    `began`: the Unix time since which a folder is a job of this sweep; `jobs`: their number, None
+    if it is unknown; `every`: seconds between two looks at the files.
+    """
+    view = SweepView(top, began, jobs)
+    live = Live(
+        get_renderable=lambda: view.table(console.height - BEFORE_ROWS),
+        console=console,
+        refresh_per_second=1 / every,
+        transient=True,
+    )
+    with silent_jobs(), live:
+        yield view
+
+
+@contextmanager
+def silent_jobs() -> Iterator[None]:
+    """In this context, jobs in other processes print nothing."""
+    os.environ[VIEW] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(VIEW, None)
+
+
+class SweepJob(RunProgress):
+    """A job of a sweep: what its files say, and its overrides."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, ACCURACY, LOSS)
+        self.overrides = readable(override_words, folder) or []
+
+    @property
+    def measured(self) -> str:
+        """The last accuracy, of a model without one the last loss."""
+        if (accuracy := self.values.get(ACCURACY.name)) is not None:
+            return ACCURACY.text(accuracy)
+        loss = self.values.get(LOSS.name)
+        return NOTHING if loss is None else f"loss {LOSS.text(loss)}"
+
+
+class SweepView:
+    """Makes the table of a sweep's jobs; the arguments are those of `sweep_progress`."""
+
+    def __init__(self, top: Path, began: float, jobs: int | None = None) -> None:
+        self._top, self._began, self._count = top, began, jobs
+        self._jobs: dict[Path, SweepJob] = {}
+        self._start = time.monotonic()
+
+    def jobs(self) -> list[SweepJob]:
+        """Return the jobs that have begun, in the order of their numbers, after a look at files."""
+        now = time.monotonic() - self._start
+        for file in self._top.glob(f"*/{OVERRIDES}"):
+            folder = file.parents[1]
+            if folder not in self._jobs and file.stat().st_mtime >= self._began:
+                self._jobs[folder] = SweepJob(folder)
+        for job in self._jobs.values():
+            if job.state != FINISHED or not (job.folder / RESULT).exists():
+                job.update(now)
+        return sorted(self._jobs.values(), key=lambda job: (len(job.folder.name), job.folder.name))
+
+    def table(self, rows: int) -> Table:
+        """Return the table with at most `rows` jobs: those that run, then the newest others."""
+        jobs = self.jobs()
+        table = Table(box=None, padding=(0, 2, 0, 0), title=self._title(jobs), title_justify="left")
+        table.add_column("job", justify="right", min_width=3)
+        table.add_column("overrides", no_wrap=True, overflow="ellipsis", ratio=1)
+        for head, width in HEADS.items():
+            side: JustifyMethod = "left" if head == "state" else "right"
+            table.add_column(head, justify=side, no_wrap=True, min_width=width)
+        common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
+        active = [job for job in jobs if job.state not in DONE]
+        others = [job for job in jobs if job.state in DONE]
+        room = max(rows, 1)
+        shown = active[:room]
+        shown += others[len(others) - min(len(others), room - len(shown)) :]
+        for job in sorted(shown, key=jobs.index):
+            done = f"{job.row['round']} of {job.row['rounds']}" if job.row else NOTHING
+            left = NOTHING if job.left is None else human_seconds(round(job.left))
+            own = " ".join(word for word in job.overrides if word not in common)
+            cells = [job.folder.name, own, job.state, done, job.measured, *job.sent(), left]
+            table.add_row(*(Text(cell) for cell in cells))  # text of users is no markup
+        return table
+
+    def _title(self, jobs: Sequence[SweepJob]) -> str:
+        counts = Counter(job.state for job in jobs)
+        done = sum(counts[state] for state in DONE)
+        total = "" if self._count is None else f" of {self._count}"
+        passed = time.monotonic() - self._start
+        parts = [f"{done}{total} jobs done", f"{len(jobs) - done} running"]
+        bad = counts[BAD] + counts[DIVERGED]
+        parts += [f"{bad} failed or diverged"] if bad else []
+        parts.append(f"{human_seconds(round(passed))} so far")
+        if self._count and done and done < self._count:
+            parts.append(f"about {human_seconds(round(passed / done * (self._count - done)))} left")
+        return ", ".join(parts)

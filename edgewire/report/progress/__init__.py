@@ -1,1 +1,0 @@
-"""Progress of runs and sweeps, read from the histories that they write."""

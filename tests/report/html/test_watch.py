@@ -1,0 +1,306 @@
+"""`report FOLDER --watch` serves the report of runs that go on, to this machine only."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections import defaultdict
+from contextlib import ExitStack, contextmanager, suppress
+
+import httpx
+import pytest
+
+from edgewire.report.__main__ import main
+from edgewire.report.errors import ResultsError
+from edgewire.report.html import html_report, watch
+from edgewire.report.html.watch import Shown, WatchedReport, listen, response, serve
+from tests.report.live_runs import ROUNDS, lines, row, write_history, write_nodes
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+def write_run(folder, count, **more):
+    """Write a run that has `count` rows so far."""
+    write_history(folder, count, **more)
+    (folder / ".hydra").mkdir(exist_ok=True)
+    (folder / ".hydra" / "overrides.yaml").write_text('["seed=0"]')
+
+
+def write_result(folder, **more):
+    (folder / "result.json").write_text(json.dumps({**row(ROUNDS), "stopped": None, **more}))
+
+
+# HTTP
+
+
+class Ready:
+    """A report whose page is made."""
+
+    def shown(self):
+        return Shown(b"the page", 5.0)
+
+
+def asked(first="GET / HTTP/1.1", *fields):
+    """Return the status and the whole response to a request."""
+    head = "\r\n".join([first, *(fields or ("Host: 127.0.0.1",)), "", ""])
+    found = response(head.encode(), Ready()).decode()
+    return int(found.split()[1]), found
+
+
+@pytest.mark.parametrize("first", ["GET / HTTP/1.1", "GET /other HTTP/1.1", "PUT / HTTP/1.1"])
+def test_every_response_forbids_what_the_page_does_not_need(first):
+    head, _, page = asked(first)[1].partition("\r\n\r\n")
+    fields = dict(line.split(": ", 1) for line in head.lower().split("\r\n")[1:])
+    policy = fields["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "connect-src" not in policy
+    assert fields["x-content-type-options"] == "nosniff"
+    assert fields["cache-control"] == "no-store"
+    assert fields["connection"] == "close"
+    assert not {"access-control-allow-origin", "server"} & set(fields)
+    assert int(fields["content-length"]) == len(page)
+    assert fields.get("refresh") == ("6" if page else None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        *((host, 200) for host in ("127.0.0.1", "127.0.0.1:9", "localhost", "localhost:1")),
+        *((host, 400) for host in ("evil.org", "127.0.0.1.evil.org", "localhost.evil.org:80", "")),
+        *((host, 400) for host in ("evil.org:127.0.0.1", "10.0.0.1", "0.0.0.0", "www.localhost")),
+        *((host, 400) for host in ("[::1]", "127.0.0.1@evil.org", "127.0.0.1\r\nhost: evil.org")),
+    ],
+)
+def test_only_names_of_this_machine_are_answered(fields, status):
+    found, text = asked("GET /?a HTTP/1.1", f"Host: {fields}")
+    assert (found, "the page" in text) == (status, status == 200)
+
+
+def test_a_request_without_a_host_is_refused():
+    assert asked("GET / HTTP/1.1", "Accept: *")[0] == 400
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "get", ""])
+def test_only_get_is_answered(method):
+    assert asked(f"{method} / HTTP/1.1")[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/history.jsonl", "/report.html", "/..%2fresult.json", "//", "", "http://127.0.0.1/"]
+)
+def test_no_file_is_served(path):
+    assert asked(f"GET {path} HTTP/1.1")[0] == 404
+
+
+@contextmanager
+def serving():
+    """Run the server in a thread; yield its port."""
+    loop = asyncio.new_event_loop()
+    with listen(0) as listening:
+        task = loop.create_task(serve(Ready(), listening))
+        thread = threading.Thread(target=loop.run_until_complete, args=[asyncio.wait([task])])
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            loop.call_soon_threadsafe(task.cancel)
+            thread.join()
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+
+def test_only_the_loopback_address_listens():
+    with serving() as port:
+        assert httpx.get(f"http://127.0.0.1:{port}/").text == "the page"
+        with socket.socket() as other:
+            other.settimeout(2)
+            with pytest.raises(OSError, match=r"refused|unreach"):
+                other.connect(("127.0.0.2", port))
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: "])
+def test_idle_and_slow_heads_keep_nobody_out(head, monkeypatch):
+    monkeypatch.setattr(watch, "HEAD", 1.0)
+    with serving() as port, ExitStack() as stack:
+        idle = []
+        for _ in range(3 * watch.MOST):
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            made.sendall(head)
+            idle.append(made)
+        for _ in range(3):
+            assert httpx.get(f"http://127.0.0.1:{port}/", timeout=5).status_code == 200
+        for each in idle:  # the server ends them all
+            with suppress(ConnectionError):
+                assert each.recv(1) == b""
+
+
+def test_an_endless_head_ends_the_connection():
+    with serving() as port, socket.create_connection(("127.0.0.1", port), timeout=4) as made:
+        with suppress(ConnectionError):
+            made.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 2_000_000)
+        with suppress(ConnectionError):
+            assert made.recv(1) == b""
+
+
+# The page
+
+
+@pytest.fixture
+def page(folder, monkeypatch):
+    """Return a function that makes the page of `folder` anew: its status and the page."""
+    monkeypatch.setattr(html_report, "draw_all", lambda *_: defaultdict(list))
+    monkeypatch.setattr(watch, "EVERY", 0.0)
+    monkeypatch.setattr(watch, "COST", 0.0)
+    report = WatchedReport([folder])
+
+    def made():
+        text = report.shown().page.decode()
+        status = text.partition('<div role="status">')[2].partition("</div>")[0]
+        return status.replace("<p>", "").split("</p>")[:-1], text
+
+    made.report = report
+    return made
+
+
+def test_a_run_is_followed_from_before_its_begin_to_its_end(page, folder):
+    status, _ = page()
+    assert status == [f"waiting: {folder}: no such folder"]
+    assert page.report.shown().again is not None
+    folder.mkdir()
+    assert page()[0][0].startswith(f"waiting: no run in {folder}: name the folder")
+    write_history(folder, 2)
+    assert [line.split(",")[0] for line in page()[0]] == [
+        "running", "no report: without .hydra/overrides.yaml the settings are unknown"
+    ]  # fmt: skip
+    write_run(folder, 25)
+    status, text = page()
+    assert status == [
+        "running, round 24 of 40, accuracy 92.67 %, 1.68 MB up, 2.16 MB down, about 6 s left"
+    ]
+    assert '<section id="runs">' in text
+    assert page.report.shown().again is not None
+    write_result(folder)
+    assert page()[0] == ["finished, round 24 of 40, accuracy 92.67 %, 1.68 MB up, 2.16 MB down"]
+    assert page.report.shown().again is None
+    shutil.rmtree(folder)
+    assert page()[0] == [f"waiting: {folder}: no such folder"]
+
+
+def test_a_page_is_made_when_it_is_asked_for_and_not_too_often(folder, monkeypatch):
+    made = []
+
+    def written(tops, out, title):
+        made.append(out)
+        raise ResultsError("no <run>")
+
+    monkeypatch.setattr(watch, "write_report", written)
+    report, begun = WatchedReport([folder], "A <title>"), time.monotonic()
+    assert b"<title>A &lt;title&gt;</title>" in report.shown().page
+    assert b"<p>waiting: no &lt;run&gt;</p>" in report.shown().page
+    assert watch.EVERY - 5 < report.shown().again <= watch.EVERY
+    assert len(made) == 1
+    monkeypatch.setattr(watch, "COST", 1e9)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: begun + watch.EVERY + 5)
+    assert report.shown().again > watch.EVERY  # a page that took long is kept longer
+    assert len(made) == 2
+    assert not any(out.exists() for out in made)
+
+
+def test_jobs_of_a_sweep_are_counted_and_those_that_run_have_a_line(page, folder):
+    write_run(folder / "9", ROUNDS + 1)
+    write_result(folder / "9")
+    write_run(folder / "10", 3, accuracy=None)
+    (folder / "11" / ".hydra").mkdir(parents=True)
+    (folder / "11" / ".hydra" / "overrides.yaml").write_text("[]")
+    status, _ = page()
+    assert sorted(status[0].split(", ")) == ["1 finished", "1 running", "1 starting"]
+    assert [line.split(",")[:3] for line in status[1:]] == [
+        ["10 running", " round 2 of 40", " loss 1.983"]
+    ]
+    for name in ("10", "11"):
+        write_result(folder / name)
+    assert page()[0] == ["3 finished"]
+    assert page.report.shown().again is not None  # there may be more jobs
+
+
+def test_a_run_without_news_may_be_dead(page, folder):
+    write_run(folder, 9)
+    old = (time.time() - 100,) * 2
+    os.utime(folder / "history.jsonl", old)
+    assert page()[0][0].endswith("nothing was written for 1 min 40 s: it may be dead")
+    write_nodes(folder, 2)  # news of another kind
+    assert "dead" not in page()[0][0]
+    (folder / "nodes.json").unlink()
+    slow = [row(number, seconds=30.0 * number) for number in range(10)]
+    (folder / "history.jsonl").write_text(lines(slow))
+    os.utime(folder / "history.jsonl", old)
+    assert "dead" not in page()[0][0]
+
+
+def test_hostile_names_and_files_are_text(page, folder, tmp_path):
+    write_run(folder / "<img src=x>\n", 3)
+    write_run(folder / "2", 3)
+    (folder / "2" / "nodes.json").symlink_to(tmp_path / "elsewhere")
+    status, text = page()
+    assert "<img" not in text
+    assert status[1].startswith("2 running")
+    assert status[2].startswith("&lt;img src=x&gt; running")
+    assert status[3].startswith("left out: ")
+
+
+ODD = [
+    "[]", "null", "7", '"x"', "{", "{}", '{"round": "x"}', '{"round": null}', '{"round": true}',
+    '{"round": 1e999}', '{"round": {}}', "\xff\xfe", "[" * 5000, '{"round": ' + "9" * 5000 + "}",
+    '{"round": 3, "loss": NaN, "accuracy": "<b>", "seconds": [], "uplink_bytes": "x"}',
+    '{"round": 4, "rounds": {}, "seconds": -1, "client_updates": null, "uplink_entries": Infinity}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "result.json", "nodes.json", "failed.json"])
+def test_an_odd_file_never_fails_a_request(page, folder, name):
+    for text in ODD:
+        write_run(folder, 3)
+        write_nodes(folder, 2)
+        with (folder / name).open("w" if name[0] != "h" else "a", encoding="latin-1") as file:
+            file.write(text + "\n")
+        assert "round 2 of 40, accuracy" in page()[0][0]
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--watch", "--port", "-1"], "--port"),
+        (["--watch", "--port", "65536"], "--port"),
+        (["--watch", "--out", "x"], "--watch writes no files"),
+        (["--port", "1"], "need --watch"),
+        (["--no-browser"], "need --watch"),
+    ],
+)
+def test_wrong_options_are_refused(folder, words, says, capsys):
+    write_run(folder, 3)
+    with pytest.raises(SystemExit) as done:
+        main([str(folder), *words])
+    assert done.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_and_a_port_that_is_taken_are_one_line(folder, capsys):
+    folder.write_text("")
+    assert main([str(folder), "--watch"]) == 2
+    assert capsys.readouterr().err == f"error: {folder}: no such folder\n"
+    with listen(0) as taken:
+        port = str(taken.getsockname()[1])
+        assert main([str(folder.parent), "--watch", "--port", port]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: --port {port}: ")
+    assert printed.count("\n") == 1
