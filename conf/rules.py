@@ -16,7 +16,8 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, QFedAvg,
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.server.statistics_averaging import ROBUST, wrapped
 from edgewire.compression.layout import Layout
-from edgewire.conf.schema import FOREVER, Config, ConfigError
+from edgewire.compression.validation import FOREVER
+from edgewire.conf.schema import Config, ConfigError
 
 if TYPE_CHECKING:  # these modules import torch
     from edgewire.task.local import LocalAlgorithm

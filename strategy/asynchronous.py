@@ -22,9 +22,8 @@ from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, 
 from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
-from edgewire.compression.validation import expect_kinds
+from edgewire.compression.validation import FOREVER, expect_kinds
 from edgewire.conf.option_group import OptionGroup
-from edgewire.conf.schema import FOREVER
 from edgewire.strategy.aggregation import (
     MeanState,
     SparseMean,
