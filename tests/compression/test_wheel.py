@@ -24,7 +24,10 @@ server_app(PlainGrid(client_app, 4), Context(1, 0, {}, RecordDict(), {}))
 ANYWHERE = """
 import os, sys
 import numpy as np
-from app.vendor.squeeze import Layout, decode, make_codec, names
+from app.vendor.squeeze.decoder import decode
+from app.vendor.squeeze.layout import Layout
+from app.vendor.squeeze.make import make_codec
+from app.vendor.squeeze.registry import names
 from app.vendor.squeeze.flower import payload_of
 layout = Layout(("weight",), ((8, 9),), ("float32",))
 update = np.linspace(-1, 1, 72, dtype=np.float32)
