@@ -27,6 +27,9 @@ ANYWHERE = """
 import os, sys
 import numpy as np
 from app.vendor.squeeze.decoder import decode
+from app.vendor.squeeze.layout import Layout
+from app.vendor.squeeze.make import make_codec
+from app.vendor.squeeze.registry import names
 from app.vendor.squeeze.flower import payload_of
 from app.vendor.squeeze.layout import Layout
 from app.vendor.squeeze.make import make_codec
