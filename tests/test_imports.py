@@ -111,6 +111,8 @@ def test_a_cycle_is_found_wherever_it_closes(late, tmp_path):
 def test_a_package_imports_only_what_it_may(package):
     names = {name for found in imports(HOME / package).values() for name in found}
     tops = {name.partition(".")[0] for name in names}
+    if package == "compression":
+        tops.remove("compression")  # Python 3.14's, for zstd
     assert not tops & {*KNOWS, "benchmarks", "docs", "launch", "papers", "run", "tests"}
     inner = {name.split(".")[1] for name in names if name.startswith("edgewire.")}
     assert inner - {package} - TOP == KNOWS[package]
