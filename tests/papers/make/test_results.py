@@ -18,6 +18,7 @@ from tests.papers.make.made_pages import PAGE, define, packed, unpacked, written
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.system
 def test_every_page_in_the_repository_is_up_to_date(capsys):
     assert main(["--check"]) == 0, capsys.readouterr().out
 
