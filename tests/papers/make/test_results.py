@@ -18,40 +18,50 @@ from tests.papers.make.made_pages import PAGE, define, packed, unpacked, written
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.system
 def test_every_page_in_the_repository_is_up_to_date(capsys):
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-of_each_page = pytest.mark.parametrize("page", read_definitions(ROOT), ids=lambda page: page.name)
+@pytest.fixture(scope="module")
+def pages():
+    return read_definitions(ROOT)  # it takes a second
 
 
-@of_each_page
-def test_every_row_is_a_case_of_its_experiment(page):
-    for table in page.tables:
+def test_definitions_are_found(pages):
+    assert len(pages) == len(list((ROOT / "papers" / "pages").iterdir())) > 30
+
+
+def tables_of(pages):
+    """Return pairs of a page's name and one of its tables."""
+    return [(page.name, table) for page in pages for table in page.tables]
+
+
+def test_every_row_is_a_case_of_its_experiment(pages):
+    for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable):
             continue
         path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
         sweeper = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper")
         jobs = seeds_of_jobs(sweeper, table.beside)
-        assert table.all_settings() <= jobs.keys()
+        assert table.all_settings() <= jobs.keys(), (page, table.id)
 
 
-@of_each_page
-def test_every_value_of_a_benchmark_exists(page):
-    for table in page.tables:
+def test_every_value_of_a_benchmark_exists(pages):
+    for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable):
             filled = FilledBenchmarkTable(
                 table, read_measured(measured_file(ROOT, table.benchmark))
             )
-            assert "-" not in {filled.sentence(r.id, c) for r in table.rows for c in table.columns}
+            values = {filled.sentence(r.id, c) for r in table.rows for c in table.columns}
+            assert "-" not in values, (page, table.id)
 
 
 FEWER = {"adacomp_figure3", "synthetic_table1"}  # experiments with runs of over ten minutes
 
 
-@of_each_page
-def test_every_row_has_all_seeds_of_its_experiment(page):
-    for table in page.tables:
+def test_every_row_has_all_seeds_of_its_experiment(pages):
+    for page, table in tables_of(pages):
         if isinstance(table, BenchmarkTable) or table.experiment in FEWER or table.heads_across():
             continue
         path = ROOT / "papers" / "experiments" / f"{table.experiment}.yaml"
@@ -61,7 +71,7 @@ def test_every_row_has_all_seeds_of_its_experiment(page):
         for row in table.rows:
             for settings in table.settings(row):
                 kept = {run.seed for run in runs if run.settings == settings}
-                assert kept >= jobs[settings], (table.id, row.label)
+                assert kept >= jobs[settings], (page, table.id, row.label)
 
 
 @pytest.mark.parametrize(

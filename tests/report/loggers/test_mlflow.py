@@ -6,8 +6,6 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlflow import MlflowClient
-from mlflow.utils.validation import path_not_unique, validate_param_and_metric_name
 
 from edgewire.report.loggers import Logger, following
 from edgewire.report.loggers.following import logging_run
@@ -19,6 +17,8 @@ NAMES = st.text(alphabet="aB.@/: -_é\n\0\\%", max_size=12) | st.text(max_size=3
 
 @given(NAMES)
 def test_every_name_makes_a_key_that_mlflow_takes(name):
+    from mlflow.utils.validation import path_not_unique, validate_param_and_metric_name
+
     for key in (key_of(name), key_of(f"metrics/{name}")):
         assert validate_param_and_metric_name(key)
         assert not path_not_unique(key)
@@ -37,6 +37,8 @@ def test_what_mlflow_takes_stays(name):
 
 @pytest.mark.system
 def test_a_metric_with_an_odd_name_is_logged_and_the_run_ends(tmp_path, monkeypatch):
+    from mlflow import MlflowClient  # its import takes a second
+
     monkeypatch.setattr(following, "OFTEN", 0.01)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     with logging_run({"mlflow": MLflow(uri)}, made_run(tmp_path)):
