@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -17,22 +17,11 @@ from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, PayloadError, Vector, is_finite
 from edgewire.compression.decoder import decode_update, quiet
-from edgewire.compression.flower import flat_record, to_arrays
-from edgewire.compression.flower.compact_records import restored
+from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
-from edgewire.compression.flower.native_tensors import with_natives
-from edgewire.compression.flower.replica import MODEL, Replica
-from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
-from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
-from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
-from edgewire.compression.flower.server.session import (
-    InitialModel,
-    ServerSession,
-    ServerSessionState,
-)
-from edgewire.compression.flower.server.step_log_sync import StepLogSync
+from edgewire.compression.flower.replica import MODEL
+from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
-from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.layout import Layout
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.option_group import OptionGroup
@@ -40,10 +29,7 @@ from edgewire.conf.schema import FOREVER
 from edgewire.strategy.aggregation import (
     MeanState,
     MixState,
-    NativeMix,
-    NativeState,
     SparseMean,
-    StatisticsMix,
     mean_of,
 )
 from edgewire.strategy.base import (
@@ -53,12 +39,12 @@ from edgewire.strategy.base import (
     Codecs,
     EvaluateFn,
     ParameterServer,
-    ServerState,
     expect_positive,
 )
 from edgewire.strategy.collector import Stragglers, StragglersState
 from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.strategy.server import ModelState, Server
 from edgewire.strategy.staleness import Counted, Ignored, Seen, Staleness
 from edgewire.task.optimizers import SGD
 
@@ -68,7 +54,7 @@ SOME = Layout(("weight",), ((2, 2),), ("float32",))  # any layout, to ask if a c
 
 
 @dataclass
-class PushesState(ServerState):
+class PushesState(ModelState):
     """The state of an asynchronous run, as a checkpoint holds it.
 
     A push is a node's reply, used or not. `done`: the number of pushes so far. `flight`: by message
@@ -79,9 +65,6 @@ class PushesState(ServerState):
     """
 
     done: int = 0
-    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
-    session: ServerSessionState = field(default_factory=ServerSessionState)
-    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
     counted: Counted = field(default_factory=Counted)
     flight: dict[str, Sent] = field(default_factory=dict)
     late: StragglersState = field(default_factory=StragglersState)
@@ -92,8 +75,6 @@ class PushesState(ServerState):
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
     mix: MixState = field(default_factory=MixState)
-    natives: NativeState = field(default_factory=NativeState)
-    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
     now: float = 0.0
 
 
@@ -274,7 +255,7 @@ class Sent(NamedTuple):
     statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
 
-class Pushes:
+class Pushes(Server):
     """Runs `Asynchronous` reply by reply; `state` holds all that a checkpoint needs.
 
     `config` holds the run's learning rate, "lr", which may change during the run.
@@ -289,44 +270,16 @@ class Pushes:
         timeout: float,
         config: ConfigRecord,
     ) -> None:
-        self._strategy, self._grid, self._state = strategy, grid, state
+        self._strategy, self._state = strategy, state
         self._timeout, self._config = timeout, config
         # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
-        self._replica, self.layout = Replica.of(SGD(), initial_arrays, state.replica)
-        initial = InitialModel.of(
-            self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
-        )
-        self._whole = StepLogSync(self._replica, self.layout, follow=False)
-        self._downlink: DeltaSync | None = None
-        if (downlink := strategy.codecs.downlink) is not None:
-            self._downlink = DeltaSync(
-                downlink,
-                strategy.codecs.seed,
-                state.deltas,
-                initial.seeded,
-                contextual=strategy.codecs.contextual,
-            )
-        self.natives = NativeMix(strategy.initial, state.natives)
-        self._session = ServerSession(
-            self._downlink or self._whole,
-            state.traffic,
-            initial,
-            state.session,
-            strategy.codecs.uplink,
-            compact_records=strategy.codecs.compact_records,
-        )
-        if strategy.codecs.compact_records:
-            grid.read_records_with(restored)
-        grid.discard = self._session.count_unused
-        self._statistics = StatisticsMix(self.layout, state.mix)
-        self._mean = SparseMean(self._statistics.trained, state.mean, strategy.sender_exponent)
+        super().__init__(strategy, grid, initial_arrays, state, SGD(), [LOSS], mix=state.mix)
+        self._mean = SparseMean(self.statistics.trained, state.mean, strategy.sender_exponent)
         self._late = Stragglers(grid, state.late)
         most, failures = strategy.sending.most, strategy.failures
         self._scheduler = BackoffScheduler(most, failures, state.scheduler)
-        filters = UpdateFilters(strategy.screening, state.filters)
-        self._inbox = UpdateInbox(self._session, self._statistics, filters, [LOSS])
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -340,19 +293,6 @@ class Pushes:
     @property
     def _lr(self) -> float:
         return cast(float, self._config["lr"])
-
-    @property
-    def model(self) -> Vector:
-        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
-        return self._replica.model
-
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The newest model: a flat vector, and tensors in their own dtype.
-
-        The next call of `advance` changes the vector in place.
-        """
-        return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, record: Callable[[int], None]) -> bool:
         """Process the next replies, and send a new message to each node that has replied.
@@ -407,7 +347,7 @@ class Pushes:
         if grid.now >= state.next_look:
             under_way = Counter(sent.node for sent in state.flight.values())
             here = grid.get_node_ids()
-            if gone := self._session.gone(lambda: here):
+            if gone := self.session.gone(lambda: here):
                 self._forget(gone)
             for node in self._scheduler.add(here):
                 for _ in range(self._strategy.sending.in_flight - under_way[node]):
@@ -417,7 +357,7 @@ class Pushes:
     def _forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left, and the messages to them."""
         state = self._state
-        for each in (self._late, self._inbox.filters, self._strategy, self._scheduler):
+        for each in (self._late, self.inbox.filters, self._strategy, self._scheduler):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 
@@ -445,28 +385,18 @@ class Pushes:
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
         count = self._scheduler.next(node)
-        if self._downlink:
-            self._offer(self._downlink, count)
+        deltas = self.deltas
+        self.offer(count, crowded=deltas is not None and deltas.crowded(len(self._scheduler)))
         header = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
-        ((message, model_update),) = self._session.messages(
+        ((message, model_update),) = self.session.messages(
             [node], STEP_MESSAGE, orders.config(), header, self.natives.arrays
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
-        now, version, seen = self._grid.now, self._replica.version, self._staleness.seen()
+        now, version, seen = self._grid.now, self.replica.version, self._staleness.seen()
         model = self._received(model_update) if strategy.mixing.mix else None
-        statistics = self._statistics.of(self._replica.model).copy()
+        statistics = self.statistics.of(self.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
-
-    def _offer(self, downlink: DeltaSync, number: int) -> None:
-        """Tell `downlink` that the next message must bring a node to the newest model.
-
-        `number`: the number of the message, among those to the node.
-        """
-        if downlink.crowded(len(self._scheduler)):
-            downlink.tidy(self._session.versions.held, self._session.versions.in_flight)
-        model = Model(self._replica.model)
-        downlink.offer(model, form_of_updates(self.layout), number=number, named=False)
 
     def _received(self, model_update: ModelUpdate) -> Vector:
         """Return the model, float32 (n,), that a node has after it has decoded `model_update`."""
@@ -478,13 +408,13 @@ class Pushes:
         """Apply the update in a reply, or count the reply as a failure and log the reason."""
         try:
             message, start = sent.number, sent.statistics
-            found = self._inbox.read(sent.node, message, reply, start, self.natives.arrays)
+            found = self.inbox.read(sent.node, message, reply, start, self.natives.arrays)
             self._apply(sent, found)
         except PayloadError as error:
             self._left_out(sent.node, str(error))
             return
         self._strategy.failures.succeeded(sent.node)
-        self._session.acks.applied([sent.node])
+        self.session.acks.applied([sent.node])
         self._state.traffic.client_updates += 1
         metrics = found.metrics
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
@@ -497,9 +427,9 @@ class Pushes:
         change.
         """
         state, strategy = self._state, self._strategy
-        stale = self._replica.version - sent.version
+        stale = self.replica.version - sent.version
         rate = self._lr if strategy.rate is None else strategy.rate
-        accepted = self._inbox.accept(sent.node, found, self._replica.model, rate)
+        accepted = self.inbox.accept(sent.node, found, self.model, rate)
         indices, values, natives = accepted.indices, accepted.values, accepted.natives
         # FedAsync, Algorithm 1: x_t = (1 - a) x_(t-1) + a x_new = x_(t-1) - a (x_(t-1) - x_new).
         if sent.model is not None:
@@ -516,7 +446,7 @@ class Pushes:
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)
         of_rate = 1 if strategy.update == "gradient" else rate
-        self._statistics.add(accepted.statistics, share * of_rate)
+        self.statistics.add(accepted.statistics, share * of_rate)
         if natives:
             self.natives.add(natives, of_rate * mean_of(every))
         if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
@@ -525,16 +455,16 @@ class Pushes:
             if state.buffered < strategy.buffer:
                 return
             (indices, values), state.buffered = self._mean.take(), 0
-        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        indices, values = self.statistics.joined(indices, values, self.model)
         if strategy.buffer > 1:
             self._expect_finite(indices, values, rate)
-        self._replica.apply(indices, values, rate)
+        self.replica.apply(indices, values, rate)
         self.natives.take()
         self._staleness.applied(indices)
-        self._whole.add(b"", rate)
+        self.steps.add(b"", rate)
 
     def _expect_finite(self, indices: Indices | None, values: Vector, rate: float) -> None:
-        moved = self._replica.model[slice(len(values)) if indices is None else indices]
+        moved = self.model[slice(len(values)) if indices is None else indices]
         after = np.float32(rate) * values
         if not is_finite(np.subtract(moved, after, out=after)):
             raise PayloadError("its update is beyond float32")
@@ -545,10 +475,10 @@ class Pushes:
         `model`: the model that the node received. The node's new model is `model` minus its update,
         which has `values` at `indices` (None: at all entries).
         """
-        size = self._statistics.trained
+        size = self.statistics.trained
         trained = model[:size].copy()
         trained[slice(None) if indices is None else indices] -= values
-        return cast(Vector, self._replica.model[:size] - trained)
+        return cast(Vector, self.model[:size] - trained)
 
     def _sum_up(self) -> None:
         """Set `train_metrics` to the mean loss and staleness since the last call of this method."""

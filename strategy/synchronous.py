@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from edgewire.compression.base import DIVERGED, PayloadError, is_finite
 from edgewire.compression.decoder import decode_update
-from edgewire.compression.flower import flat_record, to_arrays
-from edgewire.compression.flower.compact_records import restored
+from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import (
     DRIFT,
     EXAMPLES,
@@ -30,23 +29,12 @@ from edgewire.compression.flower.headers import (
     is_count,
 )
 from edgewire.compression.flower.message_size import size_of
-from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.flower.records import values_of
-from edgewire.compression.flower.replica import Replica
-from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
-from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox, count_received
-from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
-from edgewire.compression.flower.server.session import (
-    InitialModel,
-    ServerSession,
-    ServerSessionState,
-)
-from edgewire.compression.flower.server.step_log_sync import StepLogSync
-from edgewire.compression.flower.tensor_split import Model, form_of_updates
+from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.option_group import OptionGroup
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
+from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.base import (
     FLOWER,
     NO_CODECS,
@@ -54,13 +42,13 @@ from edgewire.strategy.base import (
     Codecs,
     EvaluateFn,
     ParameterServer,
-    ServerState,
 )
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
 from edgewire.strategy.flower_checks import expect_trained
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.robust_aggregation import ABSENT, KINDS, LEAST, RobustMean
+from edgewire.strategy.server import ModelState, Server
 from edgewire.task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
@@ -71,25 +59,18 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class AveragingState(ServerState):
+class AveragingState(ModelState):
     """The state of a synchronous run, as a checkpoint holds it.
 
-    `replica`: the model and the optimiser's state. `recent`: the updates applied last, with their
-    learning rates. `memory`: the downlink codec's residual. `paces`: by node, what a deadline's
-    plans follow from. `deltas`: the versions of the model that nodes have, if they get
-    differences.
+    `recent`: the updates applied last, with their learning rates. `memory`: the downlink codec's
+    residual. `paces`: by node, what a deadline's plans follow from.
     """
 
     round: int = 0
-    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
     recent: deque[tuple[bytes, float]] = field(default_factory=deque)
     memory: dict[str, NDArray[Any]] = field(default_factory=dict)
-    session: ServerSessionState = field(default_factory=ServerSessionState)
     exchange: RoundCollectorState = field(default_factory=RoundCollectorState)
-    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
-    natives: NativeState = field(default_factory=NativeState)
     paces: dict[int, NodePace] = field(default_factory=dict)
-    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
 
 
 @dataclass(frozen=True)
@@ -409,7 +390,7 @@ class SparseAveraging(ParameterServer):
         return result
 
 
-class Rounds:
+class Rounds(Server):
     """Runs `SparseAveraging` round by round; `state` holds all that a checkpoint needs."""
 
     def __init__(
@@ -419,83 +400,39 @@ class Rounds:
         initial_arrays: ArrayRecord,
         state: AveragingState,
     ) -> None:
-        self._strategy, self._grid, self._state = strategy, grid, state
-        self._downlink = strategy.codecs.downlink  # of the server's steps
-        self._replica, self.layout = Replica.of(
-            strategy.optimizer,
-            initial_arrays,
-            state.replica,
-            contextual=strategy.codecs.contextual and strategy.follow == "steps",
-        )
-        initial = InitialModel.of(
-            self.layout, initial_arrays, strategy.initial, from_seed=strategy.codecs.from_seed
-        )
-        self._deltas: DeltaSync | None = None
-        if self._downlink is not None and strategy.follow != "steps":
-            seed, self._downlink = strategy.codecs.seed, None
-            self._deltas = DeltaSync(
-                strategy.codecs.downlink,
-                seed,
-                state.deltas,
-                initial.seeded,
-                from_initial=True,
-                whole=strategy.follow == "weights",
-                contextual=strategy.codecs.contextual,
-            )
-        follow = self._downlink is not None
-        self._steps = StepLogSync(self._replica, self.layout, follow=follow, recent=state.recent)
-        self._session = ServerSession(
-            self._deltas or self._steps,
-            state.traffic,
-            initial,
-            state.session,
-            strategy.codecs.uplink,
-            compact_records=strategy.codecs.compact_records,
-        )
-        if strategy.codecs.compact_records:
-            grid.read_records_with(restored)
-        grid.discard = self._session.count_unused
-        robust = strategy.aggregation.mean != "mean"
-        self.natives = NativeMix(strategy.initial, state.natives, robust)
-        self._exchange = RoundCollector(grid, state.exchange)
+        how, steps = strategy.aggregation, strategy.follow == "steps"
         planning, uplink = strategy.planning, strategy.codecs.uplink
+        self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
+        super().__init__(
+            strategy,
+            grid,
+            initial_arrays,
+            state,
+            strategy.optimizer,
+            self._measured,
+            steps=steps,
+            recent=state.recent,
+            whole=strategy.follow == "weights",
+            from_initial=True,
+            kind=how.mean,
+            trim=how.trim,
+            weighted_by_key=how.weighted_by_key,
+            every_round=planning.deadline is not None,
+        )
+        self._strategy, self._state = strategy, state
+        self._downlink = strategy.codecs.downlink if steps else None  # of the server's steps
+        self._exchange = RoundCollector(grid, state.exchange)
         if uplink is None or not uplink.sparsifier.scalable:  # there is no density to plan
             planning = replace(planning, least_factor=1.0, most_factor=1.0)
         if uplink is not None:
             planning = replace(planning, most_bits=uplink.quantizer.finer_by(planning.most_bits))
         self._planner = DeadlinePlanner(planning, state.paces, limited=strategy.update == "delta")
-        self._aggregation = strategy.aggregation
-        kind, trim = self._aggregation.mean, self._aggregation.trim
-        self._statistics = StatisticsMix(self.layout, kind=kind, trim=trim)
-        size = self._statistics.trained
-        self._mean: SparseMean | RobustMean = SparseMean(
-            size, sender_exponent=self._aggregation.sender_exponent
+        size = self.statistics.trained
+        self._mean: SparseMean | RobustMean = (
+            SparseMean(size, sender_exponent=how.sender_exponent)
+            if how.mean == "mean"
+            else RobustMean(size, how.mean, trim=how.trim, absent=how.absent)
         )
-        if robust:
-            self._mean = RobustMean(size, kind, trim=trim, absent=self._aggregation.absent)
-        self._measured = (LOSS, DRIFT) if strategy.mask_received else (LOSS,)
-        self._inbox = UpdateInbox(
-            self._session,
-            self._statistics,
-            UpdateFilters(
-                strategy.screening, state.filters, every_round=planning.deadline is not None
-            ),
-            self._measured,
-            self._aggregation.weighted_by_key,
-        )
-
-    @property
-    def model(self) -> NDArray[np.float32]:
-        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
-        return self._replica.model
-
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The newest model: a flat vector, and tensors in their own dtype.
-
-        The next call of `advance` changes the vector in place.
-        """
-        return with_natives(flat_record(self.model), self.natives.arrays)
 
     def advance(self, lr: float, timeout: float) -> bool:
         """Run one round at the learning rate `lr`; return False if no node is available.
@@ -519,12 +456,9 @@ class Rounds:
         round ends.
         """
         verify = self._downlink is not None and self._strategy.verify_every
-        checksum = self._steps.checksum() if verify and not number % verify else None
+        checksum = self.steps.checksum() if verify and not number % verify else None
         header = DownlinkHeader(number, workers=min(needed, len(asked)), checksum=checksum)
-        if self._deltas is not None:
-            self._deltas.tidy(self._session.versions.held, self._session.versions.in_flight)
-            form = form_of_updates(self.layout)
-            self._deltas.offer(Model(self._replica.model), form, number=number, named=False)
+        self.offer(number)
         alike: dict[NodePlan, list[int]] = {}
         for node in asked:
             alike.setdefault(self._planner.plan(node), []).append(node)
@@ -533,7 +467,7 @@ class Rounds:
             orders = TrainConfig(lr, number, most_steps=plan.steps).config()
             factor = None if plan.density_factor == 1 else plan.density_factor
             planned = header._replace(density_factor=factor, more_bits=plan.more_bits or None)
-            sent = self._session.messages(nodes, STEP_MESSAGE, orders, planned, self.natives.arrays)
+            sent = self.session.messages(nodes, STEP_MESSAGE, orders, planned, self.natives.arrays)
             made |= zip(nodes, (message for message, _ in sent), strict=True)
         return [made[node] for node in asked]
 
@@ -545,8 +479,8 @@ class Rounds:
         """
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         self._present = len(nodes)
-        if gone := self._session.gone(lambda: nodes):
-            for each in (self._exchange, self._inbox.filters, self._planner, strategy):
+        if gone := self.session.gone(lambda: nodes):
+            for each in (self._exchange, self.inbox.filters, self._planner, strategy):
                 each.forget(gone)
         among = strategy.participation
         count = among.drawn(len(nodes))
@@ -587,7 +521,7 @@ class Rounds:
         state.train_metrics = self._averaged(list(used.values())) if used else None
         if used:
             self._step(rate, len(used))
-            self._session.acks.applied(used)
+            self.session.acks.applied(used)
 
     def _read(
         self, nodes: list[int], replies: Mapping[int, Message]
@@ -596,20 +530,20 @@ class Rounds:
 
         While the usual norms are unknown, all replies are decoded before any is used.
         """
-        model, natives = self._statistics.of(self._replica.model), self.natives.arrays
+        model, natives = self.statistics.of(self.model), self.natives.arrays
 
         def read(node: int) -> ReceivedUpdate | PayloadError:
             number = self._state.round + 1
             try:
-                return self._inbox.read(node, number, replies.get(node), model, natives)
+                return self.inbox.read(node, number, replies.get(node), model, natives)
             except PayloadError as error:
                 return error
 
-        if self._inbox.filters.knows:
+        if self.inbox.filters.knows:
             yield from ((node, read(node)) for node in nodes)
             return
         found = {node: read(node) for node in nodes}
-        self._inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
+        self.inbox.observe({n: e for n, e in found.items() if isinstance(e, ReceivedUpdate)})
         for node in nodes:
             yield node, found.pop(node)
 
@@ -636,11 +570,11 @@ class Rounds:
 
     def _add(self, node: int, found: ReceivedUpdate, rate: float) -> MetricRecord:
         """Add a node's update, and return its metrics; raises `PayloadError` if it is refused."""
-        accepted = self._inbox.accept(node, found, self._replica.model, rate)
+        accepted = self.inbox.accept(node, found, self.model, rate)
         weight = accepted.weight
         self._mean.add(accepted.indices, accepted.values, weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
-        self._statistics.add(accepted.statistics, share, weight)
+        self.statistics.add(accepted.statistics, share, weight)
         self.natives.add(accepted.natives, share, weight, node)
         return accepted.metrics
 
@@ -664,24 +598,24 @@ class Rounds:
             values = values * np.float32(used / self._present)  # the other nodes sent no change
         if self._downlink is None and not is_finite(values):  # a downlink codec checks this itself
             raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
-        indices, values = self._statistics.joined(indices, values, self._replica.model)
+        indices, values = self.statistics.joined(indices, values, self.model)
         payload = b""
         if self._downlink is not None:
-            seed = (self._strategy.codecs.seed << 64) | self._replica.version
+            seed = (self._strategy.codecs.seed << 64) | self.replica.version
             payload = self._downlink.encode_sparse(
                 indices,
                 values,
                 self.layout,
                 memory=self._state.memory,
                 seed=seed,
-                number=self._replica.version + 1,
-                context=self._replica.context,
+                number=self.replica.version + 1,
+                context=self.replica.context,
             )
             # The server uses what nodes decode. Exact tensors are whole in a lossless payload too.
             if not self._downlink.exact or self._downlink.exact_names:
                 _, indices, values, *_ = decode_update(
-                    payload, self.layout, context=self._replica.context
+                    payload, self.layout, context=self.replica.context
                 )
-        self._replica.apply(indices, values, rate)
+        self.replica.apply(indices, values, rate)
         self.natives.take()
-        self._steps.add(payload, rate)
+        self.steps.add(payload, rate)

@@ -1,0 +1,137 @@
+"""What rounds and pushes both hold: the model, the session with the nodes, the inbox, the means."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from edgewire.compression.flower import flat_record
+from edgewire.compression.flower.compact_records import restored
+from edgewire.compression.flower.native_tensors import with_natives
+from edgewire.compression.flower.replica import Replica
+from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
+from edgewire.compression.flower.server.inbox import UpdateInbox
+from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
+from edgewire.compression.flower.server.session import (
+    InitialModel,
+    ServerSession,
+    ServerSessionState,
+)
+from edgewire.compression.flower.server.step_log_sync import StepLogSync
+from edgewire.compression.flower.tensor_split import Model, form_of_updates
+from edgewire.strategy.aggregation import MixState, NativeMix, NativeState, StatisticsMix
+from edgewire.strategy.base import ParameterServer, ServerState
+from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.task.optimizers import ServerOptimizer
+
+
+@dataclass
+class ModelState(ServerState):
+    """The state of a `Server`, as a checkpoint holds it.
+
+    `replica`: the model and the optimiser's state. `deltas`: the versions of the model that nodes
+    have, if they get differences.
+    """
+
+    replica: dict[str, NDArray[Any]] = field(default_factory=dict)
+    session: ServerSessionState = field(default_factory=ServerSessionState)
+    deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
+    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
+    natives: NativeState = field(default_factory=NativeState)
+
+
+class Server:
+    """The model of a `ParameterServer`, its session with the nodes, the inbox and the means.
+
+    `steps`: True if nodes repeat the server's steps, which a downlink codec encodes; `recent`: the
+    last of these steps. Otherwise nodes get differences of models from such a codec (`DeltaSync`,
+    which explains `whole` and `from_initial`). Without such a codec, they get whole models.
+    `statistics`: averages BatchNorm's statistics; `kind`, `trim`, `mix`: see `StatisticsMix`.
+    `natives`: averages the native tensors. `measured`: names of metrics that each reply must hold
+    as finite numbers. `weighted_by_key`: the metric with a node's weight; None: equal weights.
+    `every_round`: see `UpdateFilter`.
+    """
+
+    def __init__(
+        self,
+        strategy: ParameterServer,
+        grid: OrderedGrid,
+        arrays: ArrayRecord,
+        state: ModelState,
+        optimizer: ServerOptimizer,
+        measured: Sequence[str],
+        *,
+        steps: bool = False,
+        recent: deque[tuple[bytes, float]] | None = None,
+        whole: bool = False,
+        from_initial: bool = False,
+        kind: str = "mean",
+        trim: float = 0.0,
+        mix: MixState | None = None,
+        weighted_by_key: str | None = None,
+        every_round: bool = False,
+    ) -> None:
+        codecs, self._grid = strategy.codecs, grid
+        self.replica, self.layout = Replica.of(
+            optimizer, arrays, state.replica, contextual=codecs.contextual and steps
+        )
+        initial = InitialModel.of(self.layout, arrays, strategy.initial, from_seed=codecs.from_seed)
+        follow = steps and codecs.downlink is not None
+        self.steps = StepLogSync(self.replica, self.layout, follow=follow, recent=recent)
+        self.deltas: DeltaSync | None = None
+        if codecs.downlink is not None and not steps:
+            self.deltas = DeltaSync(
+                codecs.downlink,
+                codecs.seed,
+                state.deltas,
+                initial.seeded,
+                from_initial=from_initial,
+                whole=whole,
+                contextual=codecs.contextual,
+            )
+        self.session = ServerSession(
+            self.deltas or self.steps,
+            state.traffic,
+            initial,
+            state.session,
+            codecs.uplink,
+            compact_records=codecs.compact_records,
+        )
+        if codecs.compact_records:
+            grid.read_records_with(restored)
+        grid.discard = self.session.count_unused
+        self.natives = NativeMix(strategy.initial, state.natives, kind != "mean")
+        self.statistics = StatisticsMix(self.layout, mix, kind=kind, trim=trim)
+        filters = UpdateFilters(strategy.screening, state.filters, every_round=every_round)
+        self.inbox = UpdateInbox(self.session, self.statistics, filters, measured, weighted_by_key)
+
+    @property
+    def model(self) -> NDArray[np.float32]:
+        """The newest model, float32 (n,); the next call of `advance` changes it in place."""
+        return self.replica.model
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The newest model: a flat vector, and tensors in their own dtype.
+
+        The next call of `advance` changes the vector in place.
+        """
+        return with_natives(flat_record(self.model), self.natives.arrays)
+
+    def offer(self, number: int, *, crowded: bool = True) -> None:
+        """Let differences lead to the newest model; `number`: the number of the next message.
+
+        `crowded`: True to delete versions of the model that no node needs.
+        """
+        if self.deltas is None:
+            return
+        if crowded:
+            self.deltas.tidy(self.session.versions.held, self.session.versions.in_flight)
+        form = form_of_updates(self.layout)
+        self.deltas.offer(Model(self.model), form, number=number, named=False)
