@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgewire.compression.base import Indices, Vector
 from edgewire.compression.decoder import quiet
 from edgewire.compression.flower.native_tensors import NONE, Arrays, Initial, differing
-from edgewire.compression.flower.server.statistics_averaging import mean, median
+from edgewire.compression.flower.server.statistics_averaging import median
 from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.layout import Layout
 from edgewire.compression.scatter import add_at
@@ -123,75 +123,161 @@ class SparseMean:
 
 
 Shares = NDArray[np.float32] | np.float32 | float
+STATISTICS = ""  # the name of BatchNorm's statistics among the reported tensors
 
 
 @dataclass
-class MixState:
-    """The state of `StatisticsMix`: sums over the reports of nodes, for s statistics.
+class TensorSum:
+    """Sums over the reports of one tensor, an array of any shape.
 
-    A report is the statistics that a node sends; `StatisticsMix` explains its share. `sum`: the sum
-    of weight * share * report, (s,). `shares`: the sum of weight * share, (s,). `weight`: the sum
-    of the weights. `low`, `high`: the smallest and the largest report, (s,).
+    `sum`: the sum of weight * share * report. `shares`: the sum of weight * share, one number or
+    one for each entry. `weight`: the sum of the weights. `low`, `high`: the least and the largest
+    report.
     """
 
-    sum: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    shares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    sum: NDArray[Any]
+    shares: NDArray[Any]
+    low: NDArray[Any]
+    high: NDArray[Any]
+    weight: float
+
+    @classmethod
+    def of(cls, report: NDArray[Any], shares: float = 0.0, weight: float = 0.0) -> TensorSum:
+        """Return the sums over reports that all equal `report`, if any; see the class."""
+        total = shares * report.astype(np.float64) if shares else np.zeros(report.shape)
+        return cls(np.asarray(total), np.asarray(shares), report, report, weight)
+
+    def add(self, report: NDArray[Any], share: NDArray[np.float64], weight: float) -> None:
+        """Add a node's report with its share and its weight."""
+        part = share * weight
+        self.low = np.asarray(np.minimum(self.low, report))  # a 0-d result is a scalar
+        self.high = np.asarray(np.maximum(self.high, report))
+        if part.any():  # an infinity times 0 is NaN
+            self.sum = np.asarray(self.sum + part * report)
+        self.shares, self.weight = np.asarray(self.shares + part), self.weight + weight
+
+    def mixed(self, now: NDArray[Any]) -> NDArray[Any]:
+        """Return (1 - mean share) * `now` + mean of share * report, in the dtype of `now`.
+
+        Integers become the rounded mean of the reports. The result is between the least and the
+        largest of the reports and, for floats, of `now`. If these are equal, it has their value.
+        """
+        kind, low, high = now.dtype.kind, self.low, self.high
+        with np.errstate(invalid="ignore", over="ignore"):
+            if kind == "f":
+                low, high = np.minimum(low, now), np.maximum(high, now)
+                rest = self.weight - self.shares
+                total = (rest * now + self.sum if rest.any() else self.sum) / self.weight
+                total = np.where(np.isnan(total), low, total)  # infinities of both signs
+            elif kind == "b":
+                return np.asarray(self.sum / self.weight >= 0.5)
+            else:
+                total = np.rint(self.sum / self.weight)
+            # The combination is convex, but rounding to the dtype can exceed the bounds.
+            inside = np.clip(np.clip(total, low, high).astype(now.dtype), low, high)
+        return np.asarray(np.where(low == high, low, inside))
+
+
+@dataclass
+class ReportedState:
+    """The state of `ReportedTensors`; it holds only native tensors that were changed.
+
+    `now`: the server's native tensors by name. `sums`: by name, the sums over the reports that are
+    not averaged yet. `shares`, `weight`: of these reports, the sums of weight * share and of the
+    weights. `nodes`: their weights by node. `known`: the weights by node that `NodeMeans` stores.
+    """
+
+    now: dict[str, NDArray[Any]] = field(default_factory=dict)
+    sums: dict[str, TensorSum] = field(default_factory=dict)
+    shares: float = 0.0
     weight: float = 0.0
-    low: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    high: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-
-    def begin(self, size: int) -> None:
-        """Set all sums to 0, for reports of `size` statistics."""
-        self.sum, self.shares, self.weight = np.zeros(size), np.zeros(size), 0.0
-        self.low = np.full(size, np.inf, dtype=np.float32)
-        self.high = np.full(size, -np.inf, dtype=np.float32)
+    nodes: dict[int, float] = field(default_factory=dict)
+    known: dict[int, float] = field(default_factory=dict)
 
 
-class StatisticsMix(StatisticsSplit):
-    """A convex combination of the model's running statistics and the statistics that nodes report.
+class ReportedTensors(StatisticsSplit):
+    """Averages the tensors that nodes report as values: running statistics and native tensors.
 
     x = (1 - mean of a_i) x + mean of a_i s_i, for reports s_i. The share a_i, in 0..1, is the
     factor with which the server applies the node's update. So the result is always between the
     smallest and the largest of x and the reports. Reports hold values, because changes could make a
     variance negative: a change may be stale, or an optimiser may have scaled it. With a negative
-    variance the model's outputs would be NaN.
+    variance the model's outputs would be NaN. Integers become the rounded mean of the reports.
+    Vectors that are means over all nodes are left to `NodeMeans`.
 
     `kind="mean"` computes this formula. `kind="median"` and `kind="trimmed"` compute, for each
-    entry, the median or the trimmed mean of (1 - a_i) x + a_i s_i (`RobustMean`). These two kinds
-    ignore the nodes' weights in the mean. `trim`: the share that the trimmed mean cuts off at each
-    end.
+    statistic, the median or the trimmed mean of (1 - a_i) x + a_i s_i (`RobustMean`). A native
+    tensor then becomes the median of the reports. These two kinds ignore the nodes' weights in the
+    mean, and keep a round's reports in memory. `trim`: the share that the trimmed mean cuts off at
+    each end.
     """
 
     def __init__(
         self,
         layout: Layout,
-        state: MixState | None = None,
+        initial: Initial | None = None,
+        state: ReportedState | None = None,
         *,
         kind: str = "mean",
         trim: float = 0.0,
     ) -> None:
         super().__init__(layout)
         self._places = np.arange(self.trained, layout.size, dtype=np.uint32)
+        self._initial = NONE if initial is None else initial
         self._robust = None if kind == "mean" else RobustMean(self.size, kind, trim=trim)
-        self._added: list[tuple[NDArray[np.float64], Vector]] = []  # for a robust mean
-        self._state = MixState() if state is None else state
-        if not self._state.weight:
-            self._state.begin(self.size)
+        self._added: list[tuple[NDArray[np.float64], Arrays]] = []  # for robust means
+        self._state = ReportedState() if state is None else state
+        self._means = NodeMeans(self._initial.vectors, self._state.known)
 
-    def add(self, statistics: Vector, share: Shares = 1.0, weight: float = 1.0) -> None:
-        """Add a node's reported statistics (s,), their share a_i (a number or (s,)) and weight."""
-        if not self.size:
-            return
+    @property
+    def natives(self) -> Arrays:
+        """The server's current native tensors by name; treat them as read-only."""
+        return {**self._initial.arrays, **self._state.now}
+
+    def add(
+        self,
+        statistics: Vector,
+        natives: Arrays,
+        share: Shares = 1.0,
+        weight: float = 1.0,
+        node: int = 0,
+        *,
+        natives_share: float | None = None,
+    ) -> None:
+        """Add a node's statistics (s,) and native tensors by name.
+
+        `share`: a_i, one number or one for each statistic. `natives_share`: that of the native
+        tensors; None: `share`. `weight`: the node's weight in the mean.
+        """
+        state, reports = self._state, {STATISTICS: statistics} if self.size else {}
         part = np.minimum(np.asarray(share, dtype=np.float64), 1.0)
-        state = self._state
-        if self._robust is not None:
-            self._added.append((part, statistics))
-        part = part * weight
-        state.sum += part * statistics
-        state.shares += part
-        state.weight += weight
-        np.minimum(state.low, statistics, out=state.low)
-        np.maximum(state.high, statistics, out=state.high)
+        if self._robust is not None and (reports or natives):
+            self._added.append((part, {**reports, **natives}))
+        elif reports:
+            self._sum(STATISTICS, statistics, part, weight)
+        if not natives:
+            return
+        part = part if natives_share is None else np.asarray(min(natives_share, 1.0))
+        now, whole = self.natives, np.ones(())
+        for name, report in natives.items():
+            if name in self._means.names:
+                self._sum(name, report, whole, self._means.weight_of(node, weight))
+            elif self._robust is None and (name in state.sums or report is not now[name]):
+                floats = report.dtype.kind == "f"
+                if name not in state.sums and state.weight:  # so far, all reports were `now`
+                    shares = state.shares if floats else state.weight
+                    state.sums[name] = TensorSum.of(now[name], shares, state.weight)
+                self._sum(name, report, part if floats else whole, weight)
+        state.shares, state.weight = state.shares + float(part) * weight, state.weight + weight
+        state.nodes[node] = weight
+
+    def _sum(
+        self, name: str, report: NDArray[Any], share: NDArray[np.float64], weight: float
+    ) -> None:
+        sums = self._state.sums
+        if name not in sums:
+            sums[name] = TensorSum.of(report)
+        sums[name].add(report, share, weight)
 
     def joined(
         self, indices: Indices | None, values: Vector, there: Vector
@@ -205,104 +291,35 @@ class StatisticsMix(StatisticsSplit):
         if not self.size:
             return indices, values
         now = self.of(there)
-        state = self._state
-        mixed = self._mixed(now)
-        low, high = np.minimum(state.low, now), np.maximum(state.high, now)
-        # The combination is convex, but rounding to float32 can exceed the bounds.
-        statistics = np.clip(mixed.astype(np.float32), low, high)
-        state.begin(self.size)
+        if self._robust is None:
+            statistics = self._state.sums.pop(STATISTICS).mixed(now)
+        else:
+            reports = [tensors[STATISTICS] for _, tensors in self._added]
+            for (share, _), report in zip(self._added, reports, strict=True):
+                self._robust.add(None, (now + share * (report - now)).astype(np.float32))
+            low, high = np.minimum.reduce([*reports, now]), np.maximum.reduce([*reports, now])
+            statistics = np.clip(self._robust.take()[1], low, high)
         if indices is None and len(values) != self.trained:
             raise ValueError(f"{len(values)} values for {self.trained} parameters")
         places = None if indices is None else np.concatenate([indices, self._places])
         return places, np.concatenate([values, statistics])
 
-    def _mixed(self, now: Vector) -> NDArray[np.floating[Any]]:
-        state = self._state
-        if self._robust is None:
-            return ((state.weight - state.shares) * now + state.sum) / state.weight
-        for share, statistics in self._added:
-            self._robust.add(None, (now + share * (statistics - now)).astype(np.float32))
-        self._added = []
-        return self._robust.take()[1]
-
-
-@dataclass
-class NativeState:
-    """The state of `NativeMix`; it holds only tensors that differ from their initial values.
-
-    A report is the native tensors in a node's reply. `now`: the server's current tensors by name.
-    `reports`: the reports since the last `take`, with their tensors by name. `shares`: for each
-    report, the factor with which the server applies the node's update (a_i in `NativeMix`).
-    `weights`: for each report, the node's weight in the mean. `nodes`: for each report, its node.
-    `known`: the weights by node that `NodeMeans` stores.
-    """
-
-    now: dict[str, NDArray[Any]] = field(default_factory=dict)
-    reports: list[dict[str, NDArray[Any]]] = field(default_factory=list)
-    shares: list[float] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    known: dict[int, float] = field(default_factory=dict)
-
-
-class NativeMix:
-    """The native tensors at a server: means of the nodes' tensors, without the optimiser's step.
-
-    Floats become x = (1 - mean of a_i) x + mean of a_i s_i, for the nodes' reports s_i. The share
-    a_i, in 0..1, is the factor with which the server applies the node's update. Integers become the
-    rounded mean of the reports. With `robust`, all tensors become the median of the reports
-    instead. Vectors that are means over all nodes are left to `NodeMeans`.
-    """
-
-    def __init__(
-        self,
-        initial: Initial | None,
-        state: NativeState,
-        robust: bool = False,
-    ) -> None:
-        self.initial = NONE if initial is None else initial
-        self._state, self._robust = state, robust
-        self._means = NodeMeans(self.initial.vectors, state.known)
-
-    @property
-    def arrays(self) -> Arrays:
-        """The server's current native tensors by name; treat them as read-only."""
-        return {**self.initial.arrays, **self._state.now}
-
-    def add(self, report: Arrays, share: float = 1.0, weight: float = 1.0, node: int = 0) -> None:
-        """Add the native tensors of a node, with their share (a_i) and their weight in the mean."""
-        if self.initial.arrays:
-            self._state.reports.append(differing(report, self.initial.arrays))
-            self._state.shares.append(min(share, 1.0))
-            self._state.weights.append(weight)
-            self._state.nodes.append(node)
-
     def take(self) -> None:
-        """Compute the server's new tensors from the added reports, and delete the reports."""
-        state = self._state
-        if not state.reports:
-            return
-        now, means = self.arrays, self._means
-        mixed = {name: self._mixed(name, now[name]) for name in now if name not in means.names}
-        if means.names:
-            first, weights = self.initial.arrays, dict(zip(state.nodes, state.weights, strict=True))
-            every = [{**first, **report} for report in state.reports]
-            mixed |= means.update(now, every, weights)
-        state.now = differing(mixed, self.initial.arrays)
-        state.reports, state.shares, state.weights, state.nodes = [], [], [], []
-
-    def _mixed(self, name: str, now: NDArray[Any]) -> NDArray[Any]:
-        first = self.initial.arrays[name]
-        values = [report.get(name, first) for report in self._state.reports]
-        if all(value is now for value in values):
-            return now
-        if self._robust:
-            return median(values)
-        weights = np.asarray(self._state.weights, dtype=np.float64)
-        if now.dtype.kind != "f":
-            return mean(values, list(weights))
-        parts = weights * self._state.shares
-        return mean([now, *values], [float(np.sum(weights - parts)), *parts])
+        """Compute the server's new native tensors from the added reports; delete the reports."""
+        state, now, added = self._state, self.natives, self._added
+        if state.nodes:
+            mixed = {n: s.mixed(now[n]) for n, s in state.sums.items() if n != STATISTICS}
+            if added:
+                for name in now.keys() - set(self._means.names):
+                    reports = [tensors[name] for _, tensors in added]
+                    if any(report is not now[name] for report in reports):
+                        mixed[name] = median(reports)
+            if self._means.names:
+                mixed |= self._means.update(now, mixed, state.nodes)
+            state.now = differing({**now, **mixed}, self._initial.arrays)
+            state.sums = {n: each for n, each in state.sums.items() if n == STATISTICS}
+            state.shares, state.weight, state.nodes = 0.0, 0.0, {}
+        self._added = []
 
 
 def mean_of(factor: NDArray[np.float32] | np.float32) -> float:

@@ -28,7 +28,6 @@ from edgewire.conf.option_group import OptionGroup
 from edgewire.conf.schema import FOREVER
 from edgewire.strategy.aggregation import (
     MeanState,
-    MixState,
     SparseMean,
     mean_of,
 )
@@ -60,8 +59,8 @@ class PushesState(ModelState):
     A push is a node's reply, used or not. `done`: the number of pushes so far. `flight`: by message
     id, the messages without a reply yet, in the order of sending. `losses`, `stale`: (loss, weight)
     and staleness of each update since the last call of `evaluate_fn`. `next_look`: the time at
-    which to look for new nodes. `buffered`: the number of updates in `mean` and `mix`. `now`: the
-    time of this state. Times are values of the grid's `now`.
+    which to look for new nodes. `buffered`: the number of updates in `mean` and `reported`. `now`:
+    the time of this state. Times are values of the grid's `now`.
     """
 
     done: int = 0
@@ -74,7 +73,6 @@ class PushesState(ModelState):
     next_look: float = -math.inf
     buffered: int = 0
     mean: MeanState = field(default_factory=MeanState)
-    mix: MixState = field(default_factory=MixState)
     now: float = 0.0
 
 
@@ -239,7 +237,7 @@ class Asynchronous(ParameterServer):
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
             self._state_complete()
-        result.arrays = to_arrays(pushes.model, pushes.layout, pushes.natives.arrays)
+        result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
         return result
 
 
@@ -275,8 +273,8 @@ class Pushes(Server):
         # The saved times are those of another process's clock.
         if state.replica and grid.virtual_seconds is None:
             self._shift(grid.now - state.now)
-        super().__init__(strategy, grid, initial_arrays, state, SGD(), [LOSS], mix=state.mix)
-        self._mean = SparseMean(self.statistics.trained, state.mean, strategy.sender_exponent)
+        super().__init__(strategy, grid, initial_arrays, state, SGD(), [LOSS])
+        self._mean = SparseMean(self.reported.trained, state.mean, strategy.sender_exponent)
         self._late = Stragglers(grid, state.late)
         most, failures = strategy.sending.most, strategy.failures
         self._scheduler = BackoffScheduler(most, failures, state.scheduler)
@@ -390,12 +388,12 @@ class Pushes(Server):
         header = DownlinkHeader(count, workers=strategy.buffer)
         orders = TrainConfig(self._lr, count, strategy.mixing.proximal_mu)
         ((message, model_update),) = self.session.messages(
-            [node], STEP_MESSAGE, orders.config(), header, self.natives.arrays
+            [node], STEP_MESSAGE, orders.config(), header, self.reported.natives
         )
         (message_id,) = self._grid.push_messages([message], self._timeout)
         now, version, seen = self._grid.now, self.replica.version, self._staleness.seen()
         model = self._received(model_update) if strategy.mixing.mix else None
-        statistics = self.statistics.of(self.model).copy()
+        statistics = self.reported.of(self.model).copy()
         state.flight[message_id] = Sent(node, count, now, version, seen, model, statistics)
 
     def _received(self, model_update: ModelUpdate) -> Vector:
@@ -408,7 +406,7 @@ class Pushes(Server):
         """Apply the update in a reply, or count the reply as a failure and log the reason."""
         try:
             message, start = sent.number, sent.statistics
-            found = self.inbox.read(sent.node, message, reply, start, self.natives.arrays)
+            found = self.inbox.read(sent.node, message, reply, start, self.reported.natives)
             self._apply(sent, found)
         except PayloadError as error:
             self._left_out(sent.node, str(error))
@@ -446,20 +444,21 @@ class Pushes(Server):
         self._expect_finite(indices, values, rate)
         state.stale.append(stale)
         of_rate = 1 if strategy.update == "gradient" else rate
-        self.statistics.add(accepted.statistics, share * of_rate)
-        if natives:
-            self.natives.add(natives, of_rate * mean_of(every))
+        natives_share = of_rate * mean_of(every) if natives else None
+        self.reported.add(
+            accepted.statistics, natives, share * of_rate, natives_share=natives_share
+        )
         if strategy.buffer > 1:  # FedBuff, Algorithm 1: no step until the buffer holds K updates
             self._mean.add(indices, values)
             state.buffered += 1
             if state.buffered < strategy.buffer:
                 return
             (indices, values), state.buffered = self._mean.take(), 0
-        indices, values = self.statistics.joined(indices, values, self.model)
+        indices, values = self.reported.joined(indices, values, self.model)
         if strategy.buffer > 1:
             self._expect_finite(indices, values, rate)
         self.replica.apply(indices, values, rate)
-        self.natives.take()
+        self.reported.take()
         self._staleness.applied(indices)
         self.steps.add(b"", rate)
 
@@ -475,7 +474,7 @@ class Pushes(Server):
         `model`: the model that the node received. The node's new model is `model` minus its update,
         which has `values` at `indices` (None: at all entries).
         """
-        size = self.statistics.trained
+        size = self.reported.trained
         trained = model[:size].copy()
         trained[slice(None) if indices is None else indices] -= values
         return cast(Vector, self.model[:size] - trained)

@@ -33,7 +33,7 @@ from edgewire.compression.flower.server.compressed_grid import CompressedGridSta
 from edgewire.compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
 from edgewire.compression.flower.server.reply_checks import ROUNDING
 from edgewire.compression.flower.server.session import InitialModel
-from edgewire.compression.flower.server.statistics_averaging import values_of_array, wrapped
+from edgewire.compression.flower.server.statistics_averaging import mean, values_of_array, wrapped
 from edgewire.compression.screening import Screening
 from edgewire.strategy.base import FLOWER, EvaluateFn
 from edgewire.strategy.node_means import NodeMeans
@@ -299,8 +299,13 @@ class Federated(StatisticsAveraging):
         own = [{n: values_of_array(r.pop(n)) for n in means.names} for r in reports]
         mixed = super()._mix(reports, weights, nodes)
         if means.names:
-            now, used = natives_of(self._state.arrays.value), dict(zip(nodes, weights, strict=True))
-            mixed |= {name: FlatArray(a) for name, a in means.update(now, own, used).items()}
+            used = [means.weight_of(*each) for each in zip(nodes, weights, strict=True)]
+            found = {name: mean([each[name] for each in own], used) for name in means.names}
+            now, known = (
+                natives_of(self._state.arrays.value),
+                dict(zip(nodes, weights, strict=True)),
+            )
+            mixed |= {n: FlatArray(a) for n, a in means.update(now, found, known).items()}
         return mixed
 
     def aggregate_evaluate(

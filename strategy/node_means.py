@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from edgewire.compression.flower.native_tensors import Arrays, LocalVectors
-from edgewire.compression.flower.server.statistics_averaging import mean
 
 
 class NodeMeans:
@@ -30,26 +29,27 @@ class NodeMeans:
         self._vectors, self._weights = vectors, weights
         self.names = vectors.names if vectors.nodes else ()
 
-    def update(
-        self, now: Arrays, reports: Sequence[Arrays], weights: Mapping[int, float]
-    ) -> Arrays:
+    def weight_of(self, node: int, weight: float) -> float:
+        """Return a node's weight, which is `weight` if no report of this node was used so far."""
+        return self._weights.get(node, weight)
+
+    def update(self, now: Arrays, mixed: Arrays, weights: Mapping[int, float]) -> Arrays:
         """Return the new vectors by name.
 
-        `now`: the server's vectors. `reports`: the vectors that nodes reported, in the order of
-        `weights`, the weights of these nodes in this round.
+        `now`: the server's vectors. `mixed`: the means of the vectors that nodes reported, with the
+        weights that `weight_of` returns. `weights`: the weights of these nodes in this round.
         """
         before = self._total()
         for node, weight in weights.items():
             self._weights.setdefault(node, weight)
-        used, after = [self._weights[node] for node in weights], self._total()
-        scale, step = (before or after) / after, math.fsum(used) / after / self._vectors.share
+        used, after = math.fsum(self._weights[node] for node in weights), self._total()
+        scale, step = (before or after) / after, used / after / self._vectors.share
         changed = {}
         for name in self.names:
-            old, found = now[name], [report[name] for report in reports]
-            mixed = mean(found, used)
+            old, new = now[name], mixed[name]
             if scale != 1 or step != 1:
-                mixed = scale * old.astype(np.float64) + step * (mixed - old.astype(np.float64))
-            changed[name] = np.asarray(mixed, dtype=old.dtype)
+                new = scale * old.astype(np.float64) + step * (new - old.astype(np.float64))
+            changed[name] = np.asarray(new, dtype=old.dtype)
         return changed
 
     def _total(self) -> float:

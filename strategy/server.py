@@ -25,7 +25,7 @@ from edgewire.compression.flower.server.session import (
 )
 from edgewire.compression.flower.server.step_log_sync import StepLogSync
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
-from edgewire.strategy.aggregation import MixState, NativeMix, NativeState, StatisticsMix
+from edgewire.strategy.aggregation import ReportedState, ReportedTensors
 from edgewire.strategy.base import ParameterServer, ServerState
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.task.optimizers import ServerOptimizer
@@ -43,7 +43,7 @@ class ModelState(ServerState):
     session: ServerSessionState = field(default_factory=ServerSessionState)
     deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
     filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
-    natives: NativeState = field(default_factory=NativeState)
+    reported: ReportedState = field(default_factory=ReportedState)
 
 
 class Server:
@@ -52,10 +52,10 @@ class Server:
     `steps`: True if nodes repeat the server's steps, which a downlink codec encodes; `recent`: the
     last of these steps. Otherwise nodes get differences of models from such a codec (`DeltaSync`,
     which explains `whole` and `from_initial`). Without such a codec, they get whole models.
-    `statistics`: averages BatchNorm's statistics; `kind`, `trim`, `mix`: see `StatisticsMix`.
-    `natives`: averages the native tensors. `measured`: names of metrics that each reply must hold
-    as finite numbers. `weighted_by_key`: the metric with a node's weight; None: equal weights.
-    `every_round`: see `UpdateFilter`.
+    `reported`: averages BatchNorm's statistics and the native tensors; `kind` and `trim` are its
+    own. `measured`: names of metrics that each reply must hold as finite numbers.
+    `weighted_by_key`: the metric with a node's weight; None: equal weights. `every_round`: see
+    `UpdateFilter`.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class Server:
         from_initial: bool = False,
         kind: str = "mean",
         trim: float = 0.0,
-        mix: MixState | None = None,
         weighted_by_key: str | None = None,
         every_round: bool = False,
     ) -> None:
@@ -106,10 +105,11 @@ class Server:
         if codecs.compact_records:
             grid.read_records_with(restored)
         grid.discard = self.session.count_unused
-        self.natives = NativeMix(strategy.initial, state.natives, kind != "mean")
-        self.statistics = StatisticsMix(self.layout, mix, kind=kind, trim=trim)
+        self.reported = ReportedTensors(
+            self.layout, strategy.initial, state.reported, kind=kind, trim=trim
+        )
         filters = UpdateFilters(strategy.screening, state.filters, every_round=every_round)
-        self.inbox = UpdateInbox(self.session, self.statistics, filters, measured, weighted_by_key)
+        self.inbox = UpdateInbox(self.session, self.reported, filters, measured, weighted_by_key)
 
     @property
     def model(self) -> NDArray[np.float32]:
@@ -122,7 +122,7 @@ class Server:
 
         The next call of `advance` changes the vector in place.
         """
-        return with_natives(flat_record(self.model), self.natives.arrays)
+        return with_natives(flat_record(self.model), self.reported.natives)
 
     def offer(self, number: int, *, crowded: bool = True) -> None:
         """Let differences lead to the newest model; `number`: the number of the next message.

@@ -386,7 +386,7 @@ class SparseAveraging(ParameterServer):
                 break
             self._evaluate(evaluate_fn, self.state.round, num_rounds, rounds.arrays, result)
             self._state_complete()
-        result.arrays = to_arrays(rounds.model, rounds.layout, rounds.natives.arrays)
+        result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
         return result
 
 
@@ -427,7 +427,7 @@ class Rounds(Server):
         if uplink is not None:
             planning = replace(planning, most_bits=uplink.quantizer.finer_by(planning.most_bits))
         self._planner = DeadlinePlanner(planning, state.paces, limited=strategy.update == "delta")
-        size = self.statistics.trained
+        size = self.reported.trained
         self._mean: SparseMean | RobustMean = (
             SparseMean(size, sender_exponent=how.sender_exponent)
             if how.mean == "mean"
@@ -467,7 +467,9 @@ class Rounds(Server):
             orders = TrainConfig(lr, number, most_steps=plan.steps).config()
             factor = None if plan.density_factor == 1 else plan.density_factor
             planned = header._replace(density_factor=factor, more_bits=plan.more_bits or None)
-            sent = self.session.messages(nodes, STEP_MESSAGE, orders, planned, self.natives.arrays)
+            sent = self.session.messages(
+                nodes, STEP_MESSAGE, orders, planned, self.reported.natives
+            )
             made |= zip(nodes, (message for message, _ in sent), strict=True)
         return [made[node] for node in asked]
 
@@ -530,7 +532,7 @@ class Rounds(Server):
 
         While the usual norms are unknown, all replies are decoded before any is used.
         """
-        model, natives = self.statistics.of(self.model), self.natives.arrays
+        model, natives = self.reported.of(self.model), self.reported.natives
 
         def read(node: int) -> ReceivedUpdate | PayloadError:
             number = self._state.round + 1
@@ -574,8 +576,7 @@ class Rounds(Server):
         weight = accepted.weight
         self._mean.add(accepted.indices, accepted.values, weight)
         share = self._strategy.server_lr if self._strategy.update == "delta" else 1.0
-        self.statistics.add(accepted.statistics, share, weight)
-        self.natives.add(accepted.natives, share, weight, node)
+        self.reported.add(accepted.statistics, accepted.natives, share, weight, node)
         return accepted.metrics
 
     def _averaged(self, metrics: list[MetricRecord]) -> dict[str, float]:
@@ -598,7 +599,7 @@ class Rounds(Server):
             values = values * np.float32(used / self._present)  # the other nodes sent no change
         if self._downlink is None and not is_finite(values):  # a downlink codec checks this itself
             raise PayloadError(f"the mean of the updates is beyond float32: {DIVERGED}")
-        indices, values = self.statistics.joined(indices, values, self.model)
+        indices, values = self.reported.joined(indices, values, self.model)
         payload = b""
         if self._downlink is not None:
             seed = (self._strategy.codecs.seed << 64) | self.replica.version
@@ -617,5 +618,5 @@ class Rounds(Server):
                     payload, self.layout, context=self.replica.context
                 )
         self.replica.apply(indices, values, rate)
-        self.natives.take()
+        self.reported.take()
         self.steps.add(payload, rate)

@@ -23,13 +23,14 @@ from edgewire.compression.flower.native_tensors import (
     with_natives,
 )
 from edgewire.compression.flower.node.state import store_arrays, stored_arrays, take_up
+from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.aggregation import ReportedTensors
 from edgewire.strategy.base import Codecs
 from edgewire.strategy.federated import Federated, FederatedState
-from edgewire.strategy.node_means import NodeMeans
 from edgewire.strategy.run.serialization import from_bytes
 from edgewire.strategy.synchronous import SparseAveraging
 from tests.grids import pool_of
@@ -88,7 +89,7 @@ def number_of(message):
 def weights_and_acks(strategy):
     """Return the nodes' weights at the server, and the tracker of their applied replies."""
     if isinstance(strategy, SparseAveraging):
-        return strategy.state.natives.known, AckTracker(strategy.state.session.acks)
+        return strategy.state.reported.known, AckTracker(strategy.state.session.acks)
     state = from_bytes(FederatedState, strategy.save(), {"strategy": "FedAvg"})
     acks = AckTracker(state.grid.session.acks)
     acks.applied(acks.pending)  # no later message does this for the last round
@@ -137,8 +138,11 @@ def test_the_mean_is_that_of_the_nodes_vectors(codec, kind, seed, fraction, loss
 
 
 def test_a_whole_round_is_the_plain_mean_bit_for_bit():
-    draw = np.random.default_rng(0)
-    now, *reports = ({"local:c": draw.normal(size=9).astype(np.float32)} for _ in range(5))
-    found = NodeMeans(vectors_of(), {}).update(now, reports, dict.fromkeys(range(4), 1.0))
-    expected = np.mean([each["local:c"].astype(np.float64) for each in reports], axis=0)
-    assert found["local:c"].tobytes() == expected.astype(np.float32).tobytes()
+    draw, initial = np.random.default_rng(0), Initial({}, vectors=vectors_of())
+    vectors = draw.normal(size=(4, TRAINED)).astype(np.float32)
+    reported = ReportedTensors(Layout((), (), ()), initial)
+    for node, vector in enumerate(vectors):
+        reported.add(np.empty(0, np.float32), {"local:c": vector}, node=node)
+    reported.take()
+    expected = np.mean(vectors.astype(np.float64), axis=0).astype(np.float32)
+    assert reported.natives["local:c"].tobytes() == expected.tobytes()

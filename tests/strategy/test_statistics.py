@@ -10,10 +10,14 @@ from scipy.stats import trim_mean
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import Update
+from edgewire.compression.flower.native_tensors import Initial
 from edgewire.compression.layout import Layout
-from edgewire.strategy.aggregation import StatisticsMix
+from edgewire.strategy.aggregation import ReportedState, ReportedTensors
+from edgewire.strategy.node_means import NodeMeans
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
 from tests.strategy.event_loop import POLICIES, WAITS, at_once
 from tests.strategy.federation import LAYOUT, MOMENTUM, TRAINED, Federation, Trainer, always, start
+from tests.strategy.test_node_means import vectors_of
 
 BN = Layout(
     ("fc.weight", "bn.running_mean", "bn.running_var"), ((4, 3), (4,), (4,)), ("float32",) * 3
@@ -70,11 +74,11 @@ shares = st.floats(0, 2)
 def test_a_mix_is_convex(data, nodes, scale):
     draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     there = np.abs(draw.normal(size=20)).astype(np.float32) * np.float32(scale)
-    mix, reported, expected, total = StatisticsMix(BN), [there[12:]], 0.0, 0.0
+    mix, reported, expected, total = ReportedTensors(BN), [there[12:]], 0.0, 0.0
     for _ in range(nodes):
         own = (np.abs(draw.normal(size=8)) * scale).astype(np.float32)
         share, weight = data.draw(shares), data.draw(st.floats(0.1, 100))
-        mix.add(own, share, weight)
+        mix.add(own, {}, share, weight)
         reported.append(own)
         a = min(share, 1.0)
         expected = expected + weight * ((1 - a) * there[12:].astype(np.float64) + a * own)
@@ -90,7 +94,7 @@ def of(indices, values):
 
 
 def test_an_update_without_all_statistics_is_refused():
-    mix = StatisticsMix(BN)
+    mix = ReportedTensors(BN)
     indices = np.r_[1:3, 13:20].astype(np.uint32)  # entry 12 is missing
     with pytest.raises(PayloadError, match="leaves out statistics"):
         mix.cut(of(indices, np.ones(9)))
@@ -100,13 +104,13 @@ def test_a_variance_below_zero_is_refused():
     values = np.ones(20)
     values[17] = -1e-9
     with pytest.raises(PayloadError, match="running variance below 0"):
-        StatisticsMix(BN).cut(of(None, values))
+        ReportedTensors(BN).cut(of(None, values))
     values[17], values[13] = 0, -5  # a mean may be below 0
-    assert len(StatisticsMix(BN).cut(of(None, values))[2]) == 8
+    assert len(ReportedTensors(BN).cut(of(None, values))[2]) == 8
 
 
 def test_the_federation_has_statistics():
-    assert StatisticsMix(LAYOUT).size == 6
+    assert ReportedTensors(LAYOUT).size == 6
 
 
 @pytest.mark.parametrize(("kind", "middle"), [("median", np.median), ("trimmed", trimmed)])
@@ -114,22 +118,80 @@ def test_the_federation_has_statistics():
 def test_a_robust_mix_is_the_median_or_the_trimmed_mean(kind, middle, share):
     draw = np.random.default_rng(0)
     there, reported = np.ones(20, np.float32), draw.uniform(1, 3, (7, 8)).astype(np.float32)
-    mix = StatisticsMix(BN, kind=kind, trim=0.2)
+    mix = ReportedTensors(BN, kind=kind, trim=0.2)
     for _ in range(2):  # the second pass keeps nothing of the first
         for weight, each in enumerate(reported, 1):
-            mix.add(each, share, weight)
+            mix.add(each, {}, share, weight)
         _, values = mix.joined(None, np.zeros(12, np.float32), there)
+        mix.take()
         expected = middle(1 - share + share * reported, axis=0)
         np.testing.assert_allclose(values[12:], expected, rtol=1e-6)
+
+
+NATIVE = {
+    "scale": np.float64([-np.inf, 0.5, 3]), "count": np.asarray(5),
+    "mask": np.asarray([True, False]), "constant": np.ones(2, np.float32),
+    "local:c": np.zeros(TRAINED, np.float32),
+}  # fmt: skip
+
+
+def reports_of(draw, nodes):
+    """Return reports of native tensors; a node that changes nothing sends the server's arrays."""
+    changed = [
+        {
+            "scale": draw.normal(size=3), "count": np.asarray(draw.integers(0, 9)),
+            "mask": draw.random(2) > 0.5, "local:c": draw.normal(size=TRAINED).astype(np.float32),
+        }
+        for _ in range(nodes)
+    ]  # fmt: skip
+    kept = draw.random((nodes, len(NATIVE))) < 0.4
+    return [
+        {name: NATIVE[name] if same else each.get(name, NATIVE[name])
+         for name, same in zip(NATIVE, row, strict=True)}
+        for row, each in zip(kept, changed, strict=True)
+    ]  # fmt: skip
+
+
+@given(seed=st.integers(0, 2**32), nodes=st.integers(1, 5), share=st.floats(0, 2))
+def test_native_tensors_are_the_weighted_means_of_the_reports(seed, nodes, share):
+    """Halfway through, the sums travel in a checkpoint, in which the arrays are copied."""
+    draw, state = np.random.default_rng(seed), ReportedState()
+    initial = Initial({n: a for n, a in NATIVE.items() if n != "local:c"}, vectors=vectors_of())
+    there = initial.arrays
+    reports = [
+        {n: there[n] if a is NATIVE[n] else a for n, a in each.items()}
+        for each in reports_of(draw, nodes)
+    ]
+    weights = draw.uniform(0.1, 5, nodes)
+    for node, (report, weight) in enumerate(zip(reports, weights, strict=True)):
+        mix = ReportedTensors(BN.without([1, 2]), initial, state)
+        mix.add(np.empty(0, np.float32), report, share, weight, node)
+        state = from_bytes(ReportedState, to_bytes(state))
+    mix = ReportedTensors(BN.without([1, 2]), initial, state)
+    mix.take()
+    a, found = min(share, 1.0), mix.natives
+    with np.errstate(invalid="ignore"):
+        means = {n: np.average([r[n] for r in reports], axis=0, weights=weights) for n in NATIVE}
+        scale = np.where(a < 1, (1 - a) * there["scale"], 0) + (a * means["scale"] if a else 0)
+    np.testing.assert_allclose(found["scale"], scale, rtol=1e-9)
+    assert found["count"] == pytest.approx(means["count"], abs=0.5 + 1e-9)
+    assert found["count"].dtype == np.int64
+    odd = np.abs(means["mask"] - 0.5) > 1e-9
+    np.testing.assert_array_equal(found["mask"][odd], means["mask"][odd] > 0.5)
+    np.testing.assert_array_equal(found["constant"], there["constant"])
+    vectors = NodeMeans(vectors_of(), {}).update(there, means, dict(enumerate(weights)))
+    np.testing.assert_allclose(found["local:c"], vectors["local:c"], rtol=1e-5, atol=1e-6)
+    assert not state.sums
+    assert not state.nodes
 
 
 @pytest.mark.parametrize("kind", ["median", "trimmed"])
 @pytest.mark.parametrize("lie", [-3e38, -5, 5, 3e38])
 def test_one_of_seven_nodes_cannot_move_a_robust_mix_beyond_the_others(kind, lie):
     reported = np.random.default_rng(1).uniform(1, 3, (6, 8)).astype(np.float32)
-    mix = StatisticsMix(BN, kind=kind, trim=0.2)
+    mix = ReportedTensors(BN, kind=kind, trim=0.2)
     for each in (np.full(8, lie, np.float32), *reported):
-        mix.add(each)
+        mix.add(each, {})
     _, values = mix.joined(None, np.zeros(12, np.float32), np.ones(20, np.float32))
     assert (values[12:] >= reported.min(axis=0) * (1 - 1e-6)).all()
     assert (values[12:] <= reported.max(axis=0) * (1 + 1e-6)).all()
