@@ -16,7 +16,7 @@ from edgewire.compression.flower.compact_records import restored
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.flower.replica import Replica
 from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
-from edgewire.compression.flower.server.inbox import UpdateInbox
+from edgewire.compression.flower.server.inbox import Inbox
 from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
 from edgewire.compression.flower.server.session import (
     InitialModel,
@@ -109,7 +109,7 @@ class Server:
             self.layout, strategy.initial, state.reported, kind=kind, trim=trim
         )
         filters = UpdateFilters(strategy.screening, state.filters, every_round=every_round)
-        self.inbox = UpdateInbox(self.session, self.reported, filters, measured, weighted_by_key)
+        self.inbox = Inbox(self.session, self.reported, filters, measured, weighted_by_key)
 
     @property
     def model(self) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edgewire.compression.flower.server import inbox
+from edgewire.compression.flower.server import inbox, model_replies
 from edgewire.compression.flower.server.norm_screen import UpdateFilter, UpdateFilters
 from edgewire.conf.load import compose_config, run_config, to_config
 from edgewire.machine.job import Job
@@ -38,17 +38,17 @@ CASES = {
 }  # fmt: skip
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "screening": [
-        (inbox, "norms_of"),
+        (model_replies, "norms_of"),
         (inbox, "norm_of"),
-        (inbox.ModelInbox, "_screened"),
+        (model_replies.ModelReplies, "_screen"),
         (UpdateFilters, "screen"),
         (UpdateFilters, "observe"),
         (UpdateFilter, "cap_weights"),
     ],
     "shapes": [
-        (inbox, "inconsistent"),
-        (inbox, "rebuilt"),
-        (inbox, "expect_weight"),
+        (model_replies, "inconsistent"),
+        (model_replies, "rebuilt"),
+        (model_replies, "expect_weight"),
     ],
 }
 

@@ -31,8 +31,9 @@ from .failure_policy import (
     FailurePolicy,
     FailurePolicyState,
 )
-from .inbox import ModelInbox, count_received
+from .inbox import count_received
 from .inferred_acks import InferredAcks, InferredAcksState
+from .model_replies import ModelReplies
 from .norm_screen import UpdateFilters, UpdateFiltersState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
@@ -148,7 +149,7 @@ class CompressedGrid(GridWrapper):
         self._models = SentModels(layout, exact, self._session.plain_bytes, state.models, apart)
         self._uncompressed = Uncompressed(self.traffic, enabled=layout is None)
         self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
-        self._inbox = ModelInbox(
+        self._replies = ModelReplies(
             self._session,
             self._failures,
             UpdateFilters(screening, state.filters),
@@ -171,7 +172,7 @@ class CompressedGrid(GridWrapper):
         outgoing, sent = self._outgoing(list(messages))
         self.state.round += any(each is not None and each.train for each in sent)
         ids = list(super().push_messages(outgoing, ttl))
-        self._inbox.in_flight.add(outgoing, sent)
+        self._replies.in_flight.add(outgoing, sent)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -184,7 +185,7 @@ class CompressedGrid(GridWrapper):
 
     def _pulled(self, found: Iterable[Message]) -> list[Message]:
         """Return replies with decoded models in place of payloads, and count the replies."""
-        replies, used = self._inbox.take(found, self.state.round, together=False)
+        replies, used = self._replies.take(found, self.state.round, together=False)
         self.traffic.client_updates += used
         return replies
 
@@ -203,9 +204,9 @@ class CompressedGrid(GridWrapper):
             found = gathered(self._grid, outgoing, timeout, self._slowest[kind])
         else:
             found = list(super().send_and_receive(outgoing, timeout=timeout))
-        in_flight = self._inbox.in_flight
+        in_flight = self._replies.in_flight
         ids = in_flight.add(outgoing, sent)
-        replies, used = self._inbox.take(found, self.state.round, together=True)
+        replies, used = self._replies.take(found, self.state.round, together=True)
         for missing in filter(None, map(in_flight.take, ids)):
             self._failures.leave_out(missing.node, "no reply", f"round {missing.number}: ")
         if train:
@@ -226,7 +227,7 @@ class CompressedGrid(GridWrapper):
         cache: dict[Key, Encoded] = {}
         models: dict[int, FoundModel | None] = {}
         if gone := self._session.gone(self._grid.get_node_ids):
-            for each in (self._inbox, self._inferred_acks, self._failures):
+            for each in (self._replies, self._inferred_acks, self._failures):
                 each.forget(gone)
         self._deltas.tidy(self._session.versions.held)
         made, sent = list[Message](), list[SentMessage | None]()
@@ -248,7 +249,7 @@ class CompressedGrid(GridWrapper):
                 sent.append(None)
                 continue
             node, train = message.metadata.dst_node_id, trains(message)
-            decided = node not in busy and not self._inbox.in_flight.owes(node)
+            decided = node not in busy and not self._replies.in_flight.owes(node)
             one, data = self._encoded(message, model, len(messages), cache, decided)
             busy |= {node} if train else set()
             made.append(one)

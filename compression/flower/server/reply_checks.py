@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ...base import PayloadError, Vector, is_finite
@@ -257,27 +257,25 @@ def expect_weight(content: RecordDict, key: str) -> None:
             _usable_weight(metrics[key], key)
 
 
-def inconsistent(
-    replies: Sequence[Message], asked: Sequence[SentMessage | None], weight: str
-) -> dict[int, str]:
-    """Find replies that differ from most others; return why, by the reply's `id`.
+def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> dict[int, str]:
+    """Find replies that differ from most others; return why, by the reply's place in the list.
 
-    Only replies to messages of the same type with the same tensors are compared (`unlike`).
-    `weight`: the name of the metric with the node's weight. If two kinds of replies are equally
-    frequent, the replies with this metric are used.
+    `replies`: their contents, and the data about their messages. Only replies to messages of the
+    same type with the same tensors are compared (`unlike`). `weight`: the name of the metric with
+    the node's weight. If two kinds of replies are equally frequent, the replies with this metric
+    are used.
     """
-    groups: dict[tuple[str, Layout], tuple[SentMessage, list[Message]]] = {}
-    for reply, sent in zip(replies, asked, strict=True):
-        if sent is not None and not reply.has_error():
-            groups.setdefault((sent.kind, sent.form.whole), (sent, []))[1].append(reply)
+    groups: dict[tuple[str, Layout], dict[int, RecordDict]] = {}
+    for place, (content, sent) in enumerate(replies):
+        groups.setdefault((sent.kind, sent.form.whole), {})[place] = content
     found = dict[int, str]()
-    for sent, group in groups.values():
-        found |= unlike(group, sent, weight)
+    for group in groups.values():
+        found |= unlike(group, replies[next(iter(group))][1], weight)
     return found
 
 
-def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[int, str]:
-    """Find replies that differ from the others; return why each does, by the reply's `id`.
+def unlike(contents: Mapping[int, RecordDict], sent: SentMessage, weight: str) -> dict[int, str]:
+    """Find contents of replies that differ from the others; return why each does, by its key.
 
     All replies must belong to messages of the same type with the same tensors.
 
@@ -288,16 +286,24 @@ def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[i
     3. The remaining replies are grouped by the names and lengths of their records and metrics. Only
        the largest group is used.
     """
-    found, left = dict[int, str](), list(replies)
-    with_arrays = [reply for reply in replies if records(reply.content, ArrayRecord)]
-    if sent.train and with_arrays:
-        found = _others(left, with_arrays, "a reply must hold one ArrayRecord")
+    found, left = dict[int, str](), dict(contents)
+
+    def keep(good: Collection[int], why: str) -> None:
+        for key in left.keys() - good:
+            found[key] = why
+            del left[key]
+
+    models = {
+        key: each for key, content in left.items() for _, each in records(content, ArrayRecord)[:1]
+    }
+    if sent.train and models:
+        keep(models, "a reply must hold one ArrayRecord")
+        layouts = {key: layout_of(model) for key, model in models.items()}
         asked = sent.form.whole.names, sent.form.whole.shapes
-        as_asked = [reply for reply in with_arrays if _tensors(reply.content) == asked]
-        left = as_asked or with_arrays
-        found |= _others(with_arrays, left, "its tensors are not those that it was sent")
-    kinds = [_kinds(reply.content) for reply in left]
-    counted = Counter(kinds)
+        as_asked = {key for key, each in layouts.items() if (each.names, each.shapes) == asked}
+        keep(as_asked or models, "its tensors are not those that it was sent")
+    kinds = {key: _kinds(content) for key, content in left.items()}
+    counted = Counter(kinds.values())
 
     def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int, int]:
         named = any(name == sent.name for name, *_ in kind)
@@ -305,20 +311,9 @@ def unlike(replies: Sequence[Message], sent: SentMessage, weight: str) -> dict[i
         return counted[kind], named + weighs, -len({name for name, *_ in kind})
 
     usual = max(counted, key=rank, default=None)
-    alike = [reply for reply, kind in zip(left, kinds, strict=True) if kind == usual]
-    reason = "its records or metrics have other names or lengths than the other nodes'"
-    return found | _others(left, alike, reason)
-
-
-def _others(replies: Sequence[Message], good: Sequence[Message], why: str) -> dict[int, str]:
-    kept = set(map(id, good))
-    return {id(reply): why for reply in replies if id(reply) not in kept}
-
-
-def _tensors(content: RecordDict) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Return the names and shapes of the first ArrayRecord's arrays."""
-    layout = layout_of(records(content, ArrayRecord)[0][1])
-    return layout.names, layout.shapes
+    alike = {key for key, kind in kinds.items() if kind == usual}
+    keep(alike, "its records or metrics have other names or lengths than the other nodes'")
+    return found
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:

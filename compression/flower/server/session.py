@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from ...base import PayloadError
@@ -21,12 +21,9 @@ from ...wire import StreamSizes, stream_sizes
 from ..acks import AckTracker, AckTrackerState
 from ..compact_records import compact, restored
 from ..headers import (
-    EXAMPLES,
     HEADER,
-    MOST,
     DownlinkHeader,
     UplinkHeader,
-    number,
     read,
     written,
 )
@@ -36,7 +33,6 @@ from ..native_tensors import (
     NATIVE,
     NONE,
     OTHER_INITIAL,
-    Arrays,
     Initial,
     native_bytes,
     native_payload,
@@ -46,9 +42,7 @@ from ..records import (
     Vector,
     filled,
     message_to,
-    payload_of,
     payloads_in,
-    records,
     to_vector,
     values_of,
 )
@@ -74,14 +68,6 @@ class Encoded(NamedTuple):
     model_update: ModelUpdate
     size: Size
     streams: StreamSizes
-
-
-class DecodedReply(NamedTuple):
-    """A node's decoded update (which may be sparse), its metrics, and its native tensors."""
-
-    update: Update
-    metrics: MetricRecord
-    natives: Arrays
 
 
 @dataclass
@@ -337,35 +323,16 @@ class ServerSession:
         self.versions.confirm(node, header.version)
         return header
 
-    def read(
-        self, reply: Message, node: int, asked: int, measured: Iterable[str] = ()
-    ) -> DecodedReply:
-        """Decode the update in a node's reply; it is pending until `acks.applied` is called.
-
-        `asked`: the `number` in the message's header. `measured`: names of the metrics that must be
-        finite numbers. Raises `PayloadError`, with the reason, for a reply that cannot be used.
-        """
-        header, content = self.opened(reply, node, asked, self.plain_bytes), reply.content
-        found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
-        if found is None or metrics is None:
-            raise PayloadError("a reply must hold a payload and a MetricRecord")
-        if header.whole:
-            raise PayloadError("the reply holds a model; an update is asked for")
-        said = values_of(metrics[1])
-        if not 0 < number(said, EXAMPLES) < 2 * MOST:
-            raise PayloadError("its number of samples must be above 0, below 2^63")
-        for name in measured:
-            number(said, name)
-        assert self.layout is not None  # `read` is called only in sessions with a layout
+    def decode_flat(self, node: int, payload: bytes, header: UplinkHeader) -> Update:
+        """Decode a node's update of the session's flat model; raises the errors of `decode`."""
+        assert self.layout is not None  # only such sessions have flat updates
         context = self.versions.sync.context(header.version) if self._contextual else None
         try:
-            update = self.decode(node, found[1], header.sequence or 0, self.layout, context=context)
+            return self.decode(node, payload, header.sequence or 0, self.layout, context=context)
         except PayloadError:
             if self._contextual:  # the node may know another context: it gets a snapshot next
                 self.versions.invalidate(node)
             raise
-        natives = self.initial.all(native_payload(content)) if self.initial.arrays else {}
-        return DecodedReply(update, metrics[1], natives)
 
     def decode(
         self,

@@ -1,4 +1,4 @@
-"""What `ModelInbox` gives to a strategy in place of nodes' replies."""
+"""What a strategy gets in place of nodes' replies, and what an `Inbox` makes of updates."""
 
 import copy
 
@@ -22,7 +22,7 @@ from edgewire.compression.flower.acks import OTHER_METHOD
 from edgewire.compression.flower.headers import HEADER, DownlinkHeader, read
 from edgewire.compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
 from edgewire.compression.flower.records import with_content
-from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
+from edgewire.compression.flower.server.inbox import Inbox, ReceivedUpdate
 from edgewire.compression.flower.server.norm_screen import UpdateFilter, UpdateFilters, UpdateNorms
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
@@ -157,7 +157,7 @@ def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
     """Both limits are 2: the usual norm is 1, and the usual weight 10."""
     split = StatisticsSplit(Layout(("w", *BN.names), ((4,), *BN.shapes), ("float32",) * 3))
     filters = UpdateFilters(Screening(**ALL_USED, clip=2, weight=2))
-    inbox = UpdateInbox(None, split, filters, [], "num-examples")
+    inbox = Inbox(None, split, filters, [], "num-examples")
 
     def update(norm, statistics, weight):
         values, sent = np.full(4, norm / 2, np.float32), START[STATISTICS]

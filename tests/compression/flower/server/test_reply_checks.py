@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +26,6 @@ from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.layout import Layout
 from tests.compression.flower.federation import PLAIN
 
-pytestmark = pytest.mark.usefixtures("identity")
 EVALUATED = SentMessage(1, 1, "evaluate", "arrays", False, None, None, 0)
 TRAINED = EVALUATED._replace(kind="train", train=True)
 
@@ -94,13 +93,9 @@ def test_metrics_beyond_their_limits_are_refused(metrics):
 )  # fmt: skip
 @pytest.mark.parametrize("most", [{}, {"m": [1.0, 2.0]}])
 def test_a_reply_whose_records_differ_from_most_others_is_found(most, others):
-    replies = []
-    for metrics in (most, others, most):
-        message = Message(RecordDict(), 1, "evaluate")
-        replies.append(Message(content_of(metrics), reply_to=message))
-    found = unlike(replies, EVALUATED, "n")
-    assert list(found) == [id(replies[1])]
-    assert unlike(replies[::2], EVALUATED, "n") == {}
+    replies = {node: content_of(metrics) for node, metrics in enumerate((most, others, most))}
+    assert list(unlike(replies, EVALUATED, "n")) == [1]
+    assert unlike({0: replies[0], 2: replies[2]}, EVALUATED, "n") == {}
 
 
 def layout_of(tensors, entries):
@@ -150,8 +145,5 @@ def test_a_value_beyond_a_float16_tensor_is_refused(value):
 
 
 def test_an_empty_record_is_unlike_one_with_an_empty_key():
-    replies = [
-        Message(RecordDict({"m": MetricRecord(values)}), 1, "evaluate")
-        for values in ({}, {}, {"": 1.0})
-    ]
-    assert list(unlike(replies, EVALUATED, "n")) == [id(replies[2])]
+    replies = [RecordDict({"m": MetricRecord(values)}) for values in ({}, {}, {"": 1.0})]
+    assert list(unlike(dict(enumerate(replies)), EVALUATED, "n")) == [2]

@@ -17,7 +17,10 @@ from edgewire.compression.flower.native_tensors import (
 )
 from edgewire.compression.flower.records import STYPE, payload_records
 from edgewire.compression.flower.server import session as server_session
+from edgewire.compression.flower.server.inbox import Inbox
+from edgewire.compression.flower.server.norm_screen import UpdateFilters
 from edgewire.compression.flower.server.session import InitialModel, ServerSession
+from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.flower.traffic import NO_STREAMS
 from edgewire.compression.layout import Layout
@@ -66,10 +69,16 @@ def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER)
     return Message(RecordDict(content), reply_to=message)
 
 
+def read_reply(talk, reply, measured=()):
+    """Return what the server reads in a reply of node 7."""
+    inbox = Inbox(talk, StatisticsSplit(LAYOUT), UpdateFilters(), measured)
+    return inbox.read(7, NUMBER, reply, np.empty(0, np.float32), {})
+
+
 def received(talk, measured=(), **reply):
     """Send node 7 a message; return what the server reads in the reply."""
     (message,) = asked(talk, 7)
-    return talk.read(answer(message, **reply), 7, NUMBER, measured)
+    return read_reply(talk, answer(message, **reply), measured)
 
 
 def session():
@@ -134,7 +143,7 @@ def test_every_message_is_counted(talk):
 
 def test_a_reply_gives_an_update_and_the_nodes_metrics(talk):
     found = received(talk, ["loss"], version=5)
-    np.testing.assert_array_equal(found.update.dense(), update())
+    np.testing.assert_array_equal(found.values, update())
     assert dict(found.metrics) == METRICS
     assert talk.traffic.uplink_bytes == len(CODEC.encode(update(), LAYOUT))
     assert talk.traffic.uplink_bytes_float32 == PLAIN_BYTES
@@ -151,7 +160,7 @@ def test_an_error_gives_its_reason_and_the_nodes_version_is_unknown(talk):
         Error(1, "Traceback (most recent call last):\nRuntimeError: no power"), reply_to=message
     )
     with pytest.raises(PayloadError, match=r"^RuntimeError: no power$"):
-        talk.read(error, 7, NUMBER)
+        read_reply(talk, error)
     assert talk.versions.base_of(7) is None
     assert talk.traffic.as_dict() == before  # no bytes are counted
 
@@ -189,7 +198,7 @@ def test_an_unusable_reply_is_refused_in_one_line(talk, name):
     spoil(reply)
     size = sum(len(a.data) for a in reply.content.get("arrays", ArrayRecord()).values())
     with pytest.raises(PayloadError, match=words) as refused:
-        talk.read(reply, 7, NUMBER, ["loss"])
+        read_reply(talk, reply, ["loss"])
     assert "\n" not in str(refused.value)
     assert talk.traffic.uplink_bytes == (size if name in COUNTED else 0)
     assert talk.traffic.uplink_bytes_float32 == (PLAIN_BYTES if name in COUNTED else 0)
@@ -263,7 +272,7 @@ def test_frozen_parameters_are_sent_only_to_a_node_that_has_others():
     message, _ = sent(7)
     error = Message(Error(0, f"PayloadError: {OTHER_INITIAL} than the server's"), reply_to=message)
     with pytest.raises(PayloadError, match=OTHER_INITIAL):
-        talk.read(error, 7, NUMBER)
+        read_reply(talk, error)
     assert [sent(node)[1] for node in (8, 7, 7)] == [set(), {"base", "mask"}, set()]
 
 
@@ -272,7 +281,7 @@ def test_a_second_payload_is_refused_in_a_model_without_native_tensors(talk):
     reply = answer(message)
     reply.content["arrays"] = with_payload(reply.content["arrays"], NATIVE, b"x")
     with pytest.raises(PayloadError, match="holds 2 payloads, one is asked for"):
-        talk.read(reply, 7, NUMBER)
+        read_reply(talk, reply)
 
 
 def test_a_forgotten_node_puts_nothing_back_when_it_returns(monkeypatch):
