@@ -13,8 +13,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from contextlib import contextmanager, nullcontext, suppress
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -23,10 +22,10 @@ from edgewire.machine.errors import UsageError
 MOST_PORT = 65535
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KINDS = ("http", "https", "all")
+_BOTH = [name for kind in _KINDS for name in (f"{kind}_proxy", f"{kind}_proxy".upper())]
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
-_NAME = re.compile(r"\*|(\w+://)?[*.]?[\w.-]+(:\d+)?", re.ASCII)  # a name in `no_proxy`
-ipv6_networks: dict[str, None] = {}  # IPv6 networks from `no_proxy`, which clients cannot read
 _GRPC = "no_grpc_proxy"  # if it is set, gRPC ignores `no_proxy`
+unreadable: dict[str, None] = {}  # removed entries of `no_proxy`, such as IPv6 networks
 
 
 def keep_loopback_direct(address: str = "") -> None:
@@ -38,39 +37,37 @@ def keep_loopback_direct(address: str = "") -> None:
     without a proxy.
     """
     host = host_of(address)
-    wanted = [*LOOPBACK, host] if is_loopback(host) else LOOPBACK
-    said = [each for name in _EXCEPTIONS for each in _listed(name)]
-    everybody = ",".join(dict.fromkeys([*_readable(said, host), *wanted]))
-    os.environ.update(dict.fromkeys(_EXCEPTIONS, everybody))
-    for name in (f"{kind}_proxy" for kind in _KINDS):
-        for each in (name, name.upper()):
-            if each in os.environ:
-                os.environ[each] = os.environ[each].strip()
+    said = dict.fromkeys([*(each for name in _EXCEPTIONS for each in _listed(name)), *unreadable])
+    wanted = [*LOOPBACK]
+    if is_loopback(host) or any(_contains(each, host) for each in said):
+        wanted.append(host)
+    unreadable.update(dict.fromkeys(each for each in said if not _is_readable(each)))
+    everybody = dict.fromkeys([*(each for each in said if each not in unreadable), *wanted])
+    os.environ.update(dict.fromkeys(_EXCEPTIONS, ",".join(everybody)))
+    for name in _BOTH:
+        if name in os.environ:
+            os.environ[name] = os.environ[name].strip()
     if _GRPC in os.environ:
         os.environ[_GRPC] = ",".join(dict.fromkeys([*_listed(_GRPC), *wanted]))
 
 
-def _readable(said: list[str], host: str) -> Iterator[str]:
-    """Yield the entries of `no_proxy` that httpx can read, and `host` if an entry contains it.
+def _contains(entry: str, host: str) -> bool:
+    """Return whether an entry of `no_proxy` is a network or an address that contains a host."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry.strip("[]"), strict=False)
+    return False
 
-    httpx raises for IPv6 networks (::1/128, fd00::/8), for brackets and for invalid names.
-    """
-    for each in [*said, *ipv6_networks]:
-        try:
-            network = ipaddress.ip_network(each.strip("[]"), strict=False)
-        except ValueError:
-            if _NAME.fullmatch(each):
-                yield each
-            continue
-        if network.version == 6:
-            ipv6_networks[str(network)] = None
-        if network.num_addresses == 1:
-            yield str(network.network_address)
-        elif network.version == 4:  # httpx reads it as a name, other clients as a network
-            yield each
-        with suppress(ValueError):
-            if ipaddress.ip_address(host) in network:
-                yield host
+
+def _is_readable(entry: str) -> bool:
+    """Return whether httpx can make a client with this entry of `no_proxy`."""
+    if entry in LOOPBACK:
+        return True
+    import httpx  # not at the top: only callers that connect need it
+
+    with _environment({"no_proxy": entry}), suppress(httpx.InvalidURL, ValueError):
+        httpx.Client(verify=False).close()
+        return "[" not in entry  # httpx takes a single bracket for a name
+    return False
 
 
 def expect_usable_proxies(address: str = "") -> None:
@@ -83,29 +80,37 @@ def expect_usable_proxies(address: str = "") -> None:
     if is_loopback(host_of(address)):
         return
     for kind, proxy in _proxies().items():
-        scheme, said = _parts(proxy)
-        if scheme in ("socks5", "socks5h") and find_spec("socksio") is None:
+        try:
+            usable = _place(proxy)
+        except ImportError as error:
             raise UsageError(
                 f"{kind}_proxy is a SOCKS proxy: `pip install socksio`, or unset {kind}_proxy"
-            )
-        if scheme not in ("http", "https", "socks5", "socks5h") or not said:
-            raise UsageError(
-                f"{kind}_proxy={_shown(proxy)}: it must be http://HOST:PORT, or socks5"
-            )
+            ) from error
+        if not usable:
+            scheme, slashes, rest = proxy.rpartition("://")
+            shown = scheme + slashes + rest.rpartition("@")[2]  # without the user and password
+            raise UsageError(f"{kind}_proxy={shown!r}: it must be http://HOST:PORT, or socks5")
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Within this context, the variables of all proxies and of their exceptions are `values`."""
+    names = [*_BOTH, *_EXCEPTIONS]
+    before = {name: os.environ.pop(name) for name in names if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 @contextmanager
 def unproxied(address: str) -> Iterator[None]:
     """If the address is on loopback, the proxy variables are unset within this context."""
-    if not is_loopback(host_of(address)):
+    with _environment({}) if is_loopback(host_of(address)) else nullcontext():
         yield
-        return
-    names = [f"{kind}_proxy" for kind in _KINDS]
-    hidden = {name: os.environ.pop(name, None) for each in names for name in (each, each.upper())}
-    try:
-        yield
-    finally:
-        os.environ.update({name: said for name, said in hidden.items() if said is not None})
 
 
 def _proxies() -> dict[str, str]:
@@ -114,25 +119,20 @@ def _proxies() -> dict[str, str]:
     return {kind: found[kind].strip() for kind in _KINDS if found.get(kind, "").strip()}
 
 
-def _parts(proxy: str) -> tuple[str, str]:
-    """Return a proxy's scheme, and its HOST:PORT or HOST; "" for parts that cannot be read."""
-    import httpx  # not at the top: only callers that connect need it
+def _place(proxy: str) -> str:
+    """Return a proxy's HOST:PORT or HOST; "" if httpx cannot use the proxy.
+
+    Raises `ImportError` for a SOCKS proxy if httpx lacks a package for it.
+    """
+    import httpx
 
     url = proxy if "://" in proxy else f"http://{proxy}"
-    try:
-        parts = urlsplit(url)
-        if not parts.hostname or parts.port == 0 or re.search(r"\s", url):
-            return parts.scheme, ""
-        httpx.URL(url)
-    except (ValueError, httpx.InvalidURL):
-        return url.partition("://")[0].lower(), ""
-    return parts.scheme, parts.netloc.rpartition("@")[2]
-
-
-def _shown(proxy: str) -> str:
-    """Return a proxy's URL without its user and password."""
-    scheme, _, rest = proxy.rpartition("://")
-    return repr((f"{scheme}://" if scheme else "") + rest.rpartition("@")[2])
+    with suppress(ValueError, httpx.InvalidURL):
+        httpx.Client(proxy=url, verify=False).close()
+        parts = urlsplit(url)  # httpx takes a URL without a host, with a blank, or with port 99999
+        if parts.hostname and parts.port != 0 and not re.search(r"\s", url):
+            return parts.netloc.rpartition("@")[2]
+    return ""
 
 
 def proxy_of(address: str, secure: bool) -> str:
@@ -141,7 +141,7 @@ def proxy_of(address: str, secure: bool) -> str:
     if is_loopback(host) or proxy_bypass(host):
         return ""
     found = _proxies()
-    return _parts(found.get("https" if secure else "http") or found.get("all", ""))[1]
+    return _place(found.get("https" if secure else "http") or found.get("all", ""))
 
 
 def by_proxy(address: str, secure: bool) -> str:

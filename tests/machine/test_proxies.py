@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from urllib.request import proxy_bypass_environment
 
 import httpx
@@ -77,7 +78,7 @@ def test_another_name_of_loopback_is_excepted_too():
 )
 def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
     """httpx fails on these entries of `no_proxy`, also if no proxy is set; `::1/128` is common."""
-    monkeypatch.setattr(proxies, "ipv6_networks", {})
+    monkeypatch.setattr(proxies, "unreadable", {})
     monkeypatch.setenv("no_proxy", said)
     keep_loopback_direct()
     assert not by_httpx("http://[::1]:8000")
@@ -90,7 +91,7 @@ def test_exceptions_that_httpx_cannot_read_stop_no_client(said, monkeypatch):
     [("fd00::/8", "[fd00::7]:9"), ("10.0.0.0/8", "10.1.2.3:9"), ("[fd00::7]", "[fd00::7]:9")],
 )
 def test_an_excepted_network_covers_the_server_in_it(said, address, monkeypatch):
-    monkeypatch.setattr(proxies, "ipv6_networks", {})
+    monkeypatch.setattr(proxies, "unreadable", {})
     monkeypatch.setenv("no_proxy", said)
     keep_loopback_direct()  # before the server's address is known
     keep_loopback_direct("[fe80::1]:9")
@@ -133,7 +134,7 @@ def test_which_proxy_is_in_use(monkeypatch):
 def test_an_unusable_proxy_gives_one_line(monkeypatch):
     expect_usable_proxies()
     monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
-    monkeypatch.setattr(proxies, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "socksio", None)
     with pytest.raises(UsageError, match="all_proxy is a SOCKS proxy: `pip install socksio`"):
         expect_usable_proxies()
     monkeypatch.setenv("all_proxy", "gopher://127.0.0.1:9")
