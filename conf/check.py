@@ -19,6 +19,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from edgewire.compression.validation import FOREVER
 from edgewire.conf.classes import (
     GROUPS,
     HERE,
@@ -31,7 +32,7 @@ from edgewire.conf.classes import (
 )
 from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
 from edgewire.conf.option_group import OptionGroup
-from edgewire.conf.schema import FOREVER, OWN, Config, ConfigError
+from edgewire.conf.schema import OWN, Config, ConfigError
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)

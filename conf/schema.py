@@ -20,10 +20,9 @@ from omegaconf import II, MISSING, DictConfig, OmegaConf
 
 from edgewire.compression.registry import option_fields
 from edgewire.compression.screening import Screening
+from edgewire.compression.validation import FOREVER
 from edgewire.conf.network import Network
 from edgewire.task.errors import described
-
-FOREVER = 1e9  # seconds: the value of `timeout` that stands for no time-out
 
 
 class ConfigError(ValueError):

@@ -34,9 +34,8 @@ from edgewire.compression.flower.server.step_log_sync import StepLogSync
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.layout import Layout
-from edgewire.compression.validation import expect_kinds
+from edgewire.compression.validation import FOREVER, expect_kinds
 from edgewire.conf.option_group import OptionGroup
-from edgewire.conf.schema import FOREVER
 from edgewire.strategy.aggregation import (
     MeanState,
     MixState,

@@ -19,7 +19,7 @@ KNOWS = {
     "compression": set(),
     "task": set(),
     "machine": {"conf"},
-    "simulation": {"compression", "conf", "machine"},
+    "simulation": {"compression", "conf", "machine", "task"},
     "report": {"conf", "machine"},
     "conf": {"compression", "task"},
     "engines": {"machine"},

@@ -7,9 +7,9 @@ from logging import getLogger
 
 from flwr.app import Message
 
+from ..validation import FOREVER
 from .timed_grid import TimedGrid
 
-FOREVER = 1e9  # seconds; a timeout of FOREVER or more means no timeout
 TIMES, LEAST = 10.0, 60.0  # the factor on the time of other replies; the least limit in seconds
 log = getLogger("edgewire")
 

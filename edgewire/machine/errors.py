@@ -16,9 +16,3 @@ class UsageError(EngineError):
 def one_line(text: str) -> str:
     """Return a text as one line."""
     return " ".join(text.split())
-
-
-def described(error: BaseException) -> str:
-    """Return an error's type and its text, if any, in one line."""
-    name, text = type(error).__name__, one_line(str(error))
-    return f"{name}: {text}" if text else name

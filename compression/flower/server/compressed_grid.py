@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from ...codec import Codec
 from ...screening import Screening
-from ...validation import expect_kinds
+from ...validation import FOREVER, expect_kinds
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
@@ -21,7 +21,7 @@ from ..method import chosen
 from ..records import records, with_content
 from ..tensor_split import Model, TensorSplit
 from ..timed_grid import GridWrapper
-from ..timeouts import FOREVER, SlowestReply, gathered
+from ..timeouts import SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
 from ..uncompressed_warning import NO_DOWNLINK, UNKNOWN, Uncompressed
 from .delta_sync import DeltaSync, DeltaSyncState

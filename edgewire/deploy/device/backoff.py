@@ -18,13 +18,12 @@ from edgewire.deploy.device.client import (
     FleetClient,
     ServerRefusal,
 )
+from edgewire.machine.liveness import ONLINE_SECONDS
 from edgewire.machine.proxies import by_proxy
 
 FIRST, LONGEST, GROWTH = 0.5, 20.0, 1.6  # first and longest pause (seconds); growth
 # Flower accepts a node's signature if its clock is at most this many seconds ahead or behind.
 AHEAD, BEHIND = 5.0, 305.0
-INTERVAL = 60.0  # seconds: a node without a heartbeat for twice this time counts as offline
-ONLINE_SECONDS = 2 * INTERVAL  # seconds for which a node that has ended counts as online
 log = getLogger("edgewire")
 WORTH_WAITING = (ServerRefusal, httpx.TransportError, OSError)
 

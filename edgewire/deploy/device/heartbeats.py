@@ -19,9 +19,10 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.node_pb2 import Node as ProtoNode
 
-from edgewire.deploy.device.backoff import INTERVAL, clock_trouble
+from edgewire.deploy.device.backoff import clock_trouble
 from edgewire.deploy.device.client import FleetClient, ServerRefusal
 from edgewire.deploy.device.node_folder import NodeFolder, known_id
+from edgewire.machine.liveness import INTERVAL
 
 _BEATS, _AGAIN = 20.0, 5.0  # seconds between two heartbeats; after a failed one
 _BEAT, _LEAVING = 10.0, 3.0  # time limits in seconds: of a heartbeat, of going offline

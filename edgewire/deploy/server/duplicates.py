@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from logging import getLogger
 
+from edgewire.machine.liveness import GONE
+
 SIZE = 4  # bytes of a process's random number
-# Seconds without a pull after which a process is gone, unless it is working on a message.
-GONE = 120.0
 _MOST = 64  # earlier numbers that are remembered for a node
 log = getLogger("edgewire")
 

@@ -11,9 +11,9 @@ from flwr.serverapp.strategy import Result
 
 from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
-from edgewire.compression.validation import expect_kinds
+from edgewire.compression.validation import FOREVER, expect_kinds
 from edgewire.conf.build import objective_of
-from edgewire.conf.schema import FOREVER, Config, ConfigError
+from edgewire.conf.schema import Config, ConfigError
 from edgewire.pipeline.cuts import NO_LABELS, Plan, is_classifier, plan_of
 from edgewire.pipeline.server.dispatcher import Dispatcher
 from edgewire.pipeline.server.options import Cutting, Flow, GradientModules

@@ -16,9 +16,10 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, validate_config
 from flwr.serverapp import ServerApp
 
-from edgewire.machine.errors import Ended, UsageError, described, one_line
+from edgewire.machine.errors import Ended, UsageError, one_line
 from edgewire.simulation.any_app.modules import enter
 from edgewire.simulation.workers.node_host import load_object
+from edgewire.task.errors import described
 
 T = TypeVar("T")
 PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # as in Flower's own parser

@@ -14,7 +14,7 @@ from flwr.supercore import log
 from flwr.supercore.run import Run
 
 from edgewire.conf.network import Network
-from edgewire.machine.errors import EngineError, described
+from edgewire.machine.errors import EngineError
 from edgewire.machine.job import Job
 from edgewire.simulation.any_app.app import App
 from edgewire.simulation.any_app.generators import seeded
@@ -23,6 +23,7 @@ from edgewire.simulation.any_app.node import GuestNode
 from edgewire.simulation.any_app.old_api import bounded_wait
 from edgewire.simulation.grid import LocalGrid
 from edgewire.simulation.local import run_local
+from edgewire.task.errors import described
 
 
 class Outcome(NamedTuple):

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgewire.compression.flower.timeouts import FOREVER, LEAST, AdaptiveTimeout, gathered
+from edgewire.compression.flower.timeouts import LEAST, AdaptiveTimeout, gathered
+from edgewire.compression.validation import FOREVER
 
 
 class Clock:

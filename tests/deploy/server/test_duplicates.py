@@ -9,7 +9,8 @@ from edgewire.deploy.device.backoff import reason_of
 from edgewire.deploy.device.client import FleetClient, ServerRefusal
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
-from edgewire.deploy.server.duplicates import GONE, DuplicateNodes
+from edgewire.deploy.server.duplicates import DuplicateNodes
+from edgewire.machine.liveness import GONE
 from edgewire.protocol.choose_grid import bundled
 from tests.deploy.served import Server, question
 

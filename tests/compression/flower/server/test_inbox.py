@@ -26,9 +26,9 @@ from edgewire.compression.flower.server.inbox import ReceivedUpdate, UpdateInbox
 from edgewire.compression.flower.server.norm_screen import UpdateFilter, UpdateFilters, UpdateNorms
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
-from edgewire.compression.flower.timeouts import FOREVER
 from edgewire.compression.layout import Layout
 from edgewire.compression.screening import Screening
+from edgewire.compression.validation import FOREVER
 from edgewire.simulation.grid import LocalGrid
 from tests import spoil
 from tests.compression.flower.apps import (
