@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from edgewire.deploy.node import MISSING, client_of, key_of, node_config_of, parser
 from edgewire.machine.errors import UsageError
-from edgewire.machine.proxies import by_proxy
+from edgewire.machine.proxies import by_proxy, is_loopback
 from edgewire.machine.surroundings import free_memory, print_any_text
 from edgewire.protocol.flower_releases import installed, is_known, lacking
 
@@ -88,14 +88,16 @@ def _findings(given: list[str]) -> Iterable[Finding]:
     if MISSING is not None:
         yield Finding(WRONG, "Flower", lacking(MISSING))
         return
-    checks: tuple[Check, ...] = (memory, data, key, ca_certificate, server_of_node)
+    checks: tuple[Check, ...] = (memory, data, key, server_of_node)
     if on_server:
         checks = (memory, data_of_server, server_certificate, running_server)
     for check in checks:
+        what = check.__name__.partition("_")[0]
         try:
             yield from check(options)
+        except UsageError as error:  # the start of the node would give this line, too
+            yield Finding(WRONG, what, str(error))
         except Exception as error:
-            what = check.__name__.partition("_")[0]
             yield Finding(WRONG, what, f"this check failed: {type(error).__name__}: {error}")
 
 
@@ -173,23 +175,14 @@ def _secret(file: Path, what: str) -> Iterable[Finding]:
 
 def data(options: argparse.Namespace) -> Iterable[Finding]:
     """Check that the node's training data can be read."""
-    try:
-        config = node_config_of(options.node_config)
-    except UsageError as error:
-        yield Finding(WRONG, "data", str(error))
-        return
+    config = node_config_of(options.node_config)
     if "data" in config:
         yield own_data(Path(str(config["data"])).expanduser())
     elif "partition-id" in config:
-        text = f"partition {config['partition-id']} of the run's data set"
-        yield Finding(OK, "data", text)
+        yield Finding(OK, "data", f"partition {config['partition-id']} of the run's data set")
     else:
-        yield Finding(
-            WRONG,
-            "data",
-            "none: give --node-config 'data=\"/its/folder\"', or 'partition-id=0 "
-            "num-partitions=2' for a part of a data set that is here",
-        )
+        advice = "'data=\"/its/folder\"', or 'partition-id=0 num-partitions=2' for a part of a "
+        yield Finding(WRONG, "data", f"none: give --node-config {advice}data set that is here")
 
 
 def own_data(path: Path) -> Finding:
@@ -212,11 +205,7 @@ def own_data(path: Path) -> Finding:
 
 def key(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the node's key."""
-    try:
-        found = _key_in_use(options)
-    except (UsageError, OSError) as error:
-        yield Finding(WRONG, "key", str(error))
-        return
+    found = _key_in_use(options)
     if found is None:
         yield Finding(OK, "key", "the node makes its own at its first start")
     else:
@@ -234,31 +223,18 @@ def _key_in_use(options: argparse.Namespace) -> tuple[ec.EllipticCurvePrivateKey
     return (own_key(own), own) if own.exists() else None
 
 
-def ca_certificate(options: argparse.Namespace) -> Iterable[Finding]:
-    """Check the certificate of the CA, with which the node authenticates the server."""
-    file = options.root_certificates
-    if options.insecure:
-        yield Finding(WARNING, "certificate", "--insecure: anybody on the way reads all of it")
-    elif file is not None:
-        try:
-            ca = x509.load_pem_x509_certificate(file.expanduser().read_bytes())
-        except (OSError, ValueError):
-            yield Finding(WRONG, "certificate", f"--root-certificates {file} is none")
-        else:
-            yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")
-
-
 def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the server, through a node's client; stop if the server cannot be reached."""
     found = None
     with suppress(UsageError, OSError):  # the check of the key reports these
         found = _key_in_use(options)
-    try:
-        fleet = client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
-    except UsageError as error:
-        yield Finding(WRONG, "server", str(error))
-        return
+    fleet = client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
     with closing(fleet):
+        if options.insecure:
+            yield Finding(WARNING, "certificate", "--insecure: anybody on the way reads all of it")
+        elif (file := options.root_certificates) is not None:
+            ca = x509.load_pem_x509_certificate(file.expanduser().read_bytes())
+            yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")
         try:
             first = fleet.get(BUNDLED)
         except WORTH_WAITING as error:
@@ -271,8 +247,8 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
         if says_bundled(first):
             yield Finding(OK, "server", f"{where} is there, and takes bundles")
         else:
-            text = "is there, and takes plain Fleet calls alone: rounds take longer"
-            yield Finding(WARNING, "server", f"{where} {text}")
+            text = f"{where} is there, and takes plain Fleet calls alone: rounds take longer"
+            yield Finding(WARNING, "server", text)
         if fleet.secure:  # the client has accepted the server's certificate
             shown = first.extensions["network_stream"].get_extra_info("ssl_object")
             certificate = x509.load_der_x509_certificate(shown.getpeercert(True) or b"")
@@ -284,8 +260,7 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
         if ahead is None:
             yield Finding(WARNING, "clock", "the server does not say what time it is")
         else:
-            text = f"within {max(abs(ahead), 1):.0f} s of the server's"
-            yield Finding(OK, "clock", text)
+            yield Finding(OK, "clock", f"within {max(abs(ahead), 1):.0f} s of the server's")
         if found is None:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")
         else:
@@ -355,7 +330,7 @@ def server_certificate(options: argparse.Namespace) -> Iterable[Finding]:
         yield Finding(WRONG, "certificate", text)
         return
     yield from _secret(files[2], "certificate")
-    if private.public_key() != own.public_key():
+    if private.public_key() != own.public_key():  # Flower's own error names no file
         yield Finding(WRONG, "certificate", f"{files[2]} is not the key of {files[1]}: {RENEW}")
     try:
         own.verify_directly_issued_by(ca)
@@ -368,7 +343,6 @@ def server_certificate(options: argparse.Namespace) -> Iterable[Finding]:
 def running_server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the server if it is running."""
     from edgewire.deploy.certificates import CA
-    from edgewire.deploy.server.server import is_local
 
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
     address = f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}"
@@ -389,7 +363,7 @@ def running_server(options: argparse.Namespace) -> Iterable[Finding]:
             yield Finding(OK, "gate", "from outside, /v1/fleet/ alone is open")
         else:
             text = "none: who reaches the port can start runs; use edgewire.deploy.server"
-            yield Finding(WARNING if is_local(options.host) else WRONG, "gate", text)
+            yield Finding(WARNING if is_loopback(options.host) else WRONG, "gate", text)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,11 +15,11 @@ from pathlib import Path
 
 import httpx
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from edgewire.engines import same_user_only
+from edgewire.engines.superlink_client import control_client
 from edgewire.machine.errors import EngineError
-from edgewire.machine.processes import ProcessTree, undisturbed
+from edgewire.machine.processes import ProcessTree, flower_environment, undisturbed
 from edgewire.machine.proxies import expect_usable_proxies, keep_loopback_direct
 from edgewire.machine.temp_dirs import TempDirs, sweep
 
@@ -66,12 +65,7 @@ def private_superlink(
         if problem := _wait_until_up(server, port):
             log_file.write_bytes(output.read_bytes())
             raise EngineError(f"Flower's SuperLink {problem} (log: {log_file})")
-        with ControlHttpClient.from_server_address(
-            f"127.0.0.1:{port}",
-            insecure=True,
-            root_certificates=None,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        ) as client:
+        with control_client(f"127.0.0.1:{port}") as client:
             yield server, client
     finally:
         with undisturbed():
@@ -82,25 +76,16 @@ def private_superlink(
 def _superlink(path: str) -> list[str]:
     """Return the command that starts a SuperLink, which on Linux serves only this user."""
     if same_user_only.can_tell():
-        return [
-            sys.executable,
-            "-P",
-            same_user_only.__file__,
-        ]  # -P: do not search this folder for modules first
+        # -P: do not search this folder for modules first
+        return [sys.executable, "-P", same_user_only.__file__]
     log.warning("any user of this machine can list, read and stop this run while it runs")
     return [shutil.which("flower-superlink", path=path) or "flower-superlink"]
 
 
 def _settings(home: Path, ray_address: str | None) -> dict[str, str]:
     """Return the environment variables that are added for the SuperLink's processes."""
-    scripts, path = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
     settings = {
-        # These processes start programs by name, also without an activated environment.
-        "PATH": os.pathsep.join([scripts, path]),
-        "FLWR_HOME": str(home / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        **flower_environment(str(home / "flwr"), poll=0.1),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ADDRESS": ray_address or "",  # "" means no address
     }

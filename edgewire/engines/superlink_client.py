@@ -25,6 +25,16 @@ from edgewire.machine.proxies import (
 _SECONDS = 10.0
 
 
+def control_client(address: str, root: bytes | None = None) -> ControlHttpClient:
+    """Return a client of a SuperLink's Control API. `root`: the CA's certificate; None: no TLS."""
+    return ControlHttpClient.from_server_address(
+        address,
+        insecure=root is None,
+        root_certificates=root,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+    )
+
+
 class Superlink:
     """A running SuperLink at an address, and its clients.
 
@@ -56,12 +66,7 @@ class Superlink:
     def control(self) -> ControlHttpClient:
         """Return a new client of the Control API; the caller closes it."""
         with unproxied(self.address):
-            return ControlHttpClient.from_server_address(
-                self.address,
-                insecure=self.root is None,
-                root_certificates=self.root,
-                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-            )
+            return control_client(self.address, self.root)
 
     @property
     def bundles(self) -> bool:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import uuid
@@ -111,6 +112,22 @@ class ProcessTree:
             return self._mark.encode() in environ.read_bytes().split(b"\0")
         except OSError:  # the process has ended, or belongs to another user
             return False
+
+
+def flower_environment(home: str, poll: float) -> dict[str, str]:
+    """Return the variables with which a SuperLink and the programs that it starts are run.
+
+    `home`: Flower's home folder; `poll`: the seconds between two looks for a run to start.
+    """
+    # Flower starts programs by name only, which must also work without an activated environment.
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    return {
+        "PATH": path,
+        "FLWR_HOME": home,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": f"{poll:g}",
+    }
 
 
 def began(process: int) -> str | None:

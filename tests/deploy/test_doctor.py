@@ -87,7 +87,7 @@ def test_a_key_gives_no_information_about_another(place):
         (["--node-config", "a=1"], "data", "none: give --node-config"),
         (["--node-config", 'data="/nowhere"'], "data", "/nowhere cannot be read: No such file"),
         (["--auth-supernode-private-key", __file__], "key", "is no private key"),
-        (["--root-certificates", __file__], "certificate", "is none"),
+        (["--root-certificates", __file__], "server", "--root-certificates"),
         (["--insecure"], "server", "exclude each other"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_folder_in_use_by_a_node_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free", "level"), [(700, OK), (600, OK), (599, WARNING), (250, WARNING), (249, WRONG)]
+    ("free", "level"), [(600, OK), (599, WARNING), (250, WARNING), (249, WRONG)]
 )
 def test_memory(free, level, superlink, look, tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "free_memory", lambda: free * MB)

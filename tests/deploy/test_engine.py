@@ -103,8 +103,8 @@ def test_a_stopped_run_keeps_its_files(server, command, tmp_path):
 
 def test_a_deadline_bounds_the_rounds(server, command):
     """Without the deadline, 2,000 epochs of a round would take 30 seconds and more."""
-    words = ["engine=superlink", "algorithm=edgewire", "nodes=2", "rounds=6", "eval_every=1"]
-    words += ["local_epochs=2000", "strategy.deadline=1", f"engine.address={server}"]
+    words = ["engine=superlink", "algorithm=edgewire", "nodes=2", "rounds=4", "eval_every=1"]
+    words += ["local_epochs=2000", "strategy.deadline=0.5", f"engine.address={server}"]
     with Fleet(server, 2):
         code, _, folder = command(*words)
     assert code == 0

@@ -67,6 +67,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.system  # a fresh process that imports torch and trains takes 5 s
 def test_a_working_node_imports_no_heavy_module(photos):
     given = []
     for kind, words in JOBS:

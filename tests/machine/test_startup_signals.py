@@ -23,8 +23,10 @@ sys.meta_path.insert(0, Interrupted())
 """
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("run.py", signal.SIGINT), ("run.py", signal.SIGHUP), ("simulation", signal.SIGTERM)],
+)
 def test_a_stop_while_modules_are_imported(listening, command, number):
     program = PROGRAM.format(number=int(number), command=COMMANDS[command])
     done = subprocess.run(

@@ -21,15 +21,6 @@ NOBODY = (
 @pytest.mark.parametrize(
     "words",
     [
-        [
-            "edgewire.deploy.doctor",
-            "--server",
-            "--insecure",
-            "--host",
-            "127.0.0.1",
-            "--state",
-            "here",
-        ],
         ["edgewire.deploy.doctor", "--superlink", "127.0.0.1:9", "--insecure", "--state", "~/here"],
         ["edgewire.deploy.keys", "--insecure", "--superlink", "127.0.0.1:9", "list"],
     ],
@@ -44,12 +35,11 @@ def test_a_user_without_a_home_folder_gets_no_traceback(words, tmp_path):
     assert "this check failed" not in done.stdout
 
 
-@pytest.mark.parametrize("coding", ["ascii", "latin-1"])
-def test_a_character_that_cannot_be_printed_is_replaced(coding, tmp_path):
+def test_a_character_that_cannot_be_printed_is_replaced(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "edgewire.deploy.keys", "--keys", str(tmp_path / "\u0416"),
          "node", "a"],
-        cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": coding}, text=True, capture_output=True,
+        cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"}, text=True, capture_output=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"made {tmp_path}/?/")

@@ -100,13 +100,8 @@ class FleetClient:
             timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
             limits=httpx.Limits(keepalive_expiry=_KEPT),
         )
-        for name in (
-            "accept",
-            "accept-encoding",
-            "connection",
-            "user-agent",
-        ):  # these headers cost 110 bytes a request
-            del self._http.headers[name]
+        for name in ("accept", "accept-encoding", "connection", "user-agent"):
+            del self._http.headers[name]  # these headers cost 110 bytes a request
         self._number = os.urandom(SIZE)
         self.counted_until = 0.0  # seconds
 

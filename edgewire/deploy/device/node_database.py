@@ -200,14 +200,12 @@ class NodeDatabase:
 
     def _open(self) -> None:
         self.connection = sqlite3.connect(self._file)
-        self.connection.text_factory = lambda text: text.decode(
-            errors="replace"
-        )  # it may be damaged
+        # A text may be damaged.
+        self.connection.text_factory = lambda text: text.decode(errors="replace")
         self.connection.executescript(_OPTIONS)
         (found,) = self.connection.execute("PRAGMA user_version").fetchone()
-        (says,) = self.connection.execute(
-            "PRAGMA integrity_check(1)"
-        ).fetchone()  # the order of keys, say
+        # This also checks the order of keys, for example.
+        (says,) = self.connection.execute("PRAGMA integrity_check(1)").fetchone()
         if says != "ok" or found == 0:
             error = sqlite3.DatabaseError("it is empty" if found == 0 else " ".join(says.split()))
             error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT

@@ -9,7 +9,6 @@ and only the registered nodes and their ids are written to a file.
 from __future__ import annotations
 
 import json
-import os
 import platform
 from logging import getLogger
 from pathlib import Path
@@ -19,6 +18,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from starlette.concurrency import run_in_threadpool
 
+from edgewire.deploy.device.node_database import write_file
 from edgewire.deploy.server.access import App, Scope, Send
 from edgewire.machine.errors import UsageError
 from edgewire.protocol.flower_releases import installed
@@ -72,13 +72,7 @@ def save(state: Any, file: Path) -> None:
             if each.status == GONE and known.get(each.public_key) == each.node_id:
                 del known[each.public_key]
         nodes = [MessageToDict(each) for each in state.nodes.values() if each.status != GONE]
-    partial = file.with_suffix(".part")
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(handle, "w") as text:
-        json.dump(nodes, text, indent=1)
-        text.flush()
-        os.fsync(handle)
-    os.replace(partial, file)
+    write_file(file, json.dumps(nodes, indent=1).encode())
 
 
 def restore(state: Any, file: Path) -> None:

@@ -16,11 +16,9 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib
-import ipaddress
 import os
 import resource
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,7 +30,8 @@ from edgewire.conf.trust import DATA, OUTPUT
 from edgewire.deploy.certificates import CA, SERVER
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.machine.errors import UsageError
-from edgewire.machine.proxies import expect_usable_proxies, keep_loopback_direct
+from edgewire.machine.processes import flower_environment
+from edgewire.machine.proxies import expect_usable_proxies, is_loopback, keep_loopback_direct
 from edgewire.protocol.flower_releases import WANTED, installed
 
 PORT = 8000  # Flower's default
@@ -74,12 +73,8 @@ def parser(prog: str = "python -m edgewire.deploy.server") -> argparse.ArgumentP
     add = made.add_argument
     add("--host", default="0.0.0.0", help="the address to listen on (all of IPv4; IPv6 is ::)")
     add("--port", type=int, default=PORT, help="the port (default: %(default)s)")
-    add(
-        "--keys",
-        type=Path,
-        default=Path("keys"),
-        help="the folder of edgewire.deploy.keys (%(default)s)",
-    )
+    keys = "the folder of edgewire.deploy.keys (%(default)s)"
+    add("--keys", type=Path, default=Path("keys"), help=keys)
     add(
         "--state",
         type=Path,
@@ -103,16 +98,13 @@ def command_line(options: argparse.Namespace) -> list[str]:
         arguments += ["--database", str(options.state / "superlink.db")]
     arguments += ["--disable-runtime-dependency-installation"]
     if options.insecure:
-        if not is_local(options.host):
+        if not is_loopback(options.host):
             raise UsageError(
                 "--insecure goes with --host 127.0.0.1: what is sent could be read and changed"
             )
         return [*arguments, "--insecure"]
-    for name, flag in (
-        (f"{CA}.crt", "ca-cert"),
-        (f"{SERVER}.crt", "cert"),
-        (f"{SERVER}.key", "key"),
-    ):
+    files = {"ca-cert": f"{CA}.crt", "cert": f"{SERVER}.crt", "key": f"{SERVER}.key"}
+    for flag, name in files.items():
         path = options.keys / name
         if not path.is_file():
             raise UsageError(
@@ -135,7 +127,7 @@ def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
             f"`pip install '{WANTED}'`"
         )
     if not has_place(module(EXTENSIONS), module("flwr.superlink.main")):
-        if is_local(options.host):
+        if is_loopback(options.host):
             warn("this Flower takes no middleware: this machine's users can use all of the server")
             return []
         raise UsageError(
@@ -248,16 +240,11 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
         output_of(options).mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--state {options.state} cannot be used: {error.strerror}") from error
-    # Flower starts programs by name only, which must also work without an activated environment.
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    home = os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve()))
     found = {
-        "PATH": path,
+        **flower_environment(home, poll=0.2),
         OUTPUT: str(output_of(options)),
         "FORWARDED_ALLOW_IPS": "127.0.0.1,::1",  # only a proxy here may set a client's address
-        "FLWR_HOME": os.environ.get("FLWR_HOME", str((options.state / "flwr").resolve())),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     if options.data is not None:
@@ -268,14 +255,6 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 def output_of(options: argparse.Namespace) -> Path:
     """Return the folder that holds each run's folder of results."""
     return Path(options.state).resolve() / "runs"
-
-
-def is_local(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens on this address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def module(name: str) -> ModuleType | None:

@@ -179,17 +179,22 @@ def chained(length, times):
     return [tree("0"), *above]
 
 
-@pytest.mark.parametrize(
-    "below", [[tree(str(n)) for n in range(70_000)], chained(40, 2), chained(3000, 1)]
-)
+TREES = {
+    "wide": lambda: [tree(str(n)) for n in range(70_000)],
+    "40 names": lambda: chained(40, 2),
+    "deep": lambda: chained(3000, 1),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
 @pytest.mark.parametrize("flowers", [False, True])
-def test_an_announced_tree_delays_no_other_reply(server, below, flowers):
+def test_an_announced_tree_delays_no_other_reply(server, kind, flowers):
     """A tree of 40 names could become 2**40 objects in the store, and 3,000 a deep recursion."""
     honest, other = FakeNode(server.address), FakeNode(server.address)
     grid = bundled(server.begin_run())
     ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
     with suppress(httpx.HTTPStatusError):  # a tree of 70,000 names is refused
-        other.reply_to(other.message(), reply(7), bare=True, below=below, flowers=flowers)
+        other.reply_to(other.message(), reply(7), bare=True, below=TREES[kind](), flowers=flowers)
     honest.reply_to(honest.message(), reply(8))
     begun = time.monotonic()
     (found,) = grid.pull_before(ids, grid.now + 5)
@@ -248,8 +253,7 @@ def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, content):
     assert found[ids[1]].has_error()
 
 
-@pytest.mark.parametrize("bundles", [True, False])
-@pytest.mark.parametrize("flowers", [True, False])
+@pytest.mark.parametrize(("bundles", "flowers"), [(True, True), (False, False)])
 def test_false_children_that_a_node_announced_reach_nobody(any_server, bundles, flowers):
     """Names of the ServerApp's next message, and of another node's reply, are known beforehand."""
     honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
