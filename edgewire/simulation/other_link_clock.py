@@ -44,24 +44,17 @@ class Comparison(NamedTuple):
 Times = tuple[float, float]  # virtual seconds with the real bytes, and with Flower's
 
 
-class PushedMessages(NamedTuple):
-    """The messages of one call: ids, nodes, bytes, and the bytes that Flower would send.
-
-    A reply is too late after `timeout` virtual seconds.
-    """
-
-    messages: list[tuple[str, int, int, int]]
-    timeout: float
-
-
 class Traced(NamedTuple):
-    """An unanswered message: its node, its bytes, and when it was sent on each clock."""
+    """An unanswered message: its node, its bytes, the bytes that Flower would send.
+
+    A reply is too late after `timeout` virtual seconds. `at`: when it was sent on each clock.
+    """
 
     node: int
     down: int
     down_plain: int
-    at: Times
     timeout: float
+    at: Times = (0.0, 0.0)
 
 
 @dataclass
@@ -77,7 +70,7 @@ class BandwidthModelState:
     """
 
     known: bool
-    calls: list[PushedMessages] = field(default_factory=list)
+    calls: list[dict[str, Traced]] = field(default_factory=list)
     sent: dict[str, Traced] = field(default_factory=dict)
     arrivals: dict[str, tuple[int, Times]] = field(default_factory=dict)
     last: dict[int, Times] = field(default_factory=dict)
@@ -126,8 +119,9 @@ class BandwidthModel:
     def push(self, messages: list[tuple[str, int, Size]], timeout: float) -> None:
         """Record the messages of one call: their ids, nodes and sizes."""
         if self.state.known:
-            sent = [(i, node, size[2], self._plain_bytes(size)) for i, node, size in messages]
-            self.state.calls.append(PushedMessages(sent, timeout))
+            plain = self._plain_bytes
+            sent = {i: Traced(node, size[2], plain(size), timeout) for i, node, size in messages}
+            self.state.calls.append(sent)
 
     def send(self) -> None:
         """Decide when the server sent the messages recorded by `push` since the last call.
@@ -138,23 +132,22 @@ class BandwidthModel:
         if not calls:
             return
         # The two cases of the module's docstring: `own` is the asynchronous one.
-        alone = all(len(call.messages) == 1 for call in calls)
+        alone = all(len(call) == 1 for call in calls)
         if not self.state.idle and (self._network.server_mbps is not None or not alone):
             return self.lose_track()
-        own = alone and all(
-            not self.state.idle or call.messages[0][1] in self.state.heard for call in calls
-        )
-        for messages, timeout in calls:
-            for message_id, node, down, down_plain in messages:
-                at = self.state.last.get(node, (0.0, 0.0)) if own else self.state.now
-                self.state.sent[message_id] = Traced(node, down, down_plain, at, timeout)
+        messages = {name: message for call in calls for name, message in call.items()}
+        heard = all(message.node in self.state.heard for message in messages.values())
+        own = alone and (heard or not self.state.idle)
+        for message_id, message in messages.items():
+            at = self.state.last.get(message.node, (0.0, 0.0)) if own else self.state.now
+            self.state.sent[message_id] = message._replace(at=at)
         self.state.idle = False
 
     def answer(self, message_id: str, steps: float, up: Size) -> None:
         """Record a reply's local steps and size. Call it in the order of each node's replies."""
         if (sent := self.state.sent.pop(message_id, None)) is None:
             return
-        (real, plain), (node, down, down_plain, at, timeout) = self._clocks, sent
+        (real, plain), (node, down, down_plain, timeout, at) = self._clocks, sent
         there = (
             real.arrival(node, at[0], down, steps, up[2]),
             plain.arrival(node, at[1], down_plain, steps, self._plain_bytes(up)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -17,11 +18,12 @@ from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, vali
 from flwr.serverapp import ServerApp
 
 from edgewire.machine.errors import Ended, UsageError, one_line
-from edgewire.simulation.any_app.modules import enter
+from edgewire.machine.own_package import use_package_of
 from edgewire.simulation.workers.node_host import load_object
 from edgewire.task.errors import described
 
 T = TypeVar("T")
+HOME = Path(__file__).parents[3]  # of the package `edgewire`
 PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # as in Flower's own parser
 
 
@@ -62,6 +64,20 @@ class App:
     def load_both(self) -> tuple[ServerApp, ClientApp]:
         """Import both components, always in this order, because modules may draw random numbers."""
         return self.load(self.server_app, ServerApp), self.load(self.client_app, ClientApp)
+
+
+def enter(folder: Path) -> None:
+    """Make `import` search an app's folder before all others, as Flower does, and `HOME` last.
+
+    So the app's modules and packages win. At the top level `HOME` has only one regular package,
+    `edgewire`, and Python prefers a regular package anywhere on the path to folders such as
+    `client`. If the app brings a package `edgewire`, the app gets its own.
+    """
+    path = str(folder)
+    if sys.path[:1] != [path]:
+        others = [entry for entry in sys.path if entry not in {path, str(HOME)}]
+        sys.path[:] = [path, *others, *[str(HOME)] * (folder != HOME)]
+        use_package_of(folder)
 
 
 def read_app(path: Path, overrides: list[str]) -> App:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import ERROR
 from pathlib import Path
 from typing import NamedTuple, cast
 
 from flwr.app import Context
+from flwr.server.client_manager import SimpleClientManager
 from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
@@ -20,9 +23,9 @@ from edgewire.simulation.any_app.app import App
 from edgewire.simulation.any_app.generators import seeded
 from edgewire.simulation.any_app.grid import Counts, GuestGrid
 from edgewire.simulation.any_app.node import GuestNode
-from edgewire.simulation.any_app.old_api import bounded_wait
 from edgewire.simulation.grid import LocalGrid
 from edgewire.simulation.local import run_local
+from edgewire.simulation.stall import expect_nodes
 from edgewire.task.errors import described
 
 
@@ -79,3 +82,22 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     run_local(job, workers=workers)
     grid = grids[0]
     return Outcome(grid.virtual_seconds, grid.last_arrival, grid.counts, grid.unfetched_bytes)
+
+
+@contextmanager
+def bounded_wait(nodes: int) -> Iterator[None]:
+    """Within this context, waiting for more than `nodes` clients raises `MissingNodesError`.
+
+    A ServerApp of Flower's old API would wait for a day.
+    """
+    before = SimpleClientManager.wait_for
+
+    def wait_for(self: SimpleClientManager, num_clients: int, timeout: int = 86400) -> bool:
+        expect_nodes(num_clients, nodes)
+        return before(self, num_clients, timeout)
+
+    SimpleClientManager.wait_for = wait_for  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        SimpleClientManager.wait_for = before  # type: ignore[method-assign]
