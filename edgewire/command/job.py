@@ -24,7 +24,6 @@ from rich.logging import RichHandler
 
 from edgewire.command.caller import caller
 from edgewire.command.exit import Diverged, Failed, clear_errors
-from edgewire.command.loggers import logged, loggers_of
 from edgewire.command.run_lock import ended_with_parent, run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
@@ -40,6 +39,7 @@ from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import delayed, orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.pipeline.picture import show
+from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
 from edgewire.report.runs import HYDRA, read_result
@@ -184,7 +184,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             name=job_name(),
             metric=metric,
         )
-        logs = logged(loggers, folder, values["config"], metric.name)
+        logs = logged(loggers, folder, values["config"], metric.name, resumes())
         with result_aside(folder), logs, progress:
             engine(task)
     except NotWritten as error:

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from edgewire.command import loggers
 from edgewire.compression.base import PayloadError
 from edgewire.conf.load import load_config, run_config
+from edgewire.report.loggers import following
 from edgewire.strategy.run import checkpoint_file
 from edgewire.strategy.run.run import Run
 from tests.runs import QUICK, composed, history_of, result_of
@@ -163,7 +163,7 @@ def test_a_mistake_is_one_line(command, words, said):
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_a_missing_package_is_one_line_that_names_the_extra(command, monkeypatch, name):
-    monkeypatch.setattr(loggers, "find_spec", lambda package: None)
+    monkeypatch.setattr(following, "find_spec", lambda package: None)
     code, printed, _ = command(*QUICK, f"logger={name}")
     assert code == 2
     assert printed.err == (

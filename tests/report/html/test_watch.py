@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import shutil
 import socket
 import threading
@@ -304,3 +305,8 @@ def test_a_file_and_a_port_that_is_taken_are_one_line(folder, capsys):
     printed = capsys.readouterr().err
     assert printed.startswith(f"error: --port {port}: ")
     assert printed.count("\n") == 1
+
+
+def test_the_command_of_an_older_release_names_the_new_one():
+    with pytest.raises(SystemExit, match=r"edgewire\.report RUN --watch$"):
+        runpy.run_module("edgewire.report.live", run_name="__main__")
