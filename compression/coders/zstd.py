@@ -10,7 +10,7 @@ from ..base import Array, Buffer, Coder, Kind, PayloadError, Spec
 from ..registry import register
 
 if sys.version_info >= (3, 14):
-    from .. import zstd as zstd  # the standard library's module, not this project's
+    from compression import zstd as zstd  # the standard library's module, not this project's
 else:
     from backports import zstd as zstd
 
