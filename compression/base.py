@@ -25,6 +25,8 @@ from .scatter import add_at
 
 Segments = NDArray[np.int64]  # (T+1,): tensor t's values are values[segments[t]:segments[t + 1]]
 Array = np.ndarray[tuple[int], np.dtype[np.generic]]  # one stream: 1-d, contiguous, little-endian
+Streams = Sequence[NDArray[Any]]  # a payload's streams of values, in the order of their specs
+Params = tuple[int, ...]  # the numbers that a quantizer's decoder needs
 Buffer = bytes | bytearray | memoryview
 Memory = dict[str, NDArray[Any]]  # by name, the arrays that methods store on a node between steps
 
@@ -249,7 +251,7 @@ class Quantizer(Method, ABC):
     unbiased: ClassVar[bool] = False  # True: E[decoded] = values
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the non-negative integers that the decoder needs, such as the number of levels."""
         return ()
 
@@ -265,9 +267,7 @@ class Quantizer(Method, ABC):
         return found
 
     @abstractmethod
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Convert (k,) finite float32 values to the streams that ``specs`` describes.
 
         ``memory``: the method's arrays on this node by name, empty at the first step. Streams may
@@ -276,7 +276,7 @@ class Quantizer(Method, ABC):
 
     @classmethod
     @abstractmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return a `Spec` for each stream; streams of floats come first, so that they are aligned.
 
         Raises PayloadError for ``params`` that the method ``params()`` never returns.
@@ -284,18 +284,21 @@ class Quantizer(Method, ABC):
 
     @classmethod
     @abstractmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Convert streams to (k,) finite float32 values; the result may be a view of a stream.
 
         The streams have the dtypes and sizes that ``specs`` describes. Raises PayloadError for
         streams that ``encode`` cannot have made.
         """
 
-    @abstractmethod
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return (k,) float64, the largest possible |decoded - value| for each value."""
+        """Return (k,) float64, the largest possible |decoded - value| for each value.
+
+        Here it is the error itself, as is right for a method that draws no random numbers.
+        """
+        streams = self.encode(values, parts, {}, Rng(0, 0))
+        decoded = self.decode(self.params(), streams, parts)
+        return np.abs(decoded.astype(np.float64) - values)
 
 
 class Coder(Method, ABC):
@@ -350,7 +353,7 @@ def fallen(step: SparsifyContext) -> bool:
     return better
 
 
-def expect_params(params: tuple[int, ...], count: int = 0) -> None:
+def expect_params(params: Params, count: int = 0) -> None:
     """Raise PayloadError unless a payload has ``count`` parameters for the quantizer's decoder."""
     if len(params) != count:
         raise PayloadError(f"payload holds {len(params)} quantizer parameters instead of {count}")

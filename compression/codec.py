@@ -26,13 +26,14 @@ from .base import (
     Sparsifier,
     SparsifyContext,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     get_or_zeros,
     is_finite,
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
-from .coders.shared_context import IndexContext, SharedContext
+from .coders.shared_context import SharedContext
 from .decoder import (
     Update,
     decode_trained,
@@ -234,14 +235,19 @@ class Codec:
             raise PayloadError("update and what this node keeps unsent add up beyond float32")
         parts, quantizer = parts_of(indices, cut), self._quantizer(number)
         streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
-        exact = None if inner is None else inner.gather_exact(update)
-        shared = None if names else self._shared(context)
-        known = self._known(shared, layout)
-        repeated = same and as_before
-        head = self._head(quantizer, layout, inner, indices, names, repeated, shared is not None)
-        listed = _listed(cut, exact, None if same and as_before else indices, known)
-        head = with_native_table(head, own)
-        payload = self._assemble(quantizer, head, layout, listed, streams, parts, shared, raw)
+        payload = self._payload(
+            quantizer,
+            layout,
+            inner,
+            indices,
+            (streams, parts),
+            None if inner is None else inner.gather_exact(update),
+            context,
+            names=names,
+            repeated=same and as_before,
+            own=own,
+            raw=raw,
+        )
         if self.feedback:
             decoded = quantizer.decode(quantizer.params(), streams, parts)
             if self.sparsifier.residual_key is None:
@@ -283,22 +289,11 @@ class Codec:
             indices, values, exact = inner.narrow(indices, values)
         parts, quantizer = parts_of(indices, own), self._quantizer(number)
         streams = quantizer.encode(values, parts, memory, Rng(seed, 1))
-        shared = self._shared(context)
-        head = self._head(quantizer, layout, inner, indices, False, False, shared is not None)
-        listed = _listed(own, exact, indices, self._known(shared, layout))
-        return self._assemble(quantizer, head, layout, listed, streams, parts, shared)
+        return self._payload(quantizer, layout, inner, indices, (streams, parts), exact, context)
 
     def _quantizer(self, number: int) -> Quantizer:
         """Return the quantizer of an update; `number`: as in `encode`."""
         return Float32() if 0 < number <= self.exact_steps else self.quantizer
-
-    def _shared(self, context: SharedContext | None) -> SharedContext | None:
-        """Return what both ends know, if the coder uses it."""
-        return context if self.coder.contextual else None
-
-    def _known(self, context: SharedContext | None, layout: Layout) -> IndexContext | None:
-        """Return the context of the index set, if both ends know one."""
-        return None if context is None else context.of(layout, self.exact_tensors(layout))
 
     def restore(
         self,
@@ -382,64 +377,54 @@ class Codec:
         found = ids_of(payload)
         return found == self.ids or (self.exact_steps > 0 and found == self._ids(Float32()))
 
-    def _head(
+    def _payload(
         self,
         quantizer: Quantizer,
         layout: Layout,
         inner: Separation | None,
         indices: Indices | None,
-        names: bool,
-        repeated: bool,
-        short: bool,
-    ) -> bytes:
-        """Return the payload's header up to the selection.
-
-        A receiver that knows the context has the layout, so the short form is enough for it.
-        """
-        head = tables(
-            layout, self._ids(quantizer), names, inner.exact if inner else (), short=short
-        )
-        return head + _selected(indices, repeated)
-
-    def _assemble(
-        self,
-        quantizer: Quantizer,
-        head: bytes,
-        layout: Layout,
-        listed: list[tuple[Any, Spec]],
-        streams: Sequence[Array],
-        parts: TensorSlices,
+        values: tuple[Streams, TensorSlices],
+        exact: Vector | None,
         context: SharedContext | None,
-        own: Array | None = None,
+        *,
+        names: bool = False,
+        repeated: bool = False,
+        own: Sequence[NativeTensor] = (),
+        raw: Array | None = None,
     ) -> bytes:
-        params = quantizer.params()
-        listed = [*listed, *zip(streams, quantizer.specs(params, parts), strict=True)]
-        if own is not None:
-            listed.append((own, Spec(Kind.BYTES, own.dtype, own.size)))
-        bodies: list[Body] = []
-        for array, spec in listed:
-            stream = array.astype(spec.dtype, copy=False)
-            coded = self.coder.encode(stream, spec) if spec.nbytes >= _SMALL else None
-            smaller = coded is not None and len(coded) < spec.nbytes
-            body = coded if coded is not None and smaller else stream.data
-            bodies.append(Body(memoryview(body), smaller))
+        """Return the payload of selected entries.
+
+        ``inner``: the division of ``layout`` into exact and trained tensors. ``indices``: those of
+        the trained entries; ``repeated``: True to send their digest instead. ``values``: the
+        quantizer's streams, and the slices that they were made with. ``exact``: the exact tensors'
+        values. ``own``, ``raw``: the tensors in their own dtype, and their bytes.
+        """
+        # A receiver that knows the context has the layout, so the short form is enough for it.
+        shared = context if self.coder.contextual and not names else None
+        known, tensors = (layout, ()) if inner is None else (inner.layout, inner.exact)
+        head = tables(layout, self._ids(quantizer), names, tensors, short=shared is not None)
+        head = with_native_table(head + _selected(indices, repeated), own)
+        listed: list[tuple[Any, Spec]] = []
+        if exact is not None:
+            listed.append((exact, exact_spec(len(exact))))
+        if indices is not None and not repeated:
+            classes = None if shared is None else shared.of(layout, tensors)
+            listed.append((indices, index_spec(len(indices), known.size, classes)))
+        params, (streams, parts) = quantizer.params(), values
+        listed += zip(streams, quantizer.specs(params, parts), strict=True)
+        if raw is not None:
+            listed.append((raw, Spec(Kind.BYTES, raw.dtype, raw.size)))
         head += b"".join(map(varint, (len(params), *params)))
-        return assemble(head, bodies, layout, context)
+        bodies = [self._coded(array, spec) for array, spec in listed]
+        return assemble(head, bodies, layout, shared)
 
-
-def _listed(
-    layout: Layout,
-    exact: Vector | None,
-    indices: Indices | None,
-    context: IndexContext | None,
-) -> list[tuple[Any, Spec]]:
-    """Return the payload's first streams: the values of exact tensors, then the indices."""
-    listed: list[tuple[Any, Spec]] = []
-    if exact is not None:
-        listed.append((exact, exact_spec(len(exact))))
-    if indices is not None:
-        listed.append((indices, index_spec(len(indices), layout.size, context)))
-    return listed
+    def _coded(self, array: Any, spec: Spec) -> Body:
+        """Return a stream as a payload holds it: coded, if this makes it smaller."""
+        stream = array.astype(spec.dtype, copy=False)
+        coded = self.coder.encode(stream, spec) if spec.nbytes >= _SMALL else None
+        if coded is None or len(coded) >= spec.nbytes:
+            return Body(memoryview(stream.data), False)
+        return Body(memoryview(coded), True)
 
 
 def _selected(indices: Indices | None, repeated: bool) -> bytes:

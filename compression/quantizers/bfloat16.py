@@ -1,6 +1,5 @@
 """bfloat16: the upper 16 bits of a float32, with its range and two to three decimal digits."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,14 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import (
-    Array,
     Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -43,9 +43,7 @@ class BFloat16(Quantizer):
     id: ClassVar[int] = 3
     keeps_norm: ClassVar[bool] = True
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Round the values and return their upper 16 bits.
 
         A value that rounds to infinity becomes the largest finite number instead.
@@ -67,15 +65,13 @@ class BFloat16(Quantizer):
         return (halves,)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: 16 bits per value."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Return float32 with these upper 16 bits; raises PayloadError for NaN and infinity."""
         halves = streams[0]
         values = np.empty(len(halves), dtype=np.float32)

@@ -2,38 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Array,
-    Bounds,
-    Kind,
-    Memory,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    TensorSlices,
-    Vector,
-    expect_params,
-)
+from ..base import Bounds, Params, PayloadError, Spec, TensorSlices, Vector, expect_params
 from ..registry import register
-from ..validation import expect_between, expect_one_of
-from .rotation import (
-    CHUNK,
-    batches,
-    random_bits,
-    rotate_back,
-    rotations,
-    runs,
-)
-from .scaling import check_scales
+from ..validation import expect_between
+from .rotation import MOST, Batch, Rotated, RotatedQuantizer
 
-_U8, _F4, _U1 = np.dtype("<u8"), np.dtype("<f4"), np.dtype("u1")
-_MOST = float(np.finfo(np.float32).max)
 # The positive half of the levels with the least squared error for a normal distribution (Max 1960,
 # "Quantizing for minimum distortion", table I), times UNIT and rounded. Sums of CHUNK such integers
 # are exact in float32, so all machines decode the same values.
@@ -48,7 +26,7 @@ _LEVELS = {
 
 @register("quantizer")
 @dataclass(frozen=True)
-class Eden(Quantizer):
+class Eden(RotatedQuantizer):
     """Sends each entry of a random rotation y of x as one of 2^``bits`` levels, and a scale.
 
     The entries of y are nearly normal, so the levels are those with the least squared error for a
@@ -61,23 +39,25 @@ class Eden(Quantizer):
     scale has the least squared error, 0.363, 0.117, 0.035 and 0.0095 of |x|². Use it for a single
     sender, or with error feedback, which corrects its bias.
 
-    The attribute ``unbiased`` is False for the reason that `Drive` gives.
+    The class variable ``unbiased`` is False even with ``scale="unbiased"``, because the rotation is
+    not uniform: if a few entries of x dominate, the mean of many nodes keeps an error (`Drive`).
 
-    Streams: the seed, one uint64; C float32 scales; for each bit of a level's number, from the
-    lowest, this bit of all entries, d bits per chunk.
+    Streams: the seed, one uint64; one float32 scale for each chunk. Then follows a stream for each
+    bit of a level's number, from the lowest bit. It holds this bit of all entries.
     """
 
     name: ClassVar[str] = "eden"
     id: ClassVar[int] = 11
+    top: ClassVar[int] = 4 * UNIT  # above the largest level
 
     bits: int = 2
     scale: str = "unbiased"
 
     def __post_init__(self) -> None:
         expect_between(self.name, "bits", self.bits, 1, len(_LEVELS))
-        expect_one_of(self.name, "scale", self.scale, ("unbiased", "least"))
+        super().__post_init__()
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the number that the decoder needs: bits per value."""
         return (self.bits,)
 
@@ -85,30 +65,18 @@ class Eden(Quantizer):
         """Return this method with up to ``bits`` bits per value more, at most 4 in all."""
         return replace(self, bits=min(self.bits + bits, len(_LEVELS)))
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
-        """Rotate the values with a new random seed; return the seed, the scales and the levels.
-
-        The values are processed in batches that fit into the cache.
-        """
-        seed, scales, *planes = (
-            np.empty(spec.size, spec.dtype) for spec in self.specs(self.params(), parts)
-        )
-        seed[:] = rng.generator.bit_generator.random_raw(1)
-        signs = random_bits(int(seed[0]), len(planes[0]))
+    def levels(self, rotated: Rotated, planes: Sequence[NDArray[np.uint8]]) -> Bounds:
+        """Write the bits of the number of each entry's level; return the scales."""
+        batch, largest, squares, entries, spare = rotated
         levels = levels_of(self.bits)
-        bounds = (levels[:-1] + levels[1:]) / np.float32(2 * UNIT)
-        for batch, largest, squares, rotated, spare in rotations(values, parts.segments, signs):
-            norms = np.sqrt(squares)[:, None]
-            numbers = np.zeros(rotated.shape, dtype=np.uint8)
-            for bound in bounds:
-                numbers += rotated > np.multiply(norms, bound, dtype=np.float32)
-            for bit, plane in enumerate(planes):
-                plane[batch.bits] = np.packbits(numbers >> bit & 1, bitorder="little")
-            chosen = np.take(levels, numbers, out=spare, mode="clip")
-            scales[batch.chunks] = self.scales_of(largest, squares, rotated, chosen)
-        return cast(Sequence[Array], (seed, scales, *planes))
+        norms = np.sqrt(squares)[:, None]
+        numbers = np.zeros(entries.shape, dtype=np.uint8)
+        for bound in (levels[:-1] + levels[1:]) / np.float32(2 * UNIT):
+            numbers += entries > np.multiply(norms, bound, dtype=np.float32)
+        for bit, plane in enumerate(planes):
+            plane[batch.bits] = np.packbits(numbers >> bit & 1, bitorder="little")
+        chosen = np.take(levels, numbers, out=spare, mode="clip")
+        return self.scales_of(largest, squares, entries, chosen)
 
     def scales_of(
         self, largest: Vector, squares: Vector, rotated: Vector, chosen: Vector
@@ -125,62 +93,33 @@ class Eden(Quantizer):
             scales *= products / (lengths * rotated.shape[1])
         else:
             scales *= squares / np.where(products > 0, products, 1)  # 0 only if all values are 0
-        return np.clip(scales, 0, _MOST)
+        return np.clip(scales, 0, MOST)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values."""
         expect_params(params, 1)
         if params[0] not in _LEVELS:
             raise PayloadError(f"payload holds {params[0]} bits per value, not 1 to {len(_LEVELS)}")
-        chunks = size = 0
-        for run in runs(parts.segments):
-            chunks += run.chunks
-            size += run.chunks * run.padded // 8
-        planes = [Spec(Kind.LEVELS, _U1, size, 256)] * params[0]
-        return Spec(Kind.BYTES, _U8, 1), Spec(Kind.FLOATS, _F4, chunks), *planes
+        return cls.specs_of(parts, params[0])
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
-        """Rotate the levels of each chunk back and multiply by the chunk's scale.
+    def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
+        """Write the levels of a batch's entries to ``batch.work``."""
+        numbers = np.zeros(batch.work.size, dtype=np.uint8)
+        for bit, plane in enumerate(planes):
+            numbers |= np.unpackbits(plane[batch.bits], bitorder="little") << bit
+        np.take(levels_of(len(planes)), numbers, out=batch.work.reshape(-1), mode="clip")
 
-        The rotated levels are integers, which are exact on any machine. Only the product with the
-        scale is rounded. Raises PayloadError for scales that are negative or not finite.
-        """
-        scales = cast(Vector, streams[1])
-        planes = cast(Sequence[NDArray[np.uint8]], streams[2:])
-        check_scales(scales, 1)
-        signs = random_bits(int(cast(NDArray[np.uint64], streams[0])[0]), len(planes[0]))
-        levels = levels_of(params[0])
-        values = np.empty(int(parts.segments[-1]), dtype=np.float32)
-        for batch in batches(parts.segments):
-            numbers = np.zeros(batch.work.size, dtype=np.uint8)
-            for bit, plane in enumerate(planes):
-                numbers |= np.unpackbits(plane[batch.bits], bitorder="little") << bit
-            np.take(levels, numbers, out=batch.work.reshape(-1), mode="clip")
-            rotate_back(batch, signs, scales, values)
-        # A sum of CHUNK levels is below CHUNK * 4 * UNIT.
-        if len(scales) and scales.max() > _MOST / (CHUNK * UNIT * 4):
-            np.clip(values, -_MOST, _MOST, out=values)
-        return values
+    def largest_error(self, size: int) -> float:
+        """Return a bound of the error, from that of a decoded entry, which is at most scale Σ|c|.
 
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return a bound that is valid for any seed: a multiple of the chunk's L2 norm.
-
-        An entry of the decoded chunk is at most scale Σ|c|. With 1 bit both are exact: see `Drive`.
+        c are the chunk's levels. <y, c> is at least |y|₁ times the least level, and |y|₁ is at
+        least |y| = |x| sqrt(d).
         """
         levels = _LEVELS[self.bits]
-        bounds = np.empty(len(values))
-        for batch in batches(parts.segments):
-            own = values[batch.values].reshape(-1, batch.length).astype(np.float64)
-            size = batch.work.shape[1]
-            # <y, c> is at least |y|_1 times the least level, and |y|_1 at least |y| = |x| sqrt(d).
-            most = levels[-1] / levels[0] * np.sqrt(size) if self.scale == "unbiased" else 1.0
-            norms = np.sqrt(np.einsum("ij,ij->i", own, own)) * ((most + 1) * (1 + 2.0**-8))
-            bounds[batch.values] = np.repeat(norms + size * UNIT * 2.0**-147, batch.length)
-        return bounds
+        most = levels[-1] / levels[0] * size**0.5 if self.scale == "unbiased" else 1.0
+        return (most + 1) * (1 + 2.0**-8)
 
 
 def levels_of(bits: int) -> Vector:

@@ -1,43 +1,22 @@
 """float16, half precision, after each tensor is divided by its largest magnitude."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..base import (
-    Array,
-    Bounds,
-    Kind,
-    Memory,
-    PayloadError,
-    Quantizer,
-    Rng,
-    Spec,
-    TensorSlices,
-    Vector,
-    expect_params,
-)
+from ..base import Bounds, Kind, PayloadError, TensorSlices, Vector
 from ..registry import register
-from .scaling import (
-    blocks,
-    check_scales,
-    divide,
-    magnitudes,
-    multiply,
-    temporary,
-)
+from .scaling import ScaledQuantizer, blocks, magnitudes
 
-_F2 = np.dtype("<f2")
-_F4 = np.dtype("<f4")
 _NORMAL = 14  # float16 numbers of at least 2^-14 are normal, so they have full precision
 _ONE = 0x3C00  # the bits of float16 1.0; larger magnitudes have larger bits
 
 
 @register("quantizer")
 @dataclass(frozen=True)
-class Float16(Quantizer):
+class Float16(ScaledQuantizer):
     """Sends x / scale in IEEE 754 half precision, where scale = max |x| of the tensor.
 
     Without a scale, most values of a small update would be subnormal in half precision. Selected
@@ -51,41 +30,23 @@ class Float16(Quantizer):
     id: ClassVar[int] = 1
     keeps_norm: ClassVar[bool] = True
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
-        """Divide each tensor by its scale, and round the values to float16."""
+    dtype: ClassVar[np.dtype[Any]] = np.dtype("<f2")
+    kind: ClassVar[Kind] = Kind.FLOATS
+
+    def scales(self, values: Vector, parts: TensorSlices) -> Vector:
+        """Return (T,) scales: max |x| of each tensor, or the common scale of selected values."""
         scales = magnitudes(values, parts.segments)
         if parts.shapes is None and (common := _common_scale(values, scales)):
             scales.fill(common)
-        halves = np.empty(len(values), dtype=_F2)
-        work = temporary(parts.segments)
-        for block in blocks(parts.segments):
-            halves[block.whole] = divide(values, scales, block, work)
-        return scales.astype(_F4, copy=False), halves
+        return scales
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: one scale per tensor, one float16 per value."""
-        expect_params(params)
-        scales = Spec(Kind.FLOATS, _F4, len(parts.segments) - 1)
-        return scales, Spec(Kind.FLOATS, _F2, int(parts.segments[-1]))
-
-    @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
-        """Multiply each value by its tensor's scale.
-
-        Raises PayloadError for float16 outside [-1, 1], and for scales that are not finite.
-        """
-        scales = cast(Vector, streams[0].astype(np.float32, copy=False))
-        halves = streams[1]
-        check_scales(scales, 1)
+    def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
+        """Return the values; raise PayloadError for float16 outside [-1, 1]."""
         for block in blocks(parts.segments):
-            if (halves[block.whole].view("<u2") & 0x7FFF).max() > _ONE:
+            if (levels[block.whole].view("<u2") & 0x7FFF).max() > _ONE:
                 raise PayloadError("payload holds a float16 value beyond its scale")
-        return multiply(halves, scales, parts.segments)
+        return levels
 
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Return half a unit in the last place of float16, plus float32's rounding error."""

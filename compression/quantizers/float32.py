@@ -1,20 +1,20 @@
 """float32: sends the values unchanged."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from ..base import (
-    Array,
     Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -35,23 +35,18 @@ class Float32(Quantizer):
     keeps_norm: ClassVar[bool] = True
     exact: ClassVar[bool] = True
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Return the values as the only stream, unchanged."""
-        stream: Array = values.astype(_F4, copy=False)
-        return (stream,)
+        return (values.astype(_F4, copy=False),)
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: one float32 per value."""
         expect_params(params)
         return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Return the only stream, the values; raises PayloadError for NaN or infinity."""
         values: Vector = streams[0].astype(np.float32, copy=False)
         if not is_finite(values):

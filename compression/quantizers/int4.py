@@ -1,21 +1,21 @@
 """int4: four bits per value, and one scale for each block of values."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base import (
-    Array,
     Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -54,13 +54,11 @@ class Int4(Quantizer):
     def __post_init__(self) -> None:
         expect_between(self.name, "block", self.block, buckets.SMALLEST, buckets.LARGEST)
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the number that the decoder needs: values per block."""
         return (self.block,)
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Divide values by their block's scale, round half to even, and pack two levels per byte.
 
         The values are processed in groups of blocks that fit into the cache.
@@ -80,7 +78,7 @@ class Int4(Quantizer):
         return halves, packed
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per block, one byte for two values."""
         expect_params(params, 1)
         buckets.check_param(params[0])
@@ -88,15 +86,13 @@ class Int4(Quantizer):
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 2), 256)
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Multiply each level by its block's scale.
 
         Raises PayloadError for the level -8, for padding other than 0, for negative scales, and for
         scales that are infinite when multiplied by 7.
         """
-        halves, packed = streams[0], cast(NDArray[np.uint8], streams[1])
+        halves, packed = streams
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
         if len(halves) and halves.max() > _LARGEST:
             raise PayloadError("payload holds a scale that is negative or not finite")

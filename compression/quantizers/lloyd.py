@@ -3,22 +3,21 @@
 Lloyd 1982, "Least squares quantization in PCM", IEEE Transactions on Information Theory 28(2).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base import (
-    Array,
-    Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -65,7 +64,7 @@ class Lloyd(Quantizer):
                 f"option magnitudes of {self.name} must be 1, 2, 4 or 8, not {self.magnitudes}"
             )
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the number that the decoder needs: how many sizes there are."""
         return (self.magnitudes,)
 
@@ -73,9 +72,7 @@ class Lloyd(Quantizer):
         """Return this method with 2^``bits`` times as many sizes, at most 8."""
         return replace(self, magnitudes=min(self.magnitudes << min(bits, 3), _CHOICES[-1]))
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Return the sizes, the signs, and the bits of each value's number of a size.
 
         The values are processed in blocks that fit into the cache.
@@ -99,10 +96,10 @@ class Lloyd(Quantizer):
         means = sums / np.maximum(counts, 1)
         # A size that stands for no value repeats the one before it.
         sizes = np.maximum.accumulate(means).astype(_F4)
-        return cast(Sequence[Array], (sizes, signs, *planes))
+        return sizes, signs, *planes
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: the sizes, and one byte for eight bits."""
         expect_params(params, 1)
         if params[0] not in _CHOICES:
@@ -111,9 +108,7 @@ class Lloyd(Quantizer):
         return Spec(Kind.FLOATS, _F4, params[0]), *[bits] * (1 + _planes(params[0]))
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Return the size of each value with its sign.
 
         Raises PayloadError for sizes that are negative, decreasing or not finite, and for padding
@@ -122,7 +117,7 @@ class Lloyd(Quantizer):
         sizes = streams[0].astype(np.float32, copy=False)
         if not np.isfinite(sizes).all() or np.signbit(sizes).any() or (np.diff(sizes) < 0).any():
             raise PayloadError("payload holds sizes that are negative, decreasing or not finite")
-        signs, *planes = cast(Sequence[NDArray[np.uint8]], streams[1:])
+        signs, *planes = streams[1:]
         count = int(parts.segments[-1])
         for packed in (signs, *planes):
             check_padding(packed, count, 1)
@@ -137,12 +132,6 @@ class Lloyd(Quantizer):
             negative = np.unpackbits(signs[bytes_], count=size, bitorder="little")
             values[here].view(np.uint32)[:] ^= negative * _SIGN
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the exact error of each value, because the method is deterministic."""
-        streams = self.encode(values, parts, {}, Rng(0, 0))
-        decoded = self.decode(self.params(), streams, parts)
-        return np.abs(decoded.astype(np.float64) - values)
 
 
 def _planes(magnitudes: int) -> int:

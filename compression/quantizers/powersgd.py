@@ -1,20 +1,20 @@
 """PowerSGD: sends a tensor as a product of two thin matrices (Vogels et al., NeurIPS 2019)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import numpy as np
 
 from ..base import (
-    Array,
     Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -69,7 +69,7 @@ class PowerSgd(Quantizer):
     def __post_init__(self) -> None:
         expect_between(self.name, "rank", self.rank, _RANKS[0], _RANKS[-1])
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the number that the decoder needs, the rank."""
         return (self.rank,)
 
@@ -77,9 +77,7 @@ class PowerSgd(Quantizer):
         """Return the bytes of the matrices Q that a node stores, if all entries are sent."""
         return 4 * plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Take one step of subspace iteration for each tensor; change the stored Q in place."""
         todo = plan(parts, self.rank)
         scales, p, q, raw = (np.empty(size, dtype=_F4) for size in todo.sizes)
@@ -100,10 +98,10 @@ class PowerSgd(Quantizer):
                 here[:] = right
         if todo.raw:
             np.concatenate([values[piece] for piece in todo.raw], out=raw)
-        return cast(Sequence[Array], (scales, p, q, raw))
+        return scales, p, q, raw
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors.
 
         Raises PayloadError for a rank outside 1 to 64.
@@ -111,14 +109,12 @@ class PowerSgd(Quantizer):
         return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Compute scale P Q^T for each tensor, clipped to finite float32 values.
 
         Raises PayloadError if P or Q has larger entries than the encoder makes.
         """
-        scales, p, q, raw = (cast(Vector, stream) for stream in streams)
+        scales, p, q, raw = streams
         check_scales(scales, 1)
         if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and is_finite(raw)):
             raise PayloadError("payload holds numbers that are too large or not finite")

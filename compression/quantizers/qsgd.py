@@ -1,21 +1,20 @@
 """QSGD: stochastic rounding in buckets (Alistarh et al., NeurIPS 2017)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base import (
-    Array,
     Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -60,13 +59,11 @@ class Qsgd(Quantizer):
         expect_between(self.name, "bucket", self.bucket, buckets.SMALLEST, buckets.LARGEST)
         expect_one_of(self.name, "norm", self.norm, ("max", "l2"))
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the numbers that the decoder needs: levels, and values per bucket."""
         return self.levels, self.bucket
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Divide values by their bucket's scale, round at random, and convert to int8.
 
         The values are processed in groups of buckets that fit into the cache.
@@ -82,7 +79,7 @@ class Qsgd(Quantizer):
         return scales.astype(_F4, copy=False), levels
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per bucket, one int8 level per value."""
         expect_params(params, 2)
         if not 1 <= params[0] <= 127:
@@ -92,17 +89,15 @@ class Qsgd(Quantizer):
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Multiply each level by its bucket's scale.
 
         Raises PayloadError for levels whose magnitude exceeds the highest level, for negative
         scales, and for scales that are infinite when multiplied by the highest level.
         """
         top, size = params
-        scales = cast(Vector, streams[0].astype(np.float32, copy=False))
-        levels = cast(NDArray[np.int8], streams[1])
+        scales = streams[0].astype(np.float32, copy=False)
+        levels = streams[1]
         check_scales(scales, top)
         values = np.empty(len(levels), dtype=np.float32)
         for here, which in buckets.chunks(len(levels), size):

@@ -1,17 +1,35 @@
 """Rotates chunks of values: multiplies by random signs, then by Hadamard's matrix.
 
-The product with Hadamard's matrix is computed as two smaller matrix products.
+The product with Hadamard's matrix is computed as two smaller matrix products. The module also has
+the base class of the quantizers that rotate.
 """
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Segments, Vector
+from ..base import (
+    Bounds,
+    Kind,
+    Memory,
+    Params,
+    Quantizer,
+    Rng,
+    Segments,
+    Spec,
+    Streams,
+    TensorSlices,
+    Vector,
+)
+from ..validation import expect_one_of
+from .scaling import F4, check_scales
 
+SCALES = ("unbiased", "least")
+MOST = float(np.finfo(np.float32).max)
 CHUNK = 1 << 13  # the most values that are rotated together
 _LEAST = 8  # the smallest padded chunk, so that a chunk's bits fill whole bytes
 _BATCH = 1 << 14  # entries that are processed at a time, in two arrays of 64 kB
@@ -157,3 +175,86 @@ def transform(work: Vector, spare: Vector) -> tuple[Vector, Vector]:
 
 def _padded(length: int) -> int:
     return max(_LEAST, 1 << (length - 1).bit_length())
+
+
+class RotatedQuantizer(Quantizer):
+    """Base class of quantizers that send each entry of a random rotation as a level, and a scale.
+
+    A level is an integer of a few bits. Streams: the seed, one uint64; C float32 scales; a stream
+    for each bit of a level, d bits for a chunk of d padded values. ``top``: the largest level.
+    ``scale``: a field of each dataclass that derives from this class.
+    """
+
+    top: ClassVar[int]
+    scale: str
+
+    def __post_init__(self) -> None:
+        expect_one_of(self.name, "scale", self.scale, SCALES)
+
+    @abstractmethod
+    def levels(self, rotated: Rotated, planes: Sequence[NDArray[np.uint8]]) -> Bounds:
+        """Write the bits of a batch's levels to its part of ``planes``; return its (c,) scales."""
+
+    @classmethod
+    @abstractmethod
+    def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
+        """Write the levels of a batch, as float32, to ``batch.work``."""
+
+    @abstractmethod
+    def largest_error(self, size: int) -> float:
+        """Return a bound of |decoded - value| as a multiple of a chunk's L2 norm.
+
+        ``size``: d, the values of a padded chunk. The bound is valid for any seed.
+        """
+
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+        """Rotate the values with a new random seed; return the seed, the scales and the levels.
+
+        The values are processed in batches that fit into the cache.
+        """
+        seed, scales, *planes = (
+            np.empty(spec.size, spec.dtype) for spec in self.specs(self.params(), parts)
+        )
+        seed[:] = rng.generator.bit_generator.random_raw(1)
+        signs = random_bits(int(seed[0]), len(planes[0]))
+        for rotated in rotations(values, parts.segments, signs):
+            scales[rotated.batch.chunks] = self.levels(rotated, planes)
+        return seed, scales, *planes
+
+    @classmethod
+    def specs_of(cls, parts: TensorSlices, bits: int) -> tuple[Spec, ...]:
+        """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values."""
+        chunks = size = 0
+        for run in runs(parts.segments):
+            chunks += run.chunks
+            size += run.chunks * run.padded // 8
+        planes = [Spec(Kind.LEVELS, np.dtype("u1"), size, 256)] * bits
+        return Spec(Kind.BYTES, np.dtype("<u8"), 1), Spec(Kind.FLOATS, F4, chunks), *planes
+
+    @classmethod
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+        """Rotate the levels of each chunk back and multiply by the chunk's scale.
+
+        The rotated levels are integers, which are exact on any machine. Only the product with the
+        scale is rounded. Raises PayloadError for scales that are negative or not finite.
+        """
+        seed, scales, *planes = streams
+        check_scales(scales, 1)
+        signs = random_bits(int(seed[0]), len(planes[0]))
+        values = np.empty(int(parts.segments[-1]), dtype=np.float32)
+        for batch in batches(parts.segments):
+            cls.unpack(batch, planes)
+            rotate_back(batch, signs, scales, values)
+        if len(scales) and scales.max() > MOST / (CHUNK * cls.top):  # a sum of CHUNK levels
+            np.clip(values, -MOST, MOST, out=values)
+        return values
+
+    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
+        """Return a bound that is valid for any seed: a multiple of the chunk's L2 norm."""
+        bounds = np.empty(len(values))
+        for batch in batches(parts.segments):
+            own = values[batch.values].reshape(-1, batch.length).astype(np.float64)
+            size = batch.work.shape[1]
+            norms = np.sqrt(np.einsum("ij,ij->i", own, own)) * self.largest_error(size)
+            bounds[batch.values] = np.repeat(norms + size * self.top * 2.0**-149, batch.length)
+        return bounds

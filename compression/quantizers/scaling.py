@@ -1,13 +1,28 @@
-"""Helpers of quantizers with one scale per tensor; they process blocks that fit into the cache."""
+"""Quantizers with one scale per tensor; they process blocks that fit into the cache."""
 
+from abc import abstractmethod
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import PayloadError, Segments, Vector
+from ..base import (
+    Kind,
+    Memory,
+    Params,
+    PayloadError,
+    Quantizer,
+    Rng,
+    Segments,
+    Spec,
+    Streams,
+    TensorSlices,
+    Vector,
+    expect_params,
+)
 
+F4 = np.dtype("<f4")
 BLOCK = 1 << 16  # entries that are processed at a time; their 256 kB fit into a core's cache
 
 
@@ -111,3 +126,63 @@ def _block(first: int, parts: list[tuple[int, int, int]]) -> Block:
         np.array([piece.tensor for piece in pieces], dtype=np.intp),
         np.array([piece.here.start for piece in pieces], dtype=np.intp),
     )
+
+
+class ScaledQuantizer(Quantizer):
+    """Base class of quantizers that divide each tensor by a scale, and round the quotients.
+
+    The rounded quotients are called levels. Streams: T float32 scales, k levels of ``dtype``.
+    Class variables: ``dtype`` and ``kind`` of the stream of levels, and ``top``, the largest level.
+    """
+
+    dtype: ClassVar[np.dtype[Any]]
+    kind: ClassVar[Kind] = Kind.LEVELS
+    top: ClassVar[int] = 1
+
+    @abstractmethod
+    def scales(self, values: Vector, parts: TensorSlices) -> Vector:
+        """Return the scale of each tensor, (T,) float32."""
+
+    def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
+        """Round (m,) quotients to levels in place; ``draws``: (m,) float32, a temporary array.
+
+        Here nothing is done: the conversion to ``dtype`` rounds them.
+        """
+
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
+        """Divide values by their tensor's scale, round them, and convert them to ``dtype``.
+
+        The values are processed in blocks that fit into the cache.
+        """
+        scales = self.scales(values, parts)
+        levels = np.empty(len(values), dtype=self.dtype)
+        work = temporary(parts.segments)
+        draws = np.empty_like(work)
+        for block in blocks(parts.segments):
+            scaled = divide(values, scales, block, work)
+            self.round(scaled, rng, draws[: len(scaled)])
+            np.copyto(levels[block.whole], scaled, casting="unsafe")
+        return scales.astype(F4, copy=False), levels
+
+    @classmethod
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+        """Return the `Spec` of each stream: one scale per tensor, one level per value."""
+        expect_params(params)
+        scales = Spec(Kind.FLOATS, F4, len(parts.segments) - 1)
+        return scales, Spec(cls.kind, cls.dtype, int(parts.segments[-1]))
+
+    @classmethod
+    def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
+        """Return the (k,) levels in a stream; raise PayloadError for levels that are never sent."""
+        return levels
+
+    @classmethod
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
+        """Multiply each level by its tensor's scale.
+
+        Raises PayloadError for scales that are negative, or not finite when multiplied by ``top``,
+        and for levels that `encode` never makes.
+        """
+        scales = streams[0].astype(np.float32, copy=False)
+        check_scales(scales, cls.top)
+        return multiply(cls.checked(streams[1], parts), scales, parts.segments)

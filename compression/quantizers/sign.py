@@ -3,22 +3,22 @@
 The two means are those of the negative and of the other values of a tensor or column.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base import (
-    Array,
     Bounds,
     Kind,
     Memory,
+    Params,
     PayloadError,
     Quantizer,
     Rng,
     Spec,
+    Streams,
     TensorSlices,
     Vector,
     expect_params,
@@ -61,13 +61,11 @@ class Sign(Quantizer):
     def __post_init__(self) -> None:
         expect_one_of(self.name, "means", self.means, _MODES)
 
-    def params(self) -> tuple[int, ...]:
+    def params(self) -> Params:
         """Return the number for the decoder: 0 for means of tensors, 1 for means of columns."""
         return (_MODES.index(self.means),)
 
-    def encode(
-        self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng
-    ) -> Sequence[Array]:
+    def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Return the two means of each group (a tensor or a column), and the signs of the values.
 
         The values are processed in pieces that fit into the cache.
@@ -80,7 +78,7 @@ class Sign(Quantizer):
         return means.reshape(-1), np.packbits(signs, bitorder="little")
 
     @classmethod
-    def specs(cls, params: tuple[int, ...], parts: TensorSlices) -> tuple[Spec, ...]:
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: two means per group, one byte for eight values.
 
         A group is a tensor or a column.
@@ -92,9 +90,7 @@ class Sign(Quantizer):
         return means, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
 
     @classmethod
-    def decode(
-        cls, params: tuple[int, ...], streams: Sequence[Array], parts: TensorSlices
-    ) -> Vector:
+    def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
         """Replace each sign by the mean of the values with this sign, in the same tensor or column.
 
         Raises PayloadError for means that are not finite or have the wrong sign, and for padding
@@ -103,7 +99,7 @@ class Sign(Quantizer):
         low, high = streams[0].astype(np.float32, copy=False).reshape(2, -1)
         if not np.isfinite(streams[0]).all() or (low > 0).any() or (high < 0).any():
             raise PayloadError("payload holds a mean that is not finite or has the wrong sign")
-        packed, count = cast(NDArray[np.uint8], streams[1]), int(parts.segments[-1])
+        packed, count = streams[1], int(parts.segments[-1])
         check_padding(packed, count, 1)
         signs = np.unpackbits(packed, count=count, bitorder="little")
         values = np.empty(count, dtype=np.float32)
@@ -114,12 +110,6 @@ class Sign(Quantizer):
             bits *= change[piece.groups, None]
             bits ^= zeros[piece.groups, None]  # the bits of the mean: `high` where the sign is 1
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the exact error of each value, because the method is deterministic."""
-        streams = self.encode(values, parts, {}, Rng(0, 0))
-        decoded = self.decode(self.params(), streams, parts)
-        return np.abs(decoded.astype(np.float64) - values)
 
     def _sides(
         self,
