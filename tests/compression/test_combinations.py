@@ -87,22 +87,6 @@ def test_real_sizes(sparsifier, quantizer, coder, lenet, mixed, update_for):
         check_round_trip(codec, update_for(layout), layout)
 
 
-HUGE = sorted(
-    {
-        *product(["dense"], methods("quantizer"), ["entropy"]),
-        *product(methods("sparsifier"), ["float16"], ["entropy"]),
-    }
-)
-
-
-@pytest.mark.few(9)
-@pytest.mark.parametrize("combination", HUGE, ids="-".join)
-def test_a_huge_tensor(combination, make_layout):
-    layout = make_layout([(2048, 1024), (3,)])
-    update = np.random.default_rng(4).laplace(size=layout.size).astype(np.float32)
-    check_round_trip(make_codec(*combination), update, layout)
-
-
 @given(data=st.data())
 def test_any_layout_any_values(data):
     shapes = data.draw(st.lists(array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)))

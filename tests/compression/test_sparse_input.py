@@ -106,42 +106,26 @@ def test_statistics_travel_exactly(quantizer, share):
 
 
 FALLING_BACK = [("topk", False), ("randomk", False), ("threshold", False), ("dense", True)]
+FALLING_BACK += [("dense", None)]  # of every entry
 
 
 @every_layout
-@pytest.mark.parametrize("quantizer", ["float32", "int8", "sign"])
+@every_quantizer
 @pytest.mark.parametrize(("sparsifier", "feedback"), FALLING_BACK)
-def test_selecting_or_feedback_methods_get_the_whole_vector(
+def test_selecting_or_feedback_methods_and_all_entries_get_the_dense_encoding(
     sparsifier, feedback, quantizer, layout
 ):
     codec = make_codec(sparsifier, quantizer, "raw", feedback=feedback)
     memories = {}, {}
     for number in range(4):
-        indices, values = sparse(layout, 0.3, number)
+        indices, values = sparse(layout, 1.1 if feedback is None else 0.3, number)
         vector = whole(layout, indices, values)
-        one = codec.encode_sparse(indices, values, layout, memory=memories[0], seed=number)
+        indices.flags.writeable = values.flags.writeable = False
+        chosen = None if feedback is None else indices
+        one = codec.encode_sparse(chosen, values, layout, memory=memories[0], seed=number)
         two = codec.encode(vector, layout, memory=memories[1], seed=number)
         assert one == two
         expect_same(*memories)
-
-
-@every_layout
-@every_quantizer
-def test_every_entry_is_the_dense_encoding(quantizer, layout):
-    codec = make_codec("dense", quantizer, "raw")
-    values = sparse(layout, 1.1)[1]
-    memories = {}, {}
-    for number in range(2):
-        one = codec.encode_sparse(None, values, layout, memory=memories[0], seed=number)
-        assert one == codec.encode(values, layout, memory=memories[1], seed=number)
-
-
-@every_quantizer
-def test_the_input_is_not_changed(quantizer):
-    codec = make_codec("dense", quantizer, feedback=False)
-    indices, values = sparse(NORMED, 0.3)
-    indices.flags.writeable = values.flags.writeable = False
-    codec.encode_sparse(indices, values, NORMED)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

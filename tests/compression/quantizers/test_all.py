@@ -128,25 +128,6 @@ def test_draws_depend_on_the_seed_only(quantizer):
 
 
 @pytest.mark.parametrize(
-    ("quantizer", "expected"),
-    [
-        (BFloat16(), 2 * 1001),
-        (Int4(), 2 * 16 + 501),
-        (Int4(17), 2 * 59 + 501),
-        (Qsgd(), 4 * 2 + 1001),
-        (Ternary(), 4 * 2 + 201),
-        (Sign(), 8 * 2 + 126),
-        (Sign("column"), 8 * 11 + 126),
-    ],
-    ids=repr,
-)
-def test_sizes(quantizer, expected):
-    parts = parts_of((10, 100), (1,))
-    specs = quantizer.specs(quantizer.params(), parts)
-    assert sum(spec.nbytes for spec in specs) == expected
-
-
-@pytest.mark.parametrize(
     ("quantizer", "parts", "each"),  # `each`: further bytes for a tensor
     [
         *((Drive(), selected(*sizes), 24)

@@ -1,11 +1,10 @@
 """Blocks of entries that share work, and the formula of int8."""
 
 import numpy as np
-import pytest
 
 from edgewire.compression.base import Rng, TensorSlices
 from edgewire.compression.quantizers.int8 import Int8
-from edgewire.compression.quantizers.scaling import BLOCK, blocks, magnitudes
+from edgewire.compression.quantizers.scaling import BLOCK, blocks
 
 
 def test_blocks_cover_everything_once():
@@ -19,14 +18,6 @@ def test_blocks_cover_everything_once():
             assert whole.start - here.start == block.whole.start
             assert whole.stop - here.stop == block.whole.start
     assert (covered == 1).all()
-
-
-def test_magnitudes_across_blocks():
-    segments = np.cumsum([0, 10, 0, 3 * BLOCK, 7])
-    values = np.random.default_rng(0).normal(size=segments[-1]).astype(np.float32)
-    values[BLOCK + 3] = -50
-    expected = [np.abs(values[:10]).max(), 0, 50, np.abs(values[-7:]).max()]
-    assert magnitudes(values, segments).tolist() == pytest.approx(expected, rel=0)
 
 
 def test_int8_is_the_plain_formula():

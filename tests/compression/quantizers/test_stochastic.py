@@ -112,15 +112,6 @@ def test_qsgd_is_unbiased_at_the_ends_of_float32(factor, norm):
     check_unbiased(means(quantizer, values), values.astype(np.float64), steps)
 
 
-def test_qsgd_over_l2_is_sparse():
-    """Lemma 3.1 of the paper: on average at most s (s + sqrt(n)) levels are not 0."""
-    values = np.random.default_rng(0).normal(size=512 * 200).astype(np.float32)
-    for levels in (1, 4):
-        quantizer = Qsgd(levels, 512, "l2")
-        _, found = quantizer.encode(values, TensorSlices(np.array([0, len(values)])), {}, Rng(0, 1))
-        assert np.count_nonzero(found) / 200 <= levels * (levels + np.sqrt(512))
-
-
 @pytest.mark.parametrize("clip", [0.0, 2.5, 1.0])
 def test_ternary_is_unbiased_for_clipped_values(clip):
     values = some_values()
