@@ -1,12 +1,10 @@
-"""Plans a cut model: its parts, their costs, and the tensors that are sent between them.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Plans a cut model: its parts, their costs, and the tensors that are sent between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -48,34 +46,32 @@ NO_LABELS = (
 NO_CLASSES = "strategy.trained_by=loss needs labels, and this task has no classes: drop it"
 
 
+@dataclass(frozen=True, eq=False)
 class Plan:
     """The parts of a cut model; part i is trained as segment i.
 
     For each part: `costs`: its cost. `names`: the names of its layers. `beside`: its native
     tensors, by name. `modules`: the number of parameters of its module for synthetic gradients.
-    `copies`: the tensors that a copy of it may hold. For the model: `codecs`: the codecs of
-    "output" and "gradients". `targets`: what the first segment's node sends for the loss.
-    `conditioned`: True if the modules get the labels.
+    For the model: `codecs`: the codecs of "output" and "gradients". `targets`: what the first
+    segment's node sends for the loss. `conditioned`: True if the modules get the labels.
     """
 
-    def __init__(
-        self,
-        parts: list[Part],
-        costs: list[Cost],
-        names: list[list[str]],
-        beside: list[dict[str, NDArray[Any]]],
-        batch_size: int,
-        modules: list[int],
-        codecs: Mapping[str, Codec],
-        targets: Sequence[TargetTensor],
-        conditioned: bool,
-    ) -> None:
-        self.parts, self.costs, self.names, self.beside = parts, costs, names, beside
-        self.batch_size, self._codecs = batch_size, codecs
-        self.targets, self.conditioned = targets, conditioned
-        self.copies = [
-            SnapshotForm(part.size, part.trained, module, types_of(more), batch_size)
-            for part, module, more in zip(parts, modules, beside, strict=True)
+    parts: list[Part]
+    costs: list[Cost]
+    names: list[list[str]]
+    beside: list[dict[str, NDArray[Any]]]
+    batch_size: int
+    modules: list[int]
+    codecs: Mapping[str, Codec]
+    targets: Sequence[TargetTensor]
+    conditioned: bool
+
+    @cached_property
+    def copies(self) -> list[SnapshotForm]:
+        """For each part, the tensors that a copy of it may hold."""
+        return [
+            SnapshotForm(part.size, part.trained, module, types_of(more), self.batch_size)
+            for part, module, more in zip(self.parts, self.modules, self.beside, strict=True)
         ]
 
     @property
@@ -136,7 +132,7 @@ class Plan:
                 raise PayloadError(f"the reply holds no {name}")
         for name, shape in (("output", part.output), ("gradients", part.input)):
             if name in wanted:
-                codec, shapes = self._codecs[name], (samples, *shape)
+                codec, shapes = self.codecs[name], (samples, *shape)
                 expect_tensors(payloads[name], task.batches, shapes, f"its {name}", codec)
         if "labels" in wanted:
             unpack_targets(payloads["labels"], (task.batches, samples), self.targets)

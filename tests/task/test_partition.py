@@ -179,54 +179,6 @@ def test_a_hundred_thousand_sampled_nodes_take_little_memory():
     assert 4_500 < len(torch.cat(drawn).unique()) < 5_000
 
 
-def test_more_nodes_than_samples():
-    for make in MAKERS.values():
-        with pytest.raises(TaskError, match="nodes=51 is more than the 50 training samples"):
-            Partition(make(51, 0), samples_of(50), 51, 0)
-    assert len(Partition(Sampled(50), samples_of(50), 51, 0).indices(50)) == 50
-
-
-@pytest.mark.parametrize("samples", [0, -1, 51])
-def test_sampled_uses_the_available_samples(samples):
-    with pytest.raises(TaskError, match=f"partition.samples={samples}: .* 1 to 50"):
-        Partition(Sampled(samples), samples_of(50), 3, 0)
-
-
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (
-            flower.DirichletPartitioner(40, "label", 0.01, min_partition_size=10),
-            "number of attempts",
-        ),
-        (flower.PathologicalPartitioner(40, "label", 11), "num_classes_per_partition"),
-        (flower.ShardPartitioner(40, "label", 2, shard_size=100), "impossible"),
-        (Iid(39), "makes 39 partitions for nodes=40"),
-        (flower.IidPartitioner(39), "makes 39 partitions for nodes=40"),
-        (flower.IidPartitioner(41), "makes 41 partitions for nodes=40"),
-        (flower.DirichletPartitioner(40, "target", 1.0), "target"),
-        (flower.DirichletPartitioner(40, "label", 0.05, min_partition_size=0), "without a sample"),
-    ],
-)
-def test_an_impossible_partition_gives_one_line(made, says):
-    with pytest.raises(TaskError, match=says) as error:
-        all_indices(Partition(made, samples_of(400), 40, 0), 40)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("node", [-1, 5])
-@pytest.mark.parametrize("made", [flower.IidPartitioner(5), Iid(5), Sampled(3)])
-def test_nodes_that_do_not_exist(made, node):
-    with pytest.raises(TaskError, match=f"no node {node}"):
-        Partition(made, samples_of(50), 5, 0).indices(node)
-
-
-@pytest.mark.parametrize(("nodes", "seed"), [(0, 0), (-2, 0), (3, -1)])
-def test_impossible_counts_and_seeds_are_refused(nodes, seed):
-    with pytest.raises(TaskError, match=f"nodes={nodes}, seed={seed}"):
-        Partition(Sampled(3), samples_of(50), nodes, seed)
-
-
 def grouped(groups):
     """Return samples of groups that have these numbers of samples, in a mixed order."""
     ids = torch.repeat_interleave(torch.arange(len(groups)) * 7 - 3, torch.tensor(groups))
@@ -261,22 +213,45 @@ def test_flower_s_partitioners_of_groups_work():
     assert len(Partition(flower.IidPartitioner(3), split, 3, 0).indices(0)) == 6
 
 
-@pytest.mark.parametrize(
-    ("partitioner", "nodes", "line"),
-    [
-        (Natural(5), 5, "nodes=4 or fewer"),
-        (flower.GroupedNaturalIdPartitioner("group", 3), 3, "makes 2 partitions"),
-        (flower.ShardPartitioner(2, "label", 2), 2, "the targets are no classes"),
-        (flower.NaturalIdPartitioner("user"), 4, "partition_by=user"),
-    ],
-)
-def test_groups_that_cannot_be_shared_out_are_one_line(partitioner, nodes, line):
-    with pytest.raises(TaskError, match=line) as caught:
-        Partition(partitioner, grouped([3, 4, 5, 6]), nodes, 0).indices(0)
-    assert "\n" not in str(caught.value)
+FIFTY, MANY = samples_of(50), samples_of(400)
+DIRICHLET = flower.DirichletPartitioner
+REFUSED = [
+    *((make(51, 0), FIFTY, 51, "nodes=51 is more than the 50 training samples")
+      for make in MAKERS.values()),
+    *((Sampled(n), FIFTY, 3, f"partition.samples={n}: .* 1 to 50") for n in (0, -1, 51)),
+    (DIRICHLET(40, "label", 0.01, min_partition_size=10), MANY, 40, "number of attempts"),
+    (flower.PathologicalPartitioner(40, "label", 11), MANY, 40, "num_classes_per_partition"),
+    (flower.ShardPartitioner(40, "label", 2, shard_size=100), MANY, 40, "impossible"),
+    (Iid(39), MANY, 40, "makes 39 partitions for nodes=40"),
+    (flower.IidPartitioner(39), MANY, 40, "makes 39 partitions for nodes=40"),
+    (flower.IidPartitioner(41), MANY, 40, "makes 41 partitions for nodes=40"),
+    (DIRICHLET(40, "target", 1.0), MANY, 40, "target"),
+    (DIRICHLET(40, "label", 0.05, min_partition_size=0), MANY, 40, "without a sample"),
+    *((Sampled(3), FIFTY, nodes, f"nodes={nodes}, seed=0") for nodes in (0, -2)),
+    (Natural(5), grouped([3, 4, 5, 6]), 5, "nodes=4 or fewer"),
+    (flower.GroupedNaturalIdPartitioner("group", 3), grouped([3, 4, 5, 6]), 3, "makes 2 part"),
+    (flower.ShardPartitioner(2, "label", 2), grouped([3, 4, 5, 6]), 2, "targets are no classes"),
+    (flower.NaturalIdPartitioner("user"), grouped([3, 4, 5, 6]), 4, "partition_by=user"),
+    (Natural(2), FIFTY, 2, r"dataset\.group="),
+    (flower.NaturalIdPartitioner("group"), FIFTY, 2, r"dataset\.group="),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("partitioner", [Natural(2), flower.NaturalIdPartitioner("group")])
-def test_a_natural_partition_needs_groups(partitioner):
-    with pytest.raises(TaskError, match=r"dataset\.group="):
-        Partition(partitioner, samples_of(9), 2, 0)
+@pytest.mark.parametrize(("made", "split", "nodes", "says"), REFUSED)
+def test_a_partition_that_cannot_be_made_gives_one_line(made, split, nodes, says):
+    with pytest.raises(TaskError, match=says) as error:
+        all_indices(Partition(made, split, nodes, 0), nodes)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("made", [flower.IidPartitioner(5), Iid(5), Sampled(3)])
+def test_nodes_and_seeds_that_do_not_exist(made):
+    for node in (-1, 5):
+        with pytest.raises(TaskError, match=f"no node {node}"):
+            Partition(made, FIFTY, 5, 0).indices(node)
+    with pytest.raises(TaskError, match="nodes=5, seed=-1"):
+        Partition(made, FIFTY, 5, -1)
+
+
+def test_sampled_nodes_may_be_more_than_the_samples():
+    assert len(Partition(Sampled(50), FIFTY, 51, 0).indices(50)) == 50

@@ -1,7 +1,4 @@
-"""Trains one segment of a cut model, and the module that predicts the gradients of its output.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Trains one segment of a cut model, and the module that predicts the gradients of its output."""
 
 from __future__ import annotations
 

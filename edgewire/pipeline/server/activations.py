@@ -1,7 +1,4 @@
-"""Stores payloads from segments at the server until other segments need them.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Stores payloads from segments at the server until other segments need them."""
 
 from __future__ import annotations
 

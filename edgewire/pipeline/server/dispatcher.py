@@ -1,7 +1,4 @@
-"""Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again."""
 
 from __future__ import annotations
 

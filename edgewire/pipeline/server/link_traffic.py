@@ -1,7 +1,4 @@
-"""Counts the bytes of a run with a cut model: by segment, by direction, by kind of payload.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Counts the bytes of a run with a cut model: by segment, by direction, by kind of payload."""
 
 from __future__ import annotations
 

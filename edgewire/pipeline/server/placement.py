@@ -1,7 +1,4 @@
-"""Assigns the segments of a cut model to nodes, and replaces nodes that have left or fail.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Assigns the segments of a cut model to nodes, and replaces nodes that have left or fail."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The schedules of a cut model: when each segment works on which mini-batch.
 
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-
 A row is one of four segments, and a column is a period of time. The numbers are mini-batches, and
 `.` is an idle node. `0a` and `0b` are the micro-batches of mini-batch 0, first in the forward pass
 and later in the backward pass. In the last segment one task includes both passes.
@@ -12,8 +10,7 @@ and later in the backward pass. In the last segment one task includes both passe
                  . . . 0 . . . 1                . . . 0 1 2                .  .  .  0a 0b .  .  .
 
 `async` is the pipeline without a common clock: a segment continues as soon as it has an input, but
-at most `queue` messages ahead.
-"""
+at most `queue` messages ahead."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Copies of the segments at the server, for evaluation, the final model, and new nodes.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""Copies of the segments at the server, for evaluation, the final model, and new nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The server's state for a cut model: unanswered tasks, placement, snapshots, losses.
-
-A cut model is divided into segments. A segment is consecutive layers that one node trains.
-"""
+"""The server's state for a cut model: unanswered tasks, placement, snapshots, losses."""
 
 from __future__ import annotations
 

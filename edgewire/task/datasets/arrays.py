@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, Split, shown
+from edgewire.task.datasets.data import Data, shown
 from edgewire.task.datasets.files import (
     LARGEST_INTEGER,
     class_ids,
     class_names,
+    data_of,
     files_of,
-    group_ids,
-    with_test,
 )
 from edgewire.task.errors import NoData, TaskError
-from edgewire.task.tensors import Tensors
+from edgewire.task.tensors import Tensors, only
 from edgewire.task.transforms import ImageTransform, Standardize
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -84,31 +83,25 @@ def npz(
             f"or the group; there are {', '.join(train)}"
         )
     targets, found = _targets(parts, place, target, classes, on_device)
-    ids: list[Any] = [None] * len(parts)
+    groups = None
     if group is not None:
-        ids = [*group_ids(*(_array(part, place, group, "group") for part in parts))]
-    splits = []
-    for part, goal, members in zip(parts, targets, ids, strict=True):
+        groups = [_array(part, place, group, "group") for part in parts]
+    one = len(names) == 1 and (inputs is None or isinstance(inputs, str))
+    samples = list[Tensors]()
+    for part in parts:
         chosen = {name: _tensor(_array(part, place, name, "inputs"), name) for name in names}
-        several = isinstance(inputs, Sequence) and not isinstance(inputs, str)
-        one = len(chosen) == 1 and not several
-        values: Tensors = next(iter(chosen.values())) if one else chosen
-        splits.append(Split(_images(values) if images else values, goal, members))
+        values: Tensors = chosen[names[0]] if one else chosen
+        samples.append(_images(values) if images else values)
     transform: Any = Standardize(tuple(mean or ()), tuple(std or ()))
     if images:
-        channels = _images_of(splits[0]).shape[1]
+        channels = _channels(only(samples[0]))
         transform = ImageTransform(
             tuple(mean or (0.5,) * channels), tuple(std or (0.25,) * channels)
         )
-    return with_test(
-        splits,
-        test_share,
-        on_device,
-        root,
-        transform=transform,
-        classes=len(found),
-        class_names=found,
-    )
+    return data_of(
+        samples, targets, groups, test_share, on_device, root,
+        transform=transform, class_names=found,
+    )  # fmt: skip
 
 
 def _parts(root: str | None) -> tuple[Arrays, Arrays | None]:
@@ -224,13 +217,10 @@ def _images(values: Tensors) -> Tensor:
     return values
 
 
-def _images_of(split: Split) -> Tensor:
-    assert isinstance(split.inputs, Tensor)
-    if split.inputs.dim() != 4:
-        raise TaskError(
-            f"images have the shape {tuple(split.inputs.shape)}, and (N, H, W) is taken"
-        )
-    return split.inputs
+def _channels(images: Tensor) -> int:
+    if images.dim() != 4:
+        raise TaskError(f"images have the shape {tuple(images.shape)}, and (N, H, W) is taken")
+    return images.shape[1]
 
 
 def _targets(

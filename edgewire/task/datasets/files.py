@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import Data, Split, expect_rows, holdout, shown
@@ -111,20 +112,26 @@ def _listed(names: Sequence[str], most: int = 12) -> str:
     return f"[{','.join(names[:most])}{more}]"
 
 
-def with_test(
-    splits: Sequence[Split],
+def data_of(
+    inputs: Sequence[Tensors],
+    targets: Sequence[Tensors],
+    groups: Sequence[NDArray[np.generic]] | Sequence[Tensor] | None,
     share: float,
     on_device: bool,
     root: str | None,
     *,
     transform: Callable[[Tensors], Tensors] = unchanged,
-    classes: int = 0,
+    classes: int | None = None,
     class_names: tuple[str, ...] = (),
 ) -> Data:
     """Return data of a training split and, if there is one, a test split.
 
-    Otherwise a share of the training samples becomes the test split. It is drawn, always in the
-    same way: of each class, if there are classes. A device's own samples are all for training;
+    `inputs`, `targets`: those of each split. `groups`: each sample's user, writer or sensor, (N,)
+    for each split: tensors of their numbers, or arrays of any type; None: there are none.
+    `classes`: how many there are; None: the number of `class_names`.
+
+    Without a test split a share of the training samples becomes it. It is drawn, always in the same
+    way: of each class, if there are classes. A device's own samples are all for training;
     `dataset.holdout` holds some back.
 
     Raises `TaskError` for a share that is not in [0, 1), for too few samples, and for tensors that
@@ -132,7 +139,13 @@ def with_test(
     """
     if not 0 <= share < 1:
         raise TaskError(f"dataset.test_share={share}: give a share from 0 to below 1")
+    classes = len(class_names) if classes is None else classes
     place = shown(Path(root or DEFAULT_ROOT))
+    ids: Sequence[Tensor | None] = [None] * len(inputs)
+    if groups is not None:
+        numbers = [each for each in groups if isinstance(each, Tensor)]
+        ids = numbers or group_ids(*(each for each in groups if not isinstance(each, Tensor)))
+    splits = [Split(*columns) for columns in zip(inputs, targets, ids, strict=True)]
     for part, split in zip(("train", "test"), splits, strict=False):
         expect_rows(f"{place}: {part}", split)
     train, *tests = splits

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgewire.task.datasets.data import Data, Split, shown
-from edgewire.task.datasets.files import files_of, group_ids, with_test
+from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.files import data_of, files_of
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.transforms import ImageTransform, Standardize
 
@@ -45,7 +45,6 @@ def leaf(root: str | None = None, test_share: float = 0.1, on_device: bool = Fal
     kinds = {type(x[0]) for x, _, _ in parts}
     if len(kinds) > 1:
         raise TaskError(f"{shown(train_files[0].parent)}: some samples are text, others numbers")
-    groups = group_ids(*(users for _, _, users in parts))
     if kinds == {str}:
         pairs = [(_texts(x), _texts(y)[:, 0]) for x, y, _ in parts]
         transform, classes = Standardize(), len(CHARACTERS)
@@ -55,8 +54,8 @@ def leaf(root: str | None = None, test_share: float = 0.1, on_device: bool = Fal
         made = _images if images else _floats
         pairs = [(made(x), torch.from_numpy(y) if _is_int(y) else _floats(y)) for x, y in values]
         transform, classes = (NORMALISED, CLASSES) if images else (Standardize(), 0)
-    splits = [Split(*pair, group) for pair, group in zip(pairs, groups, strict=True)]
-    return with_test(splits, test_share, on_device, root, transform=transform, classes=classes)
+    columns = *zip(*pairs, strict=True), [users for _, _, users in parts]
+    return data_of(*columns, test_share, on_device, root, transform=transform, classes=classes)
 
 
 def _samples(files: list[Path]) -> tuple[list[Any], list[Any], NDArray[np.str_]]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, Split, shown
-from edgewire.task.datasets.files import class_names, group_ids, read_each, with_test
+from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.files import class_names, data_of, read_each
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.transforms import LogMel
 
@@ -70,20 +70,12 @@ def speech_commands(
     if not train or (test_names and not test):
         raise TaskError(f"{shown(path)}: {LISTS[test_list]} leaves no sounds to train or test on")
     parts = [train, *([test] if test else [])]
-    groups = group_ids(*(np.array([_speaker(file) for file in part]) for part in parts))
-    splits = [
-        Split(_waves(part), _labels(part, names), speakers)
-        for part, speakers in zip(parts, groups, strict=True)
-    ]
-    return with_test(
-        splits,
-        test_share,
-        on_device,
-        root,
-        transform=LogMel(RATE),
-        classes=len(names),
-        class_names=names,
-    )
+    speakers = [np.array([_speaker(file) for file in part]) for part in parts]
+    waves, labels = [_waves(part) for part in parts], [_labels(part, names) for part in parts]
+    return data_of(
+        waves, labels, speakers, test_share, on_device, root,
+        transform=LogMel(RATE), class_names=names,
+    )  # fmt: skip
 
 
 def _listed(file: Path) -> set[str]:

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgewire.task.datasets.data import Data, Split, shown
+from edgewire.task.datasets.data import Data, shown
 from edgewire.task.datasets.files import (
     LARGEST_INTEGER,
     class_ids,
     class_names,
+    data_of,
     files_of,
-    group_ids,
-    with_test,
 )
 from edgewire.task.errors import MissingOption, TaskError
 from edgewire.task.transforms import Standardize
@@ -195,14 +194,9 @@ def table(
         parts.append(_rows(test_files, read, replace(columns, inputs=parts[0].names)))
     _standardize(parts, scale)
     targets, names = _targets(parts, classes, on_device)
-    groups: list[Any] = [None] * len(parts)
-    if columns.group is not None:
-        groups = [*group_ids(*(part.groups for part in parts))]
-    splits = [
-        Split(torch.from_numpy(part.features.astype(np.float32)), target, group)
-        for part, target, group in zip(parts, targets, groups, strict=True)
-    ]
-    return with_test(splits, test_share, on_device, root, classes=len(names), class_names=names)
+    groups = None if columns.group is None else [part.groups for part in parts]
+    inputs = [torch.from_numpy(part.features.astype(np.float32)) for part in parts]
+    return data_of(inputs, targets, groups, test_share, on_device, root, class_names=names)
 
 
 def _standardize(parts: list[Rows], scale: Scaling) -> None:

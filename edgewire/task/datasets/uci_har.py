@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
-from edgewire.task.datasets.data import Data, Split, shown
-from edgewire.task.datasets.files import with_test
+from edgewire.task.datasets.data import Data, shown
+from edgewire.task.datasets.files import data_of
 from edgewire.task.errors import NoData, TaskError
 
 FOLDER = "UCI HAR Dataset"
@@ -43,12 +44,13 @@ def uci_har(root: str | None = None, on_device: bool = False) -> Data:
             f"uci_har not found: {shown(path)} has no train/Inertial Signals/; give "
             f"dataset.root=FOLDER, in which the archive from archive.ics.uci.edu is unpacked"
         )
-    splits = [_split(path, part) for part in (("train",) if on_device else ("train", "test"))]
-    names = ACTIVITIES
-    return with_test(splits, 0.0, on_device, root, classes=len(names), class_names=names)
+    parts = ("train",) if on_device else ("train", "test")
+    columns = zip(*(_read(path, part) for part in parts), strict=True)
+    return data_of(*columns, 0.0, on_device, root, class_names=ACTIVITIES)
 
 
-def _split(path: Path, part: str) -> Split:
+def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the windows of a split, their classes and their subjects."""
     folder = path / part
     signals = [
         _numbers(folder / "Inertial Signals" / f"{signal}_{part}.txt", np.float32)
@@ -62,7 +64,7 @@ def _split(path: Path, part: str) -> Split:
     if labels.min() < 1 or labels.max() > len(ACTIVITIES) or not np.isfinite(signals).all():
         raise TaskError(f"{shown(folder)} is damaged: activities are 1 to 6, signals are finite")
     windows = torch.from_numpy(np.stack(signals, axis=1))
-    return Split(windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects))
+    return windows, torch.from_numpy(labels - 1), torch.from_numpy(subjects)
 
 
 def _numbers(file: Path, kind: type[np.generic]) -> NDArray[np.generic]:

@@ -1,11 +1,10 @@
 """Windows of a phone's accelerometer and gyroscope while its user walks, sits or lies."""
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from edgewire.task.datasets.data import Data, Split
-from edgewire.task.datasets.synthetic import expect_at_least
+from edgewire.task.datasets.data import Data
+from edgewire.task.datasets.synthetic import divided, expect_at_least
 
 ACTIVITIES = ("walking", "upstairs", "downstairs", "sitting", "standing", "lying")
 RATE = 25.0  # samples per second
@@ -57,14 +56,8 @@ def activity(
         signals[:, channel] = 2 * np.gradient(source, axis=1)
     signals += noise * random.randn(*signals.shape)
     signals = (signals - MEAN) / STD
-    whole = Split(
-        torch.from_numpy(signals.astype(np.float32)),
-        torch.from_numpy(label.astype(np.int64)),
-        torch.from_numpy(user.astype(np.int64)),
-    )
-    tests = torch.arange(samples) % 4 == 3
-    train, test = whole.taken((~tests).nonzero()[:, 0]), whole.taken(tests.nonzero()[:, 0])
-    return Data(train, test, classes=len(ACTIVITIES))
+    tests = np.arange(samples) % 4 == 3
+    return Data(*divided(tests, signals, label, user), classes=len(ACTIVITIES))
 
 
 def _periodic(

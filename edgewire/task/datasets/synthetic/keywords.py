@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from edgewire.task.datasets.data import Data, Split
-from edgewire.task.datasets.synthetic import expect_at_least
+from edgewire.task.datasets.data import Data
+from edgewire.task.datasets.synthetic import divided, expect_at_least
 from edgewire.task.transforms import LogMel
 
 RATE = 8000  # samples per second
@@ -68,16 +67,8 @@ def keywords(
         sound += level[part, None].astype(np.float32) * excerpts[at[part]]
         sound *= volume[part, None].astype(np.float32)
         sounds[part] = sound.clip(-32768, 32767)
-    whole = Split(
-        torch.from_numpy(sounds),
-        torch.from_numpy(label.astype(np.int64)),
-        torch.from_numpy(speaker.astype(np.int64)),
-    )
-    trained = torch.from_numpy(speaker < speakers * 2 // 3)
-    train, test = whole.taken(trained.nonzero()[:, 0]), whole.taken((~trained).nonzero()[:, 0])
-    return Data(
-        train, test, LogMel(RATE, window=256, hop=125, mels=32, mean=0.0, std=1.8), len(WORDS)
-    )
+    splits = divided(speaker >= speakers * 2 // 3, sounds, label, speaker)
+    return Data(*splits, LogMel(RATE, window=256, hop=125, mels=32, mean=0.0, std=1.8), len(WORDS))
 
 
 class Voices(NamedTuple):

@@ -1,10 +1,9 @@
 """A table of gas sensors at several stations, and the carbon monoxide that a reference measures."""
 
 import numpy as np
-import torch
 
-from edgewire.task.datasets.data import Data, Split
-from edgewire.task.datasets.synthetic import expect_at_least
+from edgewire.task.datasets.data import Data
+from edgewire.task.datasets.synthetic import divided, expect_at_least
 
 GASES = 2  # carbon monoxide, nitrogen dioxide
 # The response of four metal-oxide sensors to each gas; every sensor responds to both gases.
@@ -49,9 +48,4 @@ def sensor_table(
     columns = np.column_stack([responses, temperature, humidity, np.sin(day), np.cos(day)])
     cut = samples * 3 // 4
     columns = (columns - columns[:cut].mean(0)) / columns[:cut].std(0)
-    whole = Split(
-        torch.from_numpy(columns.astype(np.float32)),
-        torch.from_numpy(gases[:, 0].astype(np.float32)),
-        torch.from_numpy(station.astype(np.int64)),
-    )
-    return Data(whole.taken(torch.arange(cut)), whole.taken(torch.arange(cut, samples)))
+    return Data(*divided(np.arange(samples) >= cut, columns, gases[:, 0], station))

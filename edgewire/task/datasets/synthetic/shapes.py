@@ -1,10 +1,9 @@
 """Grey images of discs, squares and triangles, and the class of each pixel."""
 
 import numpy as np
-import torch
 
-from edgewire.task.datasets.data import Data, Split
-from edgewire.task.datasets.synthetic import expect_at_least
+from edgewire.task.datasets.data import Data
+from edgewire.task.datasets.synthetic import divided, expect_at_least
 from edgewire.task.transforms import ImageTransform
 
 CLASSES = ("background", "disc", "square", "triangle")
@@ -45,7 +44,5 @@ def shapes(
     image = image + slope[0] * (x / side - 0.5) + slope[1] * (y / side - 0.5)
     image = image + noise * random.randn(*image.shape)
     pixels = (image.clip(0, 1) * 255).round().astype(np.uint8)
-    whole = Split(torch.from_numpy(pixels)[:, None], torch.from_numpy(mask))
-    cut = samples * 3 // 4
-    train, test = whole.taken(torch.arange(cut)), whole.taken(torch.arange(cut, samples))
-    return Data(train, test, ImageTransform((0.45,), (0.23,)))
+    splits = divided(np.arange(samples) >= samples * 3 // 4, pixels[:, None], mask)
+    return Data(*splits, ImageTransform((0.45,), (0.23,)))

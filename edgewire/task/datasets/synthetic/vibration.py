@@ -1,11 +1,10 @@
 """Spectra of the vibration of machines; some of the test machines have a fault."""
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from edgewire.task.datasets.data import Data, Split
-from edgewire.task.datasets.synthetic import expect_at_least
+from edgewire.task.datasets.data import Data
+from edgewire.task.datasets.synthetic import divided, expect_at_least
 
 Vector = NDArray[np.float64]
 FAULTS = ("imbalance", "bearing", "loose", "rub")
@@ -56,9 +55,4 @@ def vibration(
     power += 0.05 * severity[:, None] * (kind == 3)[:, None]
     spectra = np.log(power) + noise * random.randn(samples, bins)
     spectra = (spectra - spectra[:cut].mean(0)) / spectra[:cut].std(0)
-    whole = Split(
-        torch.from_numpy(spectra.astype(np.float32)),
-        torch.from_numpy(fault),
-        torch.from_numpy(machine.astype(np.int64)),
-    )
-    return Data(whole.taken(torch.arange(cut)), whole.taken(torch.arange(cut, samples)))
+    return Data(*divided(np.arange(samples) >= cut, spectra, fault, machine))
