@@ -11,16 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from .base import (
-    Array,
-    Buffer,
-    Coder,
-    Indices,
-    PayloadError,
-    Quantizer,
-    Sparsifier,
-    Spec,
-)
+from .base import Array, Buffer, Coder, Indices, PayloadError, Quantizer, Sparsifier, Spec
 from .coders.shared_context import SharedContext
 from .layout import Layout
 from .registry import by_id
@@ -34,13 +25,7 @@ from .wire_header import (
     skip_layout,
     varint,
 )
-from .wire_natives import (
-    Declared,
-    NativeTensor,
-    expect_natives,
-    native_table,
-    read_natives,
-)
+from .wire_natives import Declared, NativeTensor, expect_natives, native_table, read_natives
 
 MAGIC = b"EWP"
 VERSION = 1
