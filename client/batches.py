@@ -106,7 +106,11 @@ class Samples:
         return taken(self.data.train.inputs, chosen)
 
     def _chosen(self, node: Node, number: int) -> tuple[Tensor, bool]:
-        """Return a mini-batch's positions, and whether they are in the prepared samples."""
+        """Return the positions of a mini-batch's samples, int64 (k,), and what they count.
+
+        True: the node's own samples, which the cache holds as the model takes them (prepared).
+        False: the samples of the whole training set.
+        """
         order = self._orders.get(node.index)
         total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
         size = min(self.config.batch_size, total)

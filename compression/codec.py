@@ -34,29 +34,12 @@ from .base import (
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .coders.shared_context import SharedContext
-from .decoder import (
-    Update,
-    decode_trained,
-    exact_spec,
-    index_spec,
-    parts_of,
-    quiet,
-)
+from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
 from .layout import Layout
 from .quantizers.float32 import Float32
 from .scatter import add_at, subtract_at
 from .validation import expect_between, expect_one_of
-from .wire import (
-    ALL,
-    INDICES,
-    REPEATED,
-    Body,
-    assemble,
-    digest,
-    ids_of,
-    tables,
-    with_native_table,
-)
+from .wire import ALL, INDICES, REPEATED, Body, assemble, digest, ids_of, tables, with_native_table
 from .wire_header import varint
 from .wire_natives import NativeTensor, natives_bytes
 

@@ -11,16 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
-from .base import (
-    Array,
-    Buffer,
-    Coder,
-    Indices,
-    PayloadError,
-    Quantizer,
-    Sparsifier,
-    Spec,
-)
+from .base import Array, Buffer, Coder, Indices, PayloadError, Quantizer, Sparsifier, Spec
 from .coders.shared_context import SharedContext
 from .layout import Layout
 from .registry import by_id
@@ -34,13 +25,7 @@ from .wire_header import (
     skip_layout,
     varint,
 )
-from .wire_natives import (
-    Declared,
-    NativeTensor,
-    expect_natives,
-    native_table,
-    read_natives,
-)
+from .wire_natives import Declared, NativeTensor, expect_natives, native_table, read_natives
 
 MAGIC = b"EWP"
 VERSION = 1
@@ -225,7 +210,7 @@ def parse(
         exactly,
         *_read_selection(reader, vector),
         _read_numbers(reader),
-        _read_bodies(reader) if form is _LONG else _read_short_bodies(reader),
+        _read_bodies(reader, form),
         form is _SHORT,
     )
 
@@ -325,28 +310,21 @@ def _read_numbers(reader: Reader) -> tuple[int, ...]:
     return tuple([reader.varint() for _ in range(count)])
 
 
-def _read_bodies(reader: Reader) -> list[Body]:
+def _read_bodies(reader: Reader, form: _Form) -> list[Body]:
+    """Read directory and streams; the short form has no padding, and no last length."""
     sizes = _read_numbers(reader)
-    if any(reader.take(-reader.position % 8)):
+    if form is _LONG and any(reader.take(-reader.position % 8)):
         raise PayloadError("payload has padding that is not zero")
+    if form is _SHORT and sizes:
+        if sizes[-1] > 1:
+            raise PayloadError("payload holds the length of its last stream, which needs none")
+        rest = len(reader.view) - reader.position - sum(size >> 1 for size in sizes[:-1])
+        sizes = *sizes[:-1], max(rest, 0) << 1 | sizes[-1]
     bodies = [Body(reader.take(size >> 1), bool(size & 1)) for size in sizes]
     if reader.position != len(reader.view):
-        raise PayloadError("payload goes on after its last stream")
+        last = "last stream" if sizes or form is _LONG else "header"
+        raise PayloadError(f"payload goes on after its {last}")
     return bodies
-
-
-def _read_short_bodies(reader: Reader) -> list[Body]:
-    """Read directory and streams of the short form: without padding and the last length."""
-    sizes = _read_numbers(reader)
-    bodies = [Body(reader.take(size >> 1), bool(size & 1)) for size in sizes[:-1]]
-    rest = reader.take(len(reader.view) - reader.position)
-    if not sizes:
-        if len(rest):
-            raise PayloadError("payload goes on after its header")
-        return []
-    if sizes[-1] > 1:
-        raise PayloadError("payload holds the length of its last stream, which needs none")
-    return [*bodies, Body(rest, bool(sizes[-1]))]
 
 
 def unpack(coder: type[Coder], body: Body, spec: Spec) -> Array:

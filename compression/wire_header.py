@@ -84,14 +84,29 @@ class Reader:
 @lru_cache(maxsize=64)
 def shape_table(layout: Layout) -> bytes:
     """Encode the tensors' shapes; raises ValueError for shapes beyond the format's limits."""
-    if len(layout) > MAX_TENSORS:
-        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(layout)}")
-    parts = [varint(len(layout))]
-    for name, shape in zip(layout.names, layout.shapes, strict=True):
-        if len(shape) > MAX_DIMENSIONS:
-            raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
-        parts += [varint(len(shape)), *map(varint, shape)]
-    return b"".join(parts)
+    shapes = map(shaped, layout.names, layout.shapes)
+    return b"".join([counted(len(layout)), *shapes])
+
+
+def counted(tensors: int) -> bytes:
+    """Encode the number of a table's tensors; raises ValueError beyond the format's limit."""
+    if tensors > MAX_TENSORS:
+        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {tensors}")
+    return varint(tensors)
+
+
+def shaped(name: str, shape: tuple[int, ...]) -> bytes:
+    """Encode a tensor's shape, which `read_shape` reads; raises ValueError for too many axes."""
+    if len(shape) > MAX_DIMENSIONS:
+        raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
+    return b"".join(map(varint, (len(shape), *shape)))
+
+
+def typed(name: str, dtype: str) -> bytes:
+    """Encode a tensor's dtype as one byte; raises ValueError for an unknown dtype."""
+    if dtype not in DTYPES:
+        raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
+    return bytes((DTYPES.index(dtype),))
 
 
 @lru_cache(maxsize=64)
@@ -108,12 +123,8 @@ def name_table(layout: Layout) -> bytes:
     """
     if len(set(layout.names)) < len(layout):
         raise ValueError("two tensors have the same name")
-    parts: list[bytes] = []
-    for name, dtype in zip(layout.names, layout.dtypes, strict=True):
-        if dtype not in DTYPES:
-            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
-        parts += [bytes((DTYPES.index(dtype),)), named(name)]
-    table = b"".join(parts)
+    pairs = zip(layout.names, layout.dtypes, strict=True)
+    table = b"".join(typed(name, dtype) + named(name) for name, dtype in pairs)
     return varint(len(table)) + table
 
 

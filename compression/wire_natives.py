@@ -18,13 +18,15 @@ from .base import DIVERGED, Array, Kind, PayloadError, Spec
 from .layout import Layout
 from .wire_header import (
     DTYPES,
-    MAX_DIMENSIONS,
     MAX_TENSORS,
     Reader,
+    counted,
     named,
     read_name,
     read_shape,
+    shaped,
     skip,
+    typed,
     varint,
 )
 
@@ -62,16 +64,9 @@ def native_table(own: Sequence[NativeTensor]) -> bytes:
 
 
 def _table(declared: Sequence[Declared]) -> bytes:
-    if len(declared) > MAX_TENSORS:
-        raise ValueError(f"a payload holds at most {MAX_TENSORS} tensors, not {len(declared)}")
-    parts, last = [varint(len(declared))], -1
+    parts, last = [counted(len(declared))], -1
     for position, name, dtype, shape in declared:
-        if dtype not in DTYPES:
-            raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
-        if len(shape) > MAX_DIMENSIONS:
-            raise ValueError(f"tensor {name} has more than {MAX_DIMENSIONS} dimensions")
-        parts += [varint(position - last - 1), bytes((DTYPES.index(dtype),))]
-        parts += [varint(len(shape)), *map(varint, shape), named(name)]
+        parts += [varint(position - last - 1), typed(name, dtype), shaped(name, shape), named(name)]
         last = position
     return b"".join(parts)
 

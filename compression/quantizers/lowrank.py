@@ -93,7 +93,10 @@ def iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
 
 
 def multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
-    """Write scale P Q^T to the flat ``out``, without padding, clipped to finite values."""
+    """Set the flat ``out`` to P Q^T times ``scale``, clipped to finite values.
+
+    Entries of P Q^T beyond the end of ``out``, which are padding, are left out.
+    """
     rows, cols = len(p), len(q)
     step = min(rows, max(1, _BLOCK // cols))
     work = np.empty((step, cols), dtype=np.float32)

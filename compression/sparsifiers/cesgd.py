@@ -6,25 +6,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import (
-    Selection,
-    Sparsifier,
-    SparsifyContext,
-    Vector,
-    fallen,
-    get_or_zeros,
-)
+from ..base import Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
 from ..layout import Layout
 from ..per_tensor import SCOPES, count
 from ..registry import register
 from ..selection import largest, uniform
-from ..validation import (
-    expect_at_least,
-    expect_between,
-    expect_one_of,
-    expect_share,
-)
+from ..validation import expect_at_least, expect_between, expect_one_of, expect_share
 
 KEEPS = ("loss", "random")
 OPERATORS = ("union", "map", "gradient", "proportional", "largest")

@@ -6,23 +6,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Indices,
-    ResidualSparsifier,
-    Selection,
-    SparsifyContext,
-    Vector,
-    get_or_zeros,
-)
+from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector, get_or_zeros
 from ..layout import Layout
 from ..per_tensor import counts, largest_of_each
 from ..registry import register
-from ..validation import (
-    expect_at_least,
-    expect_below_one,
-    expect_between,
-    expect_one_of,
-)
+from ..validation import expect_at_least, expect_below_one, expect_between, expect_one_of
 
 LAYERS = ("all", "conv")
 WARMUP = (0.75, 0.9375, 0.984375, 0.996)  # sparsities of the warm-up's four parts

@@ -6,15 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import (
-    Indices,
-    Selection,
-    Sparsifier,
-    SparsifyContext,
-    Vector,
-    fallen,
-    get_or_zeros,
-)
+from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
 from ..layout import Layout
 from ..per_tensor import count

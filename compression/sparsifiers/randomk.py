@@ -5,13 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..base import (
-    Indices,
-    ResidualSparsifier,
-    Selection,
-    SparsifyContext,
-    Vector,
-)
+from ..base import Indices, ResidualSparsifier, Selection, SparsifyContext, Vector
 from ..layout import Layout
 from ..per_tensor import SCOPES, random_in
 from ..registry import register

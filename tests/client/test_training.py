@@ -12,7 +12,6 @@ from edgewire.client.training import Trainer, trainer_for
 from edgewire.compression.flower.headers import TrainConfig
 from edgewire.conf.build import model_of
 from edgewire.conf.schema import ConfigError
-from edgewire.task.datasets import load_data
 from tests.runs import configured, write_photos
 
 NODES = 8
@@ -167,8 +166,3 @@ def test_a_node_reports_missing_data(tmp_path):
     config = {"partition-id": 3, "num-partitions": 10}
     assert node_of(Context(1, 5, config, RecordDict(), {})) == Node(3, 10)
     assert node_of(Context(1, 5, {"data": "/d"}, RecordDict(), {})).folder == "/d"
-
-
-def test_the_default_data_is_the_bundled_one():
-    data = load_data("digits")
-    assert len(data.train.targets) + len(data.test.targets) == 1797

@@ -14,13 +14,7 @@ from torch import Tensor
 
 from edgewire.task import DEFAULT_ROOT
 from edgewire.task.datasets.data import Data, shown
-from edgewire.task.datasets.files import (
-    LARGEST_INTEGER,
-    class_ids,
-    class_names,
-    data_of,
-    files_of,
-)
+from edgewire.task.datasets.files import LARGEST_INTEGER, class_ids, class_names, data_of, files_of
 from edgewire.task.errors import NoData, TaskError
 from edgewire.task.tensors import Tensors, only
 from edgewire.task.transforms import ImageTransform, Standardize

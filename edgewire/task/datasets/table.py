@@ -14,13 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgewire.task.datasets.data import Data, shown
-from edgewire.task.datasets.files import (
-    LARGEST_INTEGER,
-    class_ids,
-    class_names,
-    data_of,
-    files_of,
-)
+from edgewire.task.datasets.files import LARGEST_INTEGER, class_ids, class_names, data_of, files_of
 from edgewire.task.errors import MissingOption, TaskError
 from edgewire.task.transforms import Standardize
 
