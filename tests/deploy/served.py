@@ -21,16 +21,13 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.primitives.asymmetric import (
-    generate_key_pairs,
-    public_key_to_bytes,
-    sign_message,
-)
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, sign_message
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
 from edgewire.deploy import compact_bundle
+from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
 from edgewire.deploy.server.node_registry import Registry
@@ -95,13 +92,16 @@ class Server:
 class FakeNode:
     """A node that registers itself and sends single requests when a test calls for them."""
 
-    def __init__(self, address):
-        self._key, public = generate_key_pairs()
-        self.public = public_key_to_bytes(public)
+    def __init__(self, address, interval=30):
+        self._key, _ = generate_key_pairs()
+        self.fleet = FleetClient(address, self._key, insecure=True)
+        self.public = self.fleet.public_key
         # Without certificates, because loading the system's certificates takes longer than a call.
         self.http = httpx.Client(base_url=f"http://{address}", trust_env=False, verify=False)
         self.call(fleet_pb2.RegisterNodeFleetRequest(public_key=self.public), "register-node")
-        activate = fleet_pb2.ActivateNodeRequest(public_key=self.public, heartbeat_interval=30)
+        activate = fleet_pb2.ActivateNodeRequest(
+            public_key=self.public, heartbeat_interval=interval
+        )
         body = self.call(activate, "activate-node").content
         self.node = Node(node_id=fleet_pb2.ActivateNodeResponse.FromString(body).node_id)
 
@@ -109,6 +109,7 @@ class FakeNode:
         request = fleet_pb2.DeactivateNodeRequest(node_id=self.node.node_id)
         self.call(request, "deactivate-node")
         self.http.close()
+        self.fleet.close()
 
     def signed(self, wait=0, node=None):
         """Return the signed header of a compact call; `wait`: whole seconds."""

@@ -8,41 +8,27 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
     ActivateNodeResponse,
     PullMessagesRequest,
-    RegisterNodeFleetRequest,
-    RegisterNodeFleetResponse,
 )
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 from edgewire.deploy.compact_bundle import FORM
 from edgewire.deploy.device.app_runner import answered, message_of
-from edgewire.deploy.device.client import COMPACT, FleetClient, ServerRefusal, says_bundled
+from edgewire.deploy.device.client import COMPACT, ServerRefusal, says_bundled
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.throttled_log import ThrottledLog
 from edgewire.deploy.signed_header import sign_header
 from edgewire.protocol.choose_grid import bundled
 from tests.deploy.entering import Nowhere
-from tests.deploy.served import FakeNode, Server, later, question
+from tests.deploy.served import FakeNode, Server, question
 
 
-class ThinNode:
-    """A node that sends bundled calls when a test asks for them."""
-
-    def __init__(self, address, interval=30.0):
-        self.fleet = FleetClient(address, generate_key_pairs()[0], insecure=True)
-        key = self.fleet.public_key
-        self.fleet.call(RegisterNodeFleetRequest(public_key=key), RegisterNodeFleetResponse)
-        activate = ActivateNodeRequest(public_key=key, heartbeat_interval=interval)
-        self.node = Node(node_id=self.fleet.call(activate, ActivateNodeResponse).node_id)
-        assert self.fleet.bundles()
-
-    def pull(self, node=None):
-        return self.fleet.pull(PullMessagesRequest(node=node or self.node))
+def pulled(node, number=None):
+    """Let a node pull by the calls of `FleetClient`, as the node `number`; return the result."""
+    return node.fleet.pull(PullMessagesRequest(node=number or node.node))
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +39,16 @@ def server():
 
 @pytest.fixture
 def node(server):
-    made = ThinNode(server.address)
+    made = FakeNode(server.address)
+    assert made.fleet.bundles()
     yield made
-    made.fleet.close()
+    made.leave()
 
 
 def test_a_message_and_its_reply_arrive(server, node):
     grid = bundled(server.begin_run())
     (asked,) = grid.push_messages([question(node.node.node_id, 7)])
-    response, objects = node.pull()
+    response, objects = pulled(node)
     message = message_of(response, objects)
     assert message.metadata.message_id == asked
     assert message.content["question"]["number"] == 7
@@ -80,15 +67,6 @@ def test_a_message_and_its_reply_arrive(server, node):
     assert len(server.state.object_store) == 0
 
 
-def test_a_pull_waits_until_a_message_arrives(server, node):
-    grid = bundled(server.begin_run())
-    with later(0.3, lambda: grid.push_messages([question(node.node.node_id, 3)])):
-        begun = time.monotonic()
-        response, _ = node.pull()
-        assert 0.25 < time.monotonic() - begun < 5
-    assert len(response.messages_list) == 1
-
-
 def test_a_server_with_another_compact_format_has_no_bundled_calls():
     numbers = (str(FORM), str(FORM + 1))
     same, other = (httpx.Response(200, text="1", headers={COMPACT: n}) for n in numbers)
@@ -97,14 +75,14 @@ def test_a_server_with_another_compact_format_has_no_bundled_calls():
 
 
 def test_a_pull_is_a_heartbeat(server):
-    node = ThinNode(server.address, interval=10.0)
+    node = FakeNode(server.address, interval=10)
     (before,) = server.state.get_node_info(node_ids=[node.node.node_id])
     until = before.online_until
     assert node.fleet.counted_until == 0
     grid = bundled(server.begin_run())
     grid.push_messages([question(node.node.node_id)])
     begun = time.monotonic()
-    node.pull()
+    pulled(node)
     (after,) = server.state.get_node_info(node_ids=[node.node.node_id])
     assert after.online_until > until
     assert after.heartbeat_interval == 10.0
@@ -112,17 +90,17 @@ def test_a_pull_is_a_heartbeat(server):
 
 
 def test_a_node_with_another_key_gets_nothing(server, node):
-    other = ThinNode(server.address)
+    other = FakeNode(server.address)
     grid = bundled(server.begin_run())
     grid.push_messages([question(node.node.node_id)])
     for asked in (node.node, Node(node_id=12345)):
         with pytest.raises(ServerRefusal, match="401"):
-            other.pull(asked)
+            pulled(other, asked)
     url = f"http://{server.address}/v1/fleet/edgewire/compact/pull"
     late = sign_header(node.node.node_id, 0, lambda stamp: b"no signature")
     assert httpx.post(url, content=late).status_code == 401
     assert httpx.post(url, content=b"").status_code == 400
-    assert len(node.pull()[0].messages_list) == 1
+    assert len(pulled(node)[0].messages_list) == 1
 
 
 def test_an_apps_bundle_is_sent_compressed(server, node):

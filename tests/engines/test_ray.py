@@ -221,21 +221,19 @@ def test_a_stopped_asynchronous_run_can_be_resumed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("values", "arguments", "message"),
     [
-        ({"actors": -1}, "at least one actor, not -1"),
-        ({"actors": 2, "address": "127.0.0.1:9"}, "number of actors is the cluster's"),
-        ({"address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9"),
+        ({}, {"actors": -1}, "at least one actor, not -1"),
+        ({}, {"actors": 2, "address": "127.0.0.1:9"}, "number of actors is the cluster's"),
+        ({}, {"address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9"),
+        ({"lr": 0.1}, {}, r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"),
     ],
 )
-def test_wrong_arguments(app: Path, arguments: dict[str, object], message: str) -> None:
+def test_wrong_arguments(
+    app: Path, values: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        run_on_ray(Job(app, {}, 2, app), **arguments)
-
-
-def test_a_key_that_the_app_does_not_have(app: Path) -> None:
-    with pytest.raises(UsageError, match=r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"):
-        run_on_ray(Job(app, {"lr": 0.1}, 2, app))
+        run_on_ray(Job(app, values, 2, app), **arguments)
 
 
 def test_another_apps_package_in_the_way(app: Path, tmp_path: Path) -> None:

@@ -54,13 +54,8 @@ def test_a_server_app_goes_on_with_flowers_own_grid(lost, without, caplog):
 
 
 def test_a_serverapps_first_imports_use_no_internals_of_flower(without):
-    without(
-        "edgewire.protocol.bundled_grid",
-        "flwr.superlink",
-        "flwr.supercore",
-        "flwr.common",
-        "flwr.proto",
-    )
+    inner = ["flwr.superlink", "flwr.supercore", "flwr.common", "flwr.proto"]
+    without("edgewire.protocol.bundled_grid", *inner)
     assert callable(fresh("edgewire.protocol.choose_grid").bundled)
 
 
