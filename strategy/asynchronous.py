@@ -338,7 +338,7 @@ class Pushes(Server):
     def _forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left, and the messages to them."""
         state = self._state
-        for each in (self._late, self.inbox.filters, self._strategy, self._scheduler):
+        for each in (self._late, self.inbox.screens, self._strategy, self._scheduler):
             each.forget(nodes)
         state.flight = {key: sent for key, sent in state.flight.items() if sent.node not in nodes}
 

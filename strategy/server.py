@@ -17,7 +17,7 @@ from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.flower.replica import Replica
 from edgewire.compression.flower.server.delta_sync import DeltaSync, DeltaSyncState
 from edgewire.compression.flower.server.inbox import Inbox
-from edgewire.compression.flower.server.norm_screen import UpdateFilters, UpdateFiltersState
+from edgewire.compression.flower.server.norm_screen import Screens, ScreensState
 from edgewire.compression.flower.server.session import (
     InitialModel,
     ServerSession,
@@ -42,7 +42,7 @@ class ModelState(ServerState):
     replica: dict[str, NDArray[Any]] = field(default_factory=dict)
     session: ServerSessionState = field(default_factory=ServerSessionState)
     deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
-    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
+    screens: ScreensState = field(default_factory=ScreensState)
     reported: ReportedState = field(default_factory=ReportedState)
 
 
@@ -55,7 +55,7 @@ class Server:
     `reported`: averages BatchNorm's statistics and the native tensors; `kind` and `trim` are its
     own. `measured`: names of metrics that each reply must hold as finite numbers.
     `weighted_by_key`: the metric with a node's weight; None: equal weights. `every_round`: see
-    `UpdateFilter`.
+    `NormScreen`.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Server:
         self.reported = ReportedTensors(
             self.layout, strategy.initial, state.reported, kind=kind, trim=trim
         )
-        filters = UpdateFilters(strategy.screening, state.filters, every_round=every_round)
-        self.inbox = Inbox(self.session, self.reported, filters, measured, weighted_by_key)
+        screens = Screens(strategy.screening, state.screens, every_round=every_round)
+        self.inbox = Inbox(self.session, self.reported, screens, measured, weighted_by_key)
 
     @property
     def model(self) -> NDArray[np.float32]:

@@ -338,7 +338,7 @@ class Rounds(Server):
         nodes, strategy = self._grid.wait_for_nodes(), self._strategy
         self._present = len(nodes)
         if gone := self.session.gone(lambda: nodes):
-            for each in (self._exchange, self.inbox.filters, self._planner, strategy):
+            for each in (self._exchange, self.inbox.screens, self._planner, strategy):
                 each.forget(gone)
         among = strategy.participation
         count = among.drawn(len(nodes))
@@ -397,7 +397,7 @@ class Rounds(Server):
             except PayloadError as error:
                 return error
 
-        if self.inbox.filters.knows:
+        if self.inbox.screens.knows:
             yield from ((node, read(node)) for node in nodes)
             return
         found = {node: read(node) for node in nodes}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.compression.flower.server import inbox, model_replies
-from edgewire.compression.flower.server.norm_screen import UpdateFilter, UpdateFilters
+from edgewire.compression.flower.server.norm_screen import NormScreen, Screens
 from edgewire.conf.load import compose_config, run_config, to_config
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
@@ -41,9 +41,9 @@ PARTS: dict[str, list[tuple[Any, str]]] = {
         (model_replies, "norms_of"),
         (inbox, "norm_of"),
         (model_replies.ModelReplies, "_screen"),
-        (UpdateFilters, "screen"),
-        (UpdateFilters, "observe"),
-        (UpdateFilter, "cap_weights"),
+        (Screens, "screen"),
+        (Screens, "observe"),
+        (NormScreen, "cap_weights"),
     ],
     "shapes": [
         (model_replies, "inconsistent"),

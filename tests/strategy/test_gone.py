@@ -40,7 +40,7 @@ def test_synchronous_servers_forget_absent_nodes(method):
     strategy = federation.run(rounds=200, timeout=5)
     assert grid.ids > 90
     found = sizes(strategy.state)
-    assert found["state.filters.vectors.norms"] > 0
+    assert found["state.screens.vectors.norms"] > 0
     assert max(found.values()) <= BOUND, found
     assert strategy.traffic.client_updates > 400
 

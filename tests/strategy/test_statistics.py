@@ -97,16 +97,16 @@ def test_an_update_without_all_statistics_is_refused():
     mix = ReportedTensors(BN)
     indices = np.r_[1:3, 13:20].astype(np.uint32)  # entry 12 is missing
     with pytest.raises(PayloadError, match="leaves out statistics"):
-        mix.cut(of(indices, np.ones(9)))
+        mix.split_update(of(indices, np.ones(9)))
 
 
 def test_a_variance_below_zero_is_refused():
     values = np.ones(20)
     values[17] = -1e-9
     with pytest.raises(PayloadError, match="running variance below 0"):
-        ReportedTensors(BN).cut(of(None, values))
+        ReportedTensors(BN).split_update(of(None, values))
     values[17], values[13] = 0, -5  # a mean may be below 0
-    assert len(ReportedTensors(BN).cut(of(None, values))[2]) == 8
+    assert len(ReportedTensors(BN).split_update(of(None, values))[2]) == 8
 
 
 def test_the_federation_has_statistics():

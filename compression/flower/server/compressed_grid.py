@@ -34,7 +34,7 @@ from .failure_policy import (
 from .inbox import count_received
 from .inferred_acks import InferredAcks, InferredAcksState
 from .model_replies import ModelReplies
-from .norm_screen import UpdateFilters, UpdateFiltersState
+from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import (
@@ -61,7 +61,7 @@ class CompressedGridState:
     deltas: DeltaSyncState = field(default_factory=DeltaSyncState)
     inferred_acks: InferredAcksState = field(default_factory=InferredAcksState)
     failures: FailurePolicyState = field(default_factory=FailurePolicyState)
-    filters: UpdateFiltersState = field(default_factory=UpdateFiltersState)
+    screens: ScreensState = field(default_factory=ScreensState)
     models: SentModelsState = field(default_factory=SentModelsState)
     warned: bool = False
 
@@ -152,7 +152,7 @@ class CompressedGrid(GridWrapper):
         self._replies = ModelReplies(
             self._session,
             self._failures,
-            UpdateFilters(screening, state.filters),
+            Screens(screening, state.screens),
             replies,
             state.models.counts,
             self._uncompressed,

@@ -17,7 +17,7 @@ from ...base import Indices, PayloadError, Vector
 from ..headers import EXAMPLES, MOST, STEPS, number
 from ..native_tensors import Arrays, distances, native_payload
 from ..records import payload_of, records, values_of
-from .norm_screen import UpdateFilters, UpdateNorms, scaled
+from .norm_screen import Screens, UpdateNorms, scaled
 from .reply_checks import SentMessage
 from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
@@ -57,11 +57,11 @@ class Inbox:
         self,
         session: ServerSession,
         split: StatisticsSplit,
-        filters: UpdateFilters,
+        screens: Screens,
         measured: Sequence[str],
         weighted_by_key: str | None = None,
     ) -> None:
-        self._session, self._split, self.filters = session, split, filters
+        self._session, self._split, self.screens = session, split, screens
         self._measured, self._weight = measured, weighted_by_key
 
     def read(
@@ -92,7 +92,7 @@ class Inbox:
         weight = number(said, self._weight) if self._weight else 1.0
         if not 0 < weight < 2 * MOST:
             raise PayloadError("its weight must be above 0, below 2^63")
-        indices, values, statistics = self._split.cut(update)
+        indices, values, statistics = self._split.split_update(update)
         far = distances(reported, natives) if natives else None
         norms = UpdateNorms(norm_of(values), far, statistics, start)
         parts = indices, values, statistics
@@ -101,23 +101,23 @@ class Inbox:
     def observe(self, found: Mapping[int, ReceivedUpdate]) -> None:
         """Compute from a round's updates, by node, what is usual.
 
-        A server with rounds calls this until `UpdateFilters.knows`, before it accepts the updates.
+        A server with rounds calls this until `Screens.knows`, before it accepts the updates.
         """
         norms = {node: each.norms for node, each in found.items()}
-        self.filters.observe({self._split.layout: norms})
+        self.screens.observe({self._split.layout: norms})
         self._capped({node: each.weight for node, each in found.items()})
 
     def _capped(self, weights: dict[int, float]) -> dict[int, float]:
-        return self.filters.vectors.cap_weights(weights, steps=self._weight == STEPS)
+        return self.screens.vectors.cap_weights(weights, steps=self._weight == STEPS)
 
     def accept(
         self, node: int, found: ReceivedUpdate, model: Vector, rate: float
     ) -> ReceivedUpdate:
-        """Return an update within the filters' limits; raises `PayloadError` if it is refused.
+        """Return an update within the screens' limits; raises `PayloadError` if it is refused.
 
         `model`: the server's model. `rate`: the rate at which the server applies the update.
         """
-        used = self.filters.screen(node, self._split.layout, found.norms, model, rate)
+        used = self.screens.screen(node, self._split.layout, found.norms, model, rate)
         weight = found.weight
         if self._weight:
             weight = self._capped({node: weight})[node]

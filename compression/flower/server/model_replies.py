@@ -31,7 +31,7 @@ from ..tied_weights import left_tied, widened_model, without
 from ..uncompressed_warning import Uncompressed
 from .failure_policy import FailurePolicy
 from .inbox import NOT_OPEN, InFlight
-from .norm_screen import Screened, UpdateFilter, UpdateFilters, UpdateNorms, norms_of, scaled
+from .norm_screen import NormScreen, Screened, Screens, UpdateNorms, norms_of, scaled
 from .reply_checks import (
     ReplyRules,
     SentMessage,
@@ -75,13 +75,13 @@ class ModelReplies:
         self,
         session: ServerSession,
         failures: FailurePolicy,
-        filters: UpdateFilters,
+        screens: Screens,
         rules: ReplyRules,
         counts: Collection[str],
         uncompressed: Uncompressed,
         look_at_names: Callable[[TensorSplit, bytes, tuple[int, ...]], None],
     ) -> None:
-        self._session, self._failures, self._filters = session, failures, filters
+        self._session, self._failures, self._screens = session, failures, screens
         self._rules, self._counts = rules, counts
         self._uncompressed, self._look_at_names = uncompressed, look_at_names
         self.in_flight = InFlight()
@@ -118,7 +118,7 @@ class ModelReplies:
     def forget(self, nodes: set[int]) -> None:
         """Delete the data of nodes that have left the run, and of their messages."""
         self.in_flight.forget(nodes)
-        self._filters.forget(nodes)
+        self._screens.forget(nodes)
 
     def _refuse(self, answer: Answer, reason: str, number: int) -> None:
         """Put an error in place of a reply, count it, and log the reason.
@@ -203,20 +203,20 @@ class ModelReplies:
         for _, sent, norms in trained:
             if norms is not None:
                 by_layout.setdefault(statistics_of(sent.form)[0], {})[sent.node] = norms
-        self._filters.observe(by_layout)
+        self._screens.observe(by_layout)
         for answer, sent, norms in trained:
             if norms is None:
                 continue
             layout, start = statistics_of(sent.form)[0], sent.start.vector
             try:
-                used = self._filters.screen(sent.node, layout, norms, start)
+                used = self._screens.screen(sent.node, layout, norms, start)
             except PayloadError as error:
                 self._refuse(answer, str(error), server_round)
                 continue
             if used.limits(norms):
                 name, record = records(answer.reply.content, ArrayRecord)[0]
                 answer.reply.content[name] = _shortened(record, sent, used)
-        weight, screen = self._rules.weighted_by_key, self._filters.vectors
+        weight, screen = self._rules.weighted_by_key, self._screens.vectors
         _weigh([each for each in answers if each.norms and each.usable], screen, weight)
         evaluated = [e for e in answers if cast(SentMessage, e.sent).kind.startswith("evaluate")]
         _weigh(evaluated, screen, weight, "evaluations")
@@ -253,7 +253,7 @@ def _between(start: Vector, end: Vector, share: float) -> Vector:
 
 def _weigh(
     answers: Iterable[Answer],
-    screen: UpdateFilter,
+    screen: NormScreen,
     key: str,
     kind: str = "weights",
     others: Collection[str] = (),

@@ -40,8 +40,8 @@ log = getLogger("edgewire")
 
 
 @dataclass
-class UpdateFilterState:
-    """State of `UpdateFilter`.
+class NormScreenState:
+    """State of `NormScreen`.
 
     By node: `norms`: the L2 norm of its last used update. `weights`: its last weight in training.
     `evaluations`: its last weight in an evaluation. `sums`: its last weight in metrics that are
@@ -60,17 +60,17 @@ class UpdateFilterState:
 
 
 @dataclass
-class UpdateFiltersState:
-    """State of `UpdateFilters`: one for each of its filters (`floats`, `others`: see `ByKind`)."""
+class ScreensState:
+    """State of `Screens`: one for each of its screens (`floats`, `others`: see `ByKind`)."""
 
-    vectors: UpdateFilterState = field(default_factory=UpdateFilterState)
-    floats: UpdateFilterState = field(default_factory=UpdateFilterState)
-    others: UpdateFilterState = field(default_factory=UpdateFilterState)
+    vectors: NormScreenState = field(default_factory=NormScreenState)
+    floats: NormScreenState = field(default_factory=NormScreenState)
+    others: NormScreenState = field(default_factory=NormScreenState)
     statistics: StatisticsState = field(default_factory=StatisticsState)
 
 
 class UpdateNorms(NamedTuple):
-    """What `UpdateFilters` checks of a node's update.
+    """What `Screens` checks of a node's update.
 
     `vector`: the L2 norm of the change of the float32 vector, without BatchNorm's statistics.
     `natives`: the L2 norms of the changes of native tensors; None for a model without them.
@@ -122,7 +122,7 @@ def scaled(natives: Arrays, start: Mapping[str, NDArray[Any]], factors: ByKind) 
     return found
 
 
-class UpdateFilter:
+class NormScreen:
     """Limits the L2 norms of nodes' updates and the nodes' weights in the average.
 
     The server repeatedly takes the median of the norms of all nodes' last used updates. The usual
@@ -140,14 +140,14 @@ class UpdateFilter:
     def __init__(
         self,
         options: Screening | None = None,
-        state: UpdateFilterState | None = None,
+        state: NormScreenState | None = None,
         *,
         every_round: bool = False,
         unchanged: float = 0.0,
     ) -> None:
         self._options = Screening() if options is None else options
         self._every_round, self._unchanged = every_round, unchanged
-        self._state = UpdateFilterState() if state is None else state
+        self._state = NormScreenState() if state is None else state
         self._now = 0.0  # the usual norm in this round, if `observe` has computed it
 
     @property
@@ -218,7 +218,7 @@ class UpdateFilter:
     ) -> dict[int, float]:
         """Limit the nodes' weights by `Screening.weight`; store the weights before the limit.
 
-        `kind`: where `UpdateFilterState` stores them. Each kind has a usual weight of its own. With
+        `kind`: where `NormScreenState` stores them. Each kind has a usual weight of its own. With
         `Screening.equal`, a weight in `sums` is at most the usual one; all others are 1.
         `steps`: True if the weights are numbers of local steps, of which a node may report any
         number. Then a weight is also at most twice the second largest.
@@ -260,20 +260,20 @@ class Screened(NamedTuple):
         return not whole or self.statistics is not norms.statistics
 
 
-class UpdateFilters:
+class Screens:
     """Limits nodes' updates and weights: the float32 vector, native tensors, and statistics."""
 
     def __init__(
         self,
         options: Screening | None = None,
-        state: UpdateFiltersState | None = None,
+        state: ScreensState | None = None,
         *,
         every_round: bool = False,
     ) -> None:
-        state = UpdateFiltersState() if state is None else state
-        self.vectors = UpdateFilter(options, state.vectors, every_round=every_round)
+        state = ScreensState() if state is None else state
+        self.vectors = NormScreen(options, state.vectors, every_round=every_round)
         self._natives = [
-            UpdateFilter(options, each, every_round=every_round, unchanged=1.0)
+            NormScreen(options, each, every_round=every_round, unchanged=1.0)
             for each in (state.floats, state.others)
         ]
         self._statistics = StatisticsScreen(options, state.statistics)
@@ -284,7 +284,7 @@ class UpdateFilters:
         return self.vectors.knows
 
     def observe(self, found: Mapping[Layout, Mapping[int, UpdateNorms]]) -> None:
-        """Compute, from one round's updates, what is usual (see `UpdateFilter.observe`).
+        """Compute, from one round's updates, what is usual (see `NormScreen.observe`).
 
         `found`: the updates by node, by the layout of their statistics.
         """

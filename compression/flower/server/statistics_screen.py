@@ -78,7 +78,7 @@ class StatisticsSplit:
         """Return a view of the running statistics in a model's vector, (s,)."""
         return model[self.trained :]
 
-    def cut(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
+    def split_update(self, update: Update) -> tuple[Indices | None, Vector, Vector]:
         """Divide an update into the part for trained parameters, and the running statistics.
 
         Returns the indices of the trained parameters (None: all), the values at these indices, and

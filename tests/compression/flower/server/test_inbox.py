@@ -23,7 +23,7 @@ from edgewire.compression.flower.headers import HEADER, DownlinkHeader, read
 from edgewire.compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
 from edgewire.compression.flower.records import with_content
 from edgewire.compression.flower.server.inbox import Inbox, ReceivedUpdate
-from edgewire.compression.flower.server.norm_screen import UpdateFilter, UpdateFilters, UpdateNorms
+from edgewire.compression.flower.server.norm_screen import NormScreen, Screens, UpdateNorms
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_screen import StatisticsScreen, StatisticsSplit
 from edgewire.compression.layout import Layout
@@ -112,7 +112,7 @@ def ends_of(norms, statistics):
 @pytest.mark.parametrize("flat", [True, False])
 @given(st.lists(st.floats(0.1, 50), min_size=NODES, max_size=NODES), st.floats(1, 4))
 def test_clipping_scales_all_that_an_update_of_large_norm_carries(flat, norms, clip):
-    screen, counts = (UpdateFilter(Screening(**ALL_USED, clip=clip)) for _ in range(2))
+    screen, counts = (NormScreen(Screening(**ALL_USED, clip=clip)) for _ in range(2))
     screen.observe(dict(enumerate(norms)))
     counts.observe({node: node for node in range(NODES)})
     ends = ends_of(norms, HONEST)
@@ -156,8 +156,8 @@ def test_each_update_of_large_norm_is_refused(flat, liars):
 def test_an_inbox_of_updates_uses_what_the_filters_allow(norm, mean):
     """Both limits are 2: the usual norm is 1, and the usual weight 10."""
     split = StatisticsSplit(Layout(("w", *BN.names), ((4,), *BN.shapes), ("float32",) * 3))
-    filters = UpdateFilters(Screening(**ALL_USED, clip=2, weight=2))
-    inbox = Inbox(None, split, filters, [], "num-examples")
+    screens = Screens(Screening(**ALL_USED, clip=2, weight=2))
+    inbox = Inbox(None, split, screens, [], "num-examples")
 
     def update(norm, statistics, weight):
         values, sent = np.full(4, norm / 2, np.float32), START[STATISTICS]

@@ -13,9 +13,9 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import CompressedGrid, CompressionMod
 from edgewire.compression.flower.native_tensors import ByKind
 from edgewire.compression.flower.server.norm_screen import (
-    UpdateFilter,
-    UpdateFilters,
-    UpdateFilterState,
+    NormScreen,
+    NormScreenState,
+    Screens,
     UpdateNorms,
     norms_of,
 )
@@ -35,7 +35,7 @@ def screened(options, norms):
 
     The factor of a refused update is None.
     """
-    screen = UpdateFilter(options)
+    screen = NormScreen(options)
     return use(screen, norms), screen
 
 
@@ -67,13 +67,13 @@ def test_an_update_of_large_norm_is_refused_at_any_position(first, huge):
 
 def test_a_first_update_of_far_larger_norm_than_the_model_is_refused():
     with pytest.raises(PayloadError, match="as long as the model"):
-        UpdateFilter().clip_factor(1, 101.0, MODEL)
-    assert UpdateFilter().clip_factor(1, 99.0, MODEL) == 1
-    assert UpdateFilter().clip_factor(1, 990.0, MODEL, rate=0.1) == 1
+        NormScreen().clip_factor(1, 101.0, MODEL)
+    assert NormScreen().clip_factor(1, 99.0, MODEL) == 1
+    assert NormScreen().clip_factor(1, 990.0, MODEL, rate=0.1) == 1
 
 
 def test_first_updates_are_compared_with_the_first_model():
-    screen = UpdateFilter()
+    screen = NormScreen()
     assert screen.clip_factor(1, 99.0, MODEL) == 1
     with pytest.raises(PayloadError, match="as long as the model"):
         screen.clip_factor(2, 101.0, 100 * MODEL)
@@ -96,8 +96,8 @@ def test_a_node_that_sends_often_does_not_set_the_usual_norm():
 
 @given(st.lists(st.floats(0.1, 50), min_size=LEAST, max_size=9), st.floats(1, 4))
 def test_a_clipped_update_is_stored_with_the_norm_that_is_used(norms, clip):
-    state = UpdateFilterState()
-    factors = use(UpdateFilter(Screening(refuse=None, clip=clip), state), norms)
+    state = NormScreenState()
+    factors = use(NormScreen(Screening(refuse=None, clip=clip), state), norms)
     for node, (norm, factor) in enumerate(zip(norms, factors, strict=True)):
         assert state.norms[node] == pytest.approx(norm * factor)
     usual = np.sort(norms)[(len(norms) - 1) // 2]
@@ -115,16 +115,16 @@ def test_a_usual_norm_is_known_from_the_updates_of_three_nodes():
 @pytest.mark.parametrize("nodes", [4, 12, 20])
 def test_the_usual_norm_is_computed_anew_after_a_quarter_as_many_updates_as_nodes(nodes):
     norms = dict(enumerate([1.0, 3.0] * (nodes // 2)))
-    state = UpdateFilterState(norms=norms, usual=1.0)
+    state = NormScreenState(norms=norms, usual=1.0)
     for turn in (1, 2):
         for used in range(1, nodes // 4 + 1):
-            UpdateFilter(None, state).clip_factor(0, 3.0 * turn, MODEL)  # 3 is the median now
+            NormScreen(None, state).clip_factor(0, 3.0 * turn, MODEL)  # 3 is the median now
             assert state.usual == (3.0 if turn == 2 or used == nodes // 4 else 1.0)
             assert state.since == used % (nodes // 4)
 
 
 def test_the_usual_norm_of_a_first_round_is_used_for_this_round_alone():
-    screen = UpdateFilter(Screening(refuse=None, clip=1))
+    screen = NormScreen(Screening(refuse=None, clip=1))
     screen.observe(dict.fromkeys(range(4), 9.0))
     assert [screen.clip_factor(node, 2.0, MODEL) for node in range(3)] == [1.0] * 3
     screen.observe(dict.fromkeys(range(4), 9.0))
@@ -157,14 +157,14 @@ def test_the_norms_are_of_trained_entries_of_native_tensors_and_of_no_statistics
 )
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_first_update_is_compared_with_those_of_the_same_round(odd, place):
-    filters, statistics = UpdateFilters(Screening(refuse=10)), np.empty(0, np.float32)
+    screens, statistics = Screens(Screening(refuse=10)), np.empty(0, np.float32)
     layout = Layout((), (), ())
     norms = [UpdateNorms(2.0, ByKind(2.0, 2.0), statistics, statistics)] * 5
     norms[place] = norms[place]._replace(**odd)
-    filters.observe({layout: dict(enumerate(norms))})
+    screens.observe({layout: dict(enumerate(norms))})
     for node, each in enumerate(norms):
         with pytest.raises(PayloadError) if node == place else nullcontext():
-            filters.screen(node, layout, each, 10 * MODEL)
+            screens.screen(node, layout, each, 10 * MODEL)
 
 
 def test_the_norm_of_a_reply_in_another_dtype_is_that_of_the_values_in_this_dtype():
@@ -180,14 +180,14 @@ def test_the_norm_of_a_reply_in_another_dtype_is_that_of_the_values_in_this_dtyp
 @pytest.mark.parametrize("node", [0, 3])
 def test_a_weight_is_limited_to_a_multiple_of_the_usual_weight(node):
     weights = dict.fromkeys(range(4), 5.0) | {node: 1e18}
-    assert UpdateFilter(Screening(weight=10)).cap_weights(weights)[node] == 50
-    assert UpdateFilter(Screening(weight=None)).cap_weights(weights)[node] == 1e18
+    assert NormScreen(Screening(weight=10)).cap_weights(weights)[node] == 50
+    assert NormScreen(Screening(weight=None)).cap_weights(weights)[node] == 1e18
     # Two nodes are too few to tell which weight is usual.
-    assert UpdateFilter().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
+    assert NormScreen().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
 
 
 def test_evaluation_weights_have_their_own_usual_weight():
-    screen = UpdateFilter(Screening(weight=10))
+    screen = NormScreen(Screening(weight=10))
     screen.cap_weights(dict.fromkeys(range(4), 1000.0))
     weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
     assert screen.cap_weights(weights, kind="evaluations")[2] == 50
@@ -217,7 +217,7 @@ def test_norms_beyond_float32_are_infinite_without_a_warning():
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(1e-3, 1e18), min_size=1))
 def test_equal_gives_all_nodes_the_same_weight(weights):
-    assert set(UpdateFilter(Screening(equal=True)).cap_weights(weights).values()) == {1.0}
+    assert set(NormScreen(Screening(equal=True)).cap_weights(weights).values()) == {1.0}
 
 
 @pytest.mark.parametrize("options", [{"refuse": 0.5}, {"clip": float("nan")}, {"weight": -1}])
@@ -227,7 +227,7 @@ def test_factors_below_1_are_refused(options):
 
 
 def test_a_screen_continues_from_its_state():
-    state = UpdateFilterState()
-    use(UpdateFilter(None, state), [1.0] * 4)
+    state = NormScreenState()
+    use(NormScreen(None, state), [1.0] * 4)
     with pytest.raises(PayloadError):
-        UpdateFilter(None, state).clip_factor(9, 1e4, MODEL)
+        NormScreen(None, state).clip_factor(9, 1e4, MODEL)

@@ -18,7 +18,7 @@ from edgewire.compression.flower.native_tensors import (
 from edgewire.compression.flower.records import STYPE, payload_records
 from edgewire.compression.flower.server import session as server_session
 from edgewire.compression.flower.server.inbox import Inbox
-from edgewire.compression.flower.server.norm_screen import UpdateFilters
+from edgewire.compression.flower.server.norm_screen import Screens
 from edgewire.compression.flower.server.session import InitialModel, ServerSession
 from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
@@ -71,7 +71,7 @@ def answer(message, sequence=None, version=None, metrics=METRICS, number=NUMBER)
 
 def read_reply(talk, reply, measured=()):
     """Return what the server reads in a reply of node 7."""
-    inbox = Inbox(talk, StatisticsSplit(LAYOUT), UpdateFilters(), measured)
+    inbox = Inbox(talk, StatisticsSplit(LAYOUT), Screens(), measured)
     return inbox.read(7, NUMBER, reply, np.empty(0, np.float32), {})
 
 
