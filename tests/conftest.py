@@ -58,7 +58,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many damaged folders tests/report/test_fuzz_folders.py reads (0: few)",
     )
 
-
     parser.addoption(
         "--most-seconds",
         type=float,

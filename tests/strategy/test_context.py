@@ -115,6 +115,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.few(15)
 @pytest.mark.parametrize("uplink", UPLINKS)
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("how", DIFFERENCES)

@@ -83,7 +83,7 @@ def test_the_number_of_sampled_nodes_is_flowers(nodes, share, least):
 @pytest.mark.parametrize(("rule", "times"), [(Krum, 2), (MultiKrum, 2), (Bulyan, 4)])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_rule_accepts_as_many_malicious_nodes_as_its_proof(rule, times, share):
-    for nodes in range(1, 40):
+    for nodes in (*range(1, 12), 24, 39):
         drawn = max(int(nodes * share), 1)
         most = max((drawn - 3) // times, 0)  # with 0 malicious nodes no run is refused
         lines = [
