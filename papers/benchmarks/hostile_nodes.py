@@ -1,8 +1,8 @@
 """Measures every attack of `tests/hostile.py` on every strategy, with one malicious node of ten.
 
-    python -m tests.system.hostile_nodes                       # prints JSON; takes about an hour
-    python -m tests.system.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
-    python -m tests.system.hostile_nodes --defences            # the defences of docs/bad-nodes.md
+    python -m papers.benchmarks.hostile_nodes                # prints JSON; takes about an hour
+    python -m papers.benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
+    python -m papers.benchmarks.hostile_nodes --defences     # the defences of docs/bad-nodes.md
 
 For each strategy it prints the accuracy without an attack, and the attacks that end the run, leave
 values that are not finite, or cost more than two points of accuracy. The runs train an MLP on

@@ -1,8 +1,8 @@
 """Counts lost replies and crashes of nodes on the virtual network; or measures a server's memory.
 
-    python -m tests.system.virtual_faults            # 10,000 faults; two or three minutes
-    python -m tests.system.virtual_faults --churn    # memory with 10,000 nodes; an hour and a half
-    python -m tests.system.virtual_faults --rounds 20 --cases esgd
+    python -m papers.benchmarks.virtual_faults            # 10,000 faults; two or three minutes
+    python -m papers.benchmarks.virtual_faults --churn    # 10,000 nodes; an hour and a half
+    python -m papers.benchmarks.virtual_faults --rounds 20 --cases esgd
 
 The runs train on digits, and the program prints JSON. In the first command one reply of five is
 lost. After one reply of ten its node crashes, loses its state, and returns after 5 s. `faults` is
