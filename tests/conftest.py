@@ -134,6 +134,7 @@ def cpu_seconds() -> float:
 STARTED, SPENT = pytest.StashKey[float](), dict[str, float]()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest skips a test
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[STARTED] = cpu_seconds()
 

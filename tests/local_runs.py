@@ -2,6 +2,8 @@
 
 import math
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,9 @@ from edgewire.task.models.parts import MODELS
 from tests.runs import REAL, ROOT, composed, history_of, model_bytes, nodes_of, result_of
 
 
-def local_run(folder, *words, workers=1, resume=False, **job):
+def local_run(
+    folder: Path, *words: str, workers: int = 1, resume: bool = False, **job: Any
+) -> None:
     """Make a run on the local engine; `job` holds fields of `Job` that differ from the words."""
     made = composed(*words)
     config, values = to_config(made), {**run_config(made, str(folder)), "resume": resume}

@@ -73,7 +73,7 @@ def finished(
 
     def server_app(grid: Grid, context: Context) -> None:
         grids.append(wrap(grid))
-        nodes = json.loads(context.run_config["config"])["nodes"]
+        nodes = json.loads(str(context.run_config["config"]))["nodes"]
         log = RunLog(str(context.run_config["output"]), Classification())
         run = kind(load_config(context.run_config, nodes), OrderedGrid(grids[0]), log)
         run.start()
