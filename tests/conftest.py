@@ -1,5 +1,7 @@
 import gc
+import math
 import os
+import resource
 import signal
 import sys
 import uuid
@@ -54,6 +56,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         help="how many damaged folders tests/report/test_fuzz_folders.py reads (0: few)",
+    )
+
+    parser.addoption(
+        "--most-seconds",
+        type=float,
+        default=0,
+        help="the CPU time of the longest case that is allowed (0: any)",
     )
 
 
@@ -113,9 +122,52 @@ def spared(nothing_is_collected_twice):
     gc.freeze()
 
 
-def pytest_sessionfinish() -> None:
-    """Unfreeze the objects, so that Python frees them in the order that the libraries need."""
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, of its children and of the fork server's programs.
+
+    A process counts once it has ended and somebody has waited for it.
+    """
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) + sum(fork_server.spent)
+
+
+STARTED, SPENT = pytest.StashKey[float](), dict[str, float]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest skips a test
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[STARTED] = cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    report = yield
+    if call.when == "teardown":  # with the fixtures that the case has made
+        report.cpu_seconds = cpu_seconds() - item.stash[STARTED]
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    SPENT[report.nodeid] = getattr(report, "cpu_seconds", 0)
+
+
+def too_slow(config: pytest.Config) -> dict[str, float]:
+    """Return the cases that took more CPU time than `--most-seconds`, and their seconds."""
+    most = config.getoption("--most-seconds") or math.inf
+    return {name: seconds for name, seconds in SPENT.items() if seconds > most}
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    for name, seconds in too_slow(config).items():
+        line = f"{name} took {seconds:.1f} s of CPU time; make it smaller, or mark it `system`"
+        terminalreporter.write_line(line, red=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a case was too slow; let Python free objects in the order that libraries need."""
     gc.unfreeze()
+    if too_slow(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

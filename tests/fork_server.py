@@ -40,6 +40,7 @@ FLOWERS = ["flwr.superlink.cli.flower_superlink",
 SCRIPTS = {"flower-superlink", "flower-superexec", "flwr-serverapp"}
 OURS, FINDERS = ("edgewire", "docs", "papers", "run", "tests"), ("edgewire.import_names",)
 MOST = 1 << 18  # bytes of a request
+spent = []  # CPU seconds of each program that has ended, with its children
 
 
 class Forked:
@@ -49,13 +50,13 @@ class Forked:
         self.args, self.returncode = args, None
         self.stdout, self.stderr = stdout, stderr
         self._connection = connection
-        self.pid = self._number()
+        self.pid = int(self._received())
 
-    def _number(self):
+    def _received(self):
         data = self._connection.recv(100)
         if not data:
             raise RuntimeError("the fork server has ended: its standard error says why")
-        return int(data)
+        return data
 
     def poll(self):
         with suppress(subprocess.TimeoutExpired):
@@ -66,7 +67,9 @@ class Forked:
         if self.returncode is None:
             if not select.select([self._connection], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            self.returncode = self._number()
+            code, seconds = self._received().split()
+            self.returncode = int(code)
+            spent.append(float(seconds))
             self._connection.close()
         return self.returncode
 
@@ -201,9 +204,10 @@ def serve(requests):
                 connection.send(b"%d" % pid)
             else:
                 pid, connection = running.pop(handle)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                _, status, usage = os.wait4(pid, 0)
+                seconds = usage.ru_utime + usage.ru_stime
                 with suppress(BrokenPipeError):  # nobody waits for it
-                    connection.send(b"%d" % code)
+                    connection.send(b"%d %f" % (os.waitstatus_to_exitcode(status), seconds))
                 connection.close()
                 os.close(handle)
 

@@ -2,18 +2,24 @@
 
 import math
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgewire.client.training import Trainer
 from edgewire.conf.load import run_config, to_config
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
 from edgewire.strategy.run import checkpoint_file
 from edgewire.strategy.run.run import Run
+from edgewire.task.models.parts import MODELS
 from tests.runs import REAL, ROOT, composed, history_of, model_bytes, nodes_of, result_of
 
 
-def local_run(folder, *words, workers=1, resume=False, **job):
+def local_run(
+    folder: Path, *words: str, workers: int = 1, resume: bool = False, **job: Any
+) -> None:
     """Make a run on the local engine; `job` holds fields of `Job` that differ from the words."""
     made = composed(*words)
     config, values = to_config(made), {**run_config(made, str(folder)), "resume": resume}
@@ -34,6 +40,28 @@ def at_row(monkeypatch, row, act):
         return done(self, server_round, arrays)
 
     monkeypatch.setattr(Run, "round_done", noting)
+
+
+def build_otherwise_at_nodes(monkeypatch, name, change):
+    """Let all nodes call `change` with the model `name` that they build.
+
+    So their constants differ from the server's, as those of another processor may.
+    """
+    build, made = MODELS.members[name], []
+
+    def changed(*shape):
+        module = build(*shape)
+        change(module)
+        return module
+
+    def trainer_for(config, folder):
+        if not made:
+            with monkeypatch.context() as patch:
+                patch.setitem(MODELS.members, name, changed)
+                made.append(Trainer(config, folder))
+        return made[0]
+
+    monkeypatch.setattr("edgewire.client.app.trainer_for", trainer_for)
 
 
 def raising(error):

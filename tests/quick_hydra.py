@@ -1,4 +1,4 @@
-"""Makes Hydra compose the tests' thousand configurations in half the time, with equal results.
+"""Makes the tests' thousands of configurations take half the time, with equal results.
 
 It caches files and values that Hydra reads or computes again each time, and skips values that no
 caller needs. `tests/test_quick_hydra.py` compares the results.
@@ -17,6 +17,10 @@ from omegaconf import OmegaConf, base
 from edgewire.conf.classes import HERE
 
 UNCHANGED = str(HERE), "hydra.conf"  # the files there do not change
+OURS = (
+    "edgewire.conf.schema",
+    "types",
+)  # modules of our dataclasses; "types": those made at run time
 _map = defaults_list._create_interpolation_map  # noqa: SLF001
 _load = config_repository.ConfigRepository.load_config
 _read = {}
@@ -48,6 +52,17 @@ def begin(self, delegate):
     self.delegate, self.cache = copy.copy(delegate), {}
 
 
+_structured = OmegaConf.structured
+_made = functools.cache(_structured)
+
+
+def structured(found, parent=None, flags=None):
+    """Return a configuration of a dataclass; a copy for one of ours that was made before."""
+    if isinstance(found, type) and found.__module__ in OURS and parent is flags is None:
+        return copy.deepcopy(_made(found))
+    return _structured(found, parent, flags)
+
+
 QUICK = [
     (yaml, "SafeLoader", getattr(yaml, "CSafeLoader", yaml.SafeLoader)),
     (version, "_get_version", functools.cache(version._get_version)),  # noqa: SLF001
@@ -55,6 +70,7 @@ QUICK = [
     (config_repository.ConfigRepository, "load_config", load),
     (config_repository.CachingConfigRepository, "__init__", begin),
     (base, "parse", functools.cache(base.parse)),
+    (OmegaConf, "structured", staticmethod(structured)),
 ]
 PLAIN = [(where, name, getattr(where, name)) for where, name, _ in QUICK]
 

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -43,7 +45,7 @@ def anywhere(group):
     return found
 
 
-def result_of(folder):
+def result_of(folder: Path) -> Any:
     return json.loads((folder / "result.json").read_text())
 
 

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import edgewire.client.app
 from edgewire.client.training import Trainer
 from edgewire.task.errors import TaskError
 from edgewire.task.finetuning import freeze_others, hold_frozen
 from edgewire.task.flat_model import FlatModel, tensors_of
 from edgewire.task.models.parts import MODELS
-from tests.local_runs import local_run
+from tests.local_runs import build_otherwise_at_nodes, local_run
 from tests.runs import configured, history_of, result_of
 
 WORDS = ["dataset=digits", "nodes=3", "rounds=3", "lr=0.05", "trainable=[head.*]", "eval_every=3"]
@@ -63,22 +62,8 @@ def test_a_round_costs_at_most_a_tenth_more_than_the_trained_parameters(algorith
 def test_a_node_with_another_base_receives_the_servers_once(tmp_path, monkeypatch):
     _, usual = ran(tmp_path / "usual")
 
-    class Elsewhere(Trainer):
-        def __init__(self, config, folder=None):
-            def other(*shape):
-                module = Named(*shape)
-                module.base[1].weight.data *= 1.0001  # as another processor would compute it
-                return module
-
-            with monkeypatch.context() as patch:
-                patch.setitem(MODELS.members, "named", other)
-                super().__init__(config, folder)
-
-    made = {}
-    monkeypatch.setattr(
-        edgewire.client.app,
-        "trainer_for",
-        lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
+    build_otherwise_at_nodes(
+        monkeypatch, "named", lambda module: module.base[1].weight.data.mul_(1.0001)
     )
     result, history = ran(tmp_path / "other", "rounds=4", "eval_every=4")
     sent = [row["downlink_bytes"] for row in history]

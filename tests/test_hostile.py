@@ -1,6 +1,6 @@
 """With one malicious node of ten, no attack ends a run or spoils its model.
 
-`python -m tests.system.hostile_nodes` runs every attack on every strategy and prints accuracies.
+`python -m papers.benchmarks.hostile_nodes` runs every attack on every strategy.
 """
 
 import json

@@ -10,11 +10,9 @@ from flwr.app import RecordDict
 from edgewire.client.node import Node
 from edgewire.client.training import LOCAL, Trainer
 from edgewire.compression.flower.headers import TrainConfig
-from edgewire.compression.flower.native_tensors import natives_of
 from edgewire.compression.flower.node.state import stored_arrays
 from edgewire.conf.build import optimizer_of
 from edgewire.conf.schema import ConfigError
-from edgewire.strategy.run.run import Run
 from edgewire.task.errors import TaskError
 from edgewire.task.local import LocalAlgorithm
 from edgewire.task.local.scaffold import Scaffold
@@ -56,46 +54,22 @@ def test_a_resumed_run_has_the_nodes_states(name, strategy, tmp_path, monkeypatc
     expect_resumed(monkeypatch, tmp_path, words, row=3)
 
 
-@pytest.mark.parametrize("quantizer", ["float32", "float16", "int8"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_servers_control_variate_is_the_mean_of_the_nodes(
-    quantizer, strategy, tmp_path, monkeypatch
-):
-    own, servers = {}, []
-
-    done, end = Run.round_done, Scaffold.end
-
-    def ended(self, run):
-        end(self, run)
-        own.setdefault(len(servers), []).append(run.state["control"].numpy().copy())
-
-    def noting(self, server_round, arrays):
-        servers.append(natives_of(arrays)["local:control"].copy())
-        return done(self, server_round, arrays)
-
-    monkeypatch.setattr(Scaffold, "end", ended)
-    monkeypatch.setattr(Run, "round_done", noting)
-    words = [*STRATEGIES[strategy], *WORDS, "strategy.fraction_train=1", "local=scaffold"]
-    local_run(tmp_path, *words, f"local.quantizer={quantizer}")
-    assert not servers[0].any()
-    for number, found in own.items():
-        assert len(found) == 3
-        expected = np.mean(found, axis=0)  # the nodes have equal numbers of samples
-        error = np.abs(servers[number] - expected).max() / np.abs(expected).max()
-        assert error < {"float32": 1e-3, "float16": 2e-3, "int8": 0.03}[quantizer]
-
-
 UNEVEN = ["partition=dirichlet", "partition.alpha=1"]
 LOSSY = {
     "lost": ["network.loss=0.3", "timeout=9"],
     "late": ["network=waits", "strategy.quorum=0.5"],
     "refused": ["screen.refuse=1.15"],
 }
+CODED = {"float32": 1e-5, "float16": 2e-3, "int8": 0.06}  # the largest error of the mean
 
 
-@pytest.mark.few(3)
-@pytest.mark.parametrize(("strategy", "case"), [("flower", "lost"), *product(["own"], LOSSY)])
-def test_c_is_the_mean_of_what_the_nodes_have(strategy, case, tmp_path, monkeypatch):
+@pytest.mark.few(5)
+@pytest.mark.parametrize(
+    ("strategy", "case", "quantizer"),
+    [("flower", "lost", "float32"), *product(["own"], LOSSY, ["float32"]),
+     *product(STRATEGIES, [""], ["float16", "int8"])],
+)  # fmt: skip
+def test_c_is_the_mean_of_what_the_nodes_have(strategy, case, quantizer, tmp_path, monkeypatch):
     messages, train = {}, Trainer.train
 
     def noting(self, node, start, orders, natives, state):
@@ -107,16 +81,18 @@ def test_c_is_the_mean_of_what_the_nodes_have(strategy, case, tmp_path, monkeypa
         return trained, metrics
 
     monkeypatch.setattr(Trainer, "train", noting)
-    words = [*STRATEGIES[strategy], *WORDS, "nodes=4", "rounds=12", *LOSSY[case], "local=scaffold"]
-    local_run(tmp_path, *words, "strategy.fraction_train=1", *UNEVEN)
-    assert result_of(tmp_path)["client_updates"] < 4 * 12
+    words = [*STRATEGIES[strategy], *WORDS, "nodes=4", "rounds=12", *LOSSY.get(case, ()), *UNEVEN]
+    words += ["strategy.fraction_train=1", "local=scaffold", f"local.quantizer={quantizer}"]
+    local_run(tmp_path, *words)
+    assert (result_of(tmp_path)["client_updates"] < 4 * 12) == (case in LOSSY)
     rounds = [(server, own.values()) for server, own in messages.values() if len(own) == 4]
     # The server knows all nodes' weights once it has used a report of each.
     rounds = [(server, own) for server, own in rounds if all(c.any() for c, _ in own)]
     assert len(rounds) > 1
     for server, own in rounds:
         expected = np.average([c for c, _ in own], axis=0, weights=[n for _, n in own])
-        np.testing.assert_allclose(server, expected, atol=1e-5 * np.abs(expected).max())
+        most = CODED[quantizer] * np.abs(expected).max()
+        np.testing.assert_allclose(server, expected, rtol=0, atol=most)
 
 
 def test_an_optimizer_whose_steps_need_a_closure_is_refused_unless_the_algorithm_gives_one():

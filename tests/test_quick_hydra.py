@@ -6,19 +6,21 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from edgewire.conf.classes import HERE
+from edgewire.conf.load import compose_config, to_config
 from tests.quick_hydra import PLAIN
 
 
 def made(words):
-    """Return a whole configuration as text, unresolved with Hydra's part, and resolved without it.
+    """Return a configuration as text, unresolved with Hydra's part; and resolved, typed without it.
 
     Hydra's part is not resolved, because it refers to the time.
     """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
         config = compose("config", overrides=list(words), return_hydra_config=True)
-    resolved = {key: value for key, value in config.items() if key != "hydra"}
-    return OmegaConf.to_yaml(config), OmegaConf.to_yaml(OmegaConf.create(resolved), resolve=True)
+    own = OmegaConf.create({key: value for key, value in config.items() if key != "hydra"})
+    typed = to_config(compose_config(list(words)))
+    return OmegaConf.to_yaml(config), OmegaConf.to_yaml(own, resolve=True), typed
 
 
 @pytest.mark.parametrize(

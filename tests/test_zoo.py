@@ -8,10 +8,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-import edgewire.client.app
 from edgewire.client.training import Trainer
 from edgewire.task.models.parts import MODELS
-from tests.local_runs import expect_resumed, local_run
+from tests.local_runs import build_otherwise_at_nodes, expect_resumed, local_run
 from tests.runs import history_of, model_bytes, result_of
 from tests.zoo import ZOO, makers
 
@@ -60,9 +59,7 @@ def registered(monkeypatch):
 @pytest.fixture
 def afresh(monkeypatch):
     """Build a new trainer for every message, as in a new process."""
-    monkeypatch.setattr(
-        edgewire.client.app, "trainer_for", lambda config, folder: Trainer(config, folder)
-    )
+    monkeypatch.setattr("edgewire.client.app.trainer_for", Trainer)
 
 
 @pytest.fixture
@@ -130,25 +127,7 @@ def test_a_run_resumes_with_its_whole_state(kind, tmp_path, monkeypatch):
 def test_nodes_with_other_constants_receive_the_servers(start, monkeypatch):
     words = [*of("zoo_masked"), "rounds=3", "local_steps=2"]
     usual = start(*words)
-    build = MODELS.members["zoo_masked"]
-
-    def other(*shape):
-        module = build(*shape)
-        module.turned *= 1.0001  # as another processor would compute it
-        return module
-
-    class Elsewhere(Trainer):
-        def __init__(self, config, folder=None):
-            with monkeypatch.context() as patch:
-                patch.setitem(MODELS.members, "zoo_masked", other)
-                super().__init__(config, folder)
-
-    made = {}
-    monkeypatch.setattr(
-        edgewire.client.app,
-        "trainer_for",
-        lambda config, folder: made.get(0) or made.setdefault(0, Elsewhere(config)),
-    )
+    build_otherwise_at_nodes(monkeypatch, "zoo_masked", lambda module: module.turned.mul_(1.0001))
     assert start(*words) == usual
 
 

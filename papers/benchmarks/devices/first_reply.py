@@ -26,9 +26,9 @@ from typing import Any
 from edgewire.deploy.device.throttled_log import SERVER_INFORMED
 from edgewire.machine.errors import UsageError
 from papers.benchmarks.devices.cases import printed
+from papers.benchmarks.devices.fault_kinds import copy_digits
 from tests.deploy.processes import eventually
 from tests.system.fault_field import Field, TheRun
-from tests.system.fault_kinds import copy_digits
 
 PROGRAM = ("-m", "papers.benchmarks.devices.timed_node")
 REPLIES = 50  # the memory is measured after this many replies

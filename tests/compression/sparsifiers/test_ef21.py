@@ -55,9 +55,9 @@ def test_the_receivers_sum_is_what_the_nodes_have_sent(quantizer, seed):
 
 def test_a_lost_reply_is_no_change(tmp_path):
     """With lost replies the loss falls as without them; the estimate does not drift away."""
-    words = ["algorithm=ef21_sgdm", "dataset=digits", "nodes=4", "rounds=300", "eval_every=300"]
+    words = ["algorithm=ef21_sgdm", "dataset=digits", "nodes=4", "rounds=100", "eval_every=100"]
     words += ["lr=0.3", "schedule=constant"]
     local_run(tmp_path / "all", *words)
     local_run(tmp_path / "lost", *words, "network.loss=0.05", "timeout=5")
-    assert result_of(tmp_path / "lost")["failures"] > 10
+    assert result_of(tmp_path / "lost")["failures"] > 5
     assert result_of(tmp_path / "lost")["loss"] < 1.3 * result_of(tmp_path / "all")["loss"]

@@ -308,6 +308,5 @@ def test_a_file_and_a_port_that_is_taken_are_one_line(folder, capsys):
 
 
 def test_the_command_of_an_older_release_names_the_new_one():
-    with pytest.raises(SystemExit, match=r"python -m edgewire.report RUN --watch"):
     with pytest.raises(SystemExit, match=r"edgewire\.report RUN --watch$"):
         runpy.run_module("edgewire.report.live", run_name="__main__")

@@ -1,8 +1,8 @@
 """Measures every attack of `tests/hostile.py` on every strategy, with one malicious node of ten.
 
-    python -m tests.system.hostile_nodes                       # prints JSON; takes about an hour
-    python -m tests.system.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
-    python -m tests.system.hostile_nodes --defences            # the defences of docs/bad-nodes.md
+    python -m papers.benchmarks.hostile_nodes                # prints JSON; takes about an hour
+    python -m papers.benchmarks.hostile_nodes --strategies fedavg,esgd --attacks "zeros;no loss"
+    python -m papers.benchmarks.hostile_nodes --defences     # the defences of docs/bad-nodes.md
 
 For each strategy it prints the accuracy without an attack, and the attacks that end the run, leave
 values that are not finite, or cost more than two points of accuracy. The runs train an MLP on
@@ -41,48 +41,38 @@ def pushes(name: str, count: int) -> list[str]:
     return [f"algorithm={name}", *(f"{each}={count}" for each in names)]
 
 
-STRATEGIES = {
-    **{
-        name: [f"strategy={name}", "compression=f2i", "rounds=10"]
-        for name in ("fedavg", "fedavgm", "fedprox", "fedmedian", "fedtrimmedavg", "qfedavg")
-    },
-    **{
-        name: [f"strategy={name}", "compression=f2i", "rounds=20"]
-        for name in ("fedadam", "fedyogi", "fedadagrad")
-    },
-    **{name: [f"strategy={name}", *ROBUST] for name in ("krum", "multikrum", "bulyan")},
-    "fedavg_f2i": ["algorithm=fedavg_f2i", "rounds=10"],
-    "fedavg_f2i_both": ["algorithm=fedavg_f2i_both", "rounds=10"],
-    **{
-        name: rounds(name, 15)
-        for name in ("fedavg_topk", "fedavg_dgc", "fedavg_esgd", "fedavg_cesgd")
-    },
-    **{
-        name: rounds(name, 100)
-        for name in ("sgd", "qsgd", "terngrad", "one_bit_sgd", "powersgd", "large_batch_f2i")
-    },
-    **{
-        name: rounds(name, 250)
-        for name in ("esgd", "cesgd", "dgc", "gradient_dropping", "random_k", "threshold_sgd")
-    },
-    "esgd_median": rounds("esgd", 250, "strategy.mean=median", "strategy.absent=left_out"),
+SEGMENTS = ("strategy.segments=4", "batch_size=64")
+ABSENT = ("strategy.mean=median", "strategy.absent=left_out")
+STRATEGIES: dict[str, list[str]] = {}
+for count, names in {
+    10: "fedavg fedavgm fedprox fedmedian fedtrimmedavg qfedavg", 20: "fedadam fedyogi fedadagrad"
+}.items():  # fmt: skip
+    for each in names.split():
+        STRATEGIES[each] = [f"strategy={each}", "compression=f2i", f"rounds={count}"]
+STRATEGIES |= {name: [f"strategy={name}", *ROBUST] for name in ("krum", "multikrum", "bulyan")}
+STRATEGIES |= {f"fedavg_{name}": [f"algorithm=fedavg_{name}", "rounds=10"]
+               for name in ("f2i", "f2i_both")}  # fmt: skip
+for count, names in {
+    15: "fedavg_topk fedavg_dgc fedavg_esgd fedavg_cesgd",
+    100: "sgd qsgd terngrad one_bit_sgd powersgd large_batch_f2i",
+    250: "esgd cesgd dgc gradient_dropping random_k threshold_sgd",
+}.items():
+    STRATEGIES |= {name: rounds(name, count) for name in names.split()}
+STRATEGIES |= {
+    "esgd_median": rounds("esgd", 250, *ABSENT),
     **{name: pushes(name, 1500) for name in ("adacomp", "asgd", "comp_asgd")},
     "fedasync": pushes("fedasync", 100),
     "fedbuff": pushes("fedbuff", 200),
-    **{
-        name: rounds(name, 200, "strategy.segments=4", "batch_size=64")
-        for name in ("synthetic_gradients", "split_backprop")
-    },
+    **{name: rounds(name, 200, *SEGMENTS) for name in ("synthetic_gradients", "split_backprop")},
 }
 BATCHNORM = {  # strategies with a model that has running statistics
-    f"{name} batchnorm": [*(STRATEGIES[name]), "model=four_layers"]
-    for name in ("fedavg", "fedadam", "fedmedian", "krum", "esgd", "sgd", "adacomp", "fedasync")
-}
-BATCHNORM |= {
-    "sgd_median batchnorm": rounds("sgd", 100, "strategy.mean=median", "model=four_layers"),
-    "sgd_trimmed batchnorm": rounds("sgd", 100, "strategy.mean=trimmed", "model=four_layers"),
-    "fedavg_clip batchnorm": [*STRATEGIES["fedavg"], "screen.clip=2", "model=four_layers"],
-}
+    **{name: STRATEGIES[name] for name in
+       ("fedavg", "fedadam", "fedmedian", "krum", "esgd", "sgd", "adacomp", "fedasync")},
+    "sgd_median": rounds("sgd", 100, "strategy.mean=median"),
+    "sgd_trimmed": rounds("sgd", 100, "strategy.mean=trimmed"),
+    "fedavg_clip": [*STRATEGIES["fedavg"], "screen.clip=2"],
+}  # fmt: skip
+BATCHNORM = {f"{n} batchnorm": [*words, "model=four_layers"] for n, words in BATCHNORM.items()}
 STRATEGIES |= BATCHNORM
 
 TURNED = {name: attack for name, attack in LIES.items() if name.startswith("turned round")}

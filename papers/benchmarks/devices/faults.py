@@ -1,7 +1,9 @@
 """Faults in runs with a real server, real nodes and a real ServerApp.
 
-    python -m tests.system.faults        # prints JSON; half an hour, as root (for a full disk)
-    python -m tests.system.faults --kinds killed,serverapp --count 10 --nodes 2 --algorithm adacomp
+    python -m papers.benchmarks.devices.faults    # prints JSON; half an hour, as root
+    python -m papers.benchmarks.devices.faults --kinds killed --count 10 --algorithm adacomp
+
+Root is needed for a full disk.
 
 The runs train on digits, with TLS and keys. A fault begins when the fault before is over and
 further rounds are done. If a fault ends a run, the run is resumed with `resume=`. A synchronous run
@@ -32,10 +34,10 @@ from typing import Any
 from edgewire.deploy.device.node_database import NodeDatabase
 from edgewire.deploy.device.node_store import open_node_store
 from edgewire.deploy.device.throttled_log import AGAIN
+from papers.benchmarks.devices.fault_kinds import GONE, Faults, Ill
 from papers.benchmarks.timing import ROOT
 from tests.deploy.processes import eventually
 from tests.system.fault_field import Field, TheRun
-from tests.system.fault_kinds import GONE, Faults, Ill
 
 SAME = ("accuracy", "loss", "uplink_bytes", "client_updates")
 ASYNCHRONOUS = ("adacomp", "asgd")

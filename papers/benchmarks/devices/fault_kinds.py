@@ -210,7 +210,12 @@ class Ill:
 
     def lost(self) -> None:
         """Delete a node's stored state."""
-        self._without(lambda state: [file.unlink() for file in state.glob("node.db*")])
+
+        def remove(state: Path) -> None:
+            for file in state.glob("node.db*"):
+                file.unlink()
+
+        self._without(remove)
 
     def old(self) -> None:
         """Replace a node's stored state by an older copy."""
