@@ -54,8 +54,10 @@ def leaf(root: str | None = None, test_share: float = 0.1, on_device: bool = Fal
         made = _images if images else _floats
         pairs = [(made(x), torch.from_numpy(y) if _is_int(y) else _floats(y)) for x, y in values]
         transform, classes = (NORMALISED, CLASSES) if images else (Standardize(), 0)
-    columns = *zip(*pairs, strict=True), [users for _, _, users in parts]
-    return data_of(*columns, test_share, on_device, root, transform=transform, classes=classes)
+    (inputs, targets), users = zip(*pairs, strict=True), [each for _, _, each in parts]
+    return data_of(
+        inputs, targets, users, test_share, on_device, root, transform=transform, classes=classes
+    )
 
 
 def _samples(files: list[Path]) -> tuple[list[Any], list[Any], NDArray[np.str_]]:

@@ -45,8 +45,8 @@ def uci_har(root: str | None = None, on_device: bool = False) -> Data:
             f"dataset.root=FOLDER, in which the archive from archive.ics.uci.edu is unpacked"
         )
     parts = ("train",) if on_device else ("train", "test")
-    columns = zip(*(_read(path, part) for part in parts), strict=True)
-    return data_of(*columns, 0.0, on_device, root, class_names=ACTIVITIES)
+    inputs, targets, groups = zip(*(_read(path, part) for part in parts), strict=True)
+    return data_of(inputs, targets, groups, 0.0, on_device, root, class_names=ACTIVITIES)
 
 
 def _read(path: Path, part: str) -> tuple[Tensor, Tensor, Tensor]:
