@@ -19,9 +19,8 @@ from edgewire.conf.network import network_named
 from edgewire.report.estimate import paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.html.run_data import read_settings
-from edgewire.report.link_time import link_seconds, measured
+from edgewire.report.link_time import Link, seconds_over
 from edgewire.report.run_result import RunResult, SweepResult
-from edgewire.report.runs import group_runs
 from edgewire.simulation.workers.limits import allowed_cores
 
 # Of each method: what the table calls it. The first one is the uncompressed one.
@@ -34,6 +33,8 @@ SEEDS = 3
 # The task of a command without overrides: seconds a run, and 1,500 test samples.
 TASK = ("task=activity", "dataset.samples=6000", "rounds=15", "lr=0.2", "eval_every=5")
 LINK = "lora"
+# with these options of a strategy the link decides which replies are used
+DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 PICTURE = "comparison.png"
 WIDTH = 100  # characters of a line, if no terminal says it
 USAGE = """python run.py compare [OVERRIDES]
@@ -154,12 +155,11 @@ def _cells(runs: Sequence[RunResult]) -> list[str]:
 
 def _seconds(result: RunResult) -> float | None:
     """Return the estimated seconds of a run over the link; None if it cannot be estimated."""
-    (group,) = group_runs([result.as_run()])
-    run = measured(group.runs[0], read_settings(result.folder))
-    if run is None:
+    run, settings = result.as_run(), read_settings(result.folder)
+    if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
         return None
-    times = link_seconds(run.progress, network_named(LINK), run.replies, run.asynchronous)
-    return times[-1]
+    link = Link(LINK, network_named(LINK))
+    return next(reversed(seconds_over(link, run.history(), run.result, settings)), None)
 
 
 def _speed() -> str:

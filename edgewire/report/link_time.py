@@ -26,8 +26,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from edgewire.conf.network import FOLDER, Network
-from edgewire.report.errors import ResultsError
-from edgewire.report.runs import Row, Run, number
+from edgewire.report.runs import Row, number
 
 FORMULA = (
     "time of a round = 2 × latency + bytes down ÷ rate down + bytes up ÷ rate up + work",
@@ -37,8 +36,6 @@ FORMULA = (
     "asynchronous run: one exchange, divided by the number of nodes, for each reply",
 )
 _CYCLES = 10  # after so many replies of each node an asynchronous server's rate is constant
-# with these options of a strategy the link decides which replies are used
-DECIDED_BY_LINK = ("strategy.deadline", "strategy.quorum")
 
 
 class Progress(NamedTuple):
@@ -201,29 +198,6 @@ def _work_of_a_cycle(row: Progress, seconds: float, own: Network, nodes: int) ->
     return low
 
 
-def local_steps(
-    rows: Sequence[Progress],
-    virtual_seconds: Sequence[float | None],
-    own: Network,
-    nodes: int,
-    asynchronous: bool,
-) -> list[float | None]:
-    """Return a node's local steps up to each row, from the virtual time of the run itself.
-
-    `own`: the network of the run. A value is None if the row has no virtual time, if a step takes
-    none, and for asynchronous nodes that share a link: while some nodes compute, others send.
-    """
-    step = own.seconds_per_step
-    if not step or (asynchronous and own.server_mbps is not None):
-        return [None] * len(rows)
-    waits = 0.0 if own.waiting == "none" else own.waiting_seconds
-    work = work_seconds(rows, virtual_seconds, own, nodes, asynchronous)
-    return [
-        None if seconds is None else max(0.0, (seconds - waits * row.cycles) / step)
-        for row, seconds in zip(rows, work, strict=True)
-    ]
-
-
 class RunProgress(NamedTuple):
     """A run's rows with the progress of an average node at each; `replies`: of a round's nodes."""
 
@@ -256,53 +230,7 @@ def has_bytes(row: Row) -> bool:
     return all((value := number(row.get(key))) is not None and value >= 0 for key in needed)
 
 
-def measured(run: Run, settings: Mapping[str, str]) -> RunProgress | None:
-    """Return a run's progress at its evaluations, with the local steps of the nodes.
-
-    `settings`: the run's configuration, flat. The steps follow from the virtual time, or from
-    `local_steps`. None: see `run_progress`; also if the link decides which replies are used.
-    """
-    if any(
-        settings.get(key, "null") not in ("null", "None", "1", "1.0") for key in DECIDED_BY_LINK
-    ):
-        return None
-    try:
-        rows = [row for row in run.history() if row.get(run.metric.name) is not None]
-    except (OSError, ResultsError):  # the history cannot be read
-        return None
-    if (found := run_progress(rows, run.result)) is None or not found.rows[-1]["round"]:
-        return None
-    seconds = [number(row.get("virtual_seconds")) for row in found.rows]
-    own = own_network(settings)
-    steps = local_steps(found.progress, seconds, own, found.replies, found.asynchronous)
-    if steps[-1] is None and (known := _steps_of_a_cycle(settings)) is not None:
-        steps = [row.cycles * known for row in found.progress]
-    counted = zip(found.progress, steps, strict=True)
-    return found._replace(progress=[row._replace(steps=each) for row, each in counted])
-
-
-def _steps_of_a_cycle(settings: Mapping[str, str]) -> int | None:
-    """Return the local steps of a node in a round; None if its number of samples decides."""
-    if settings.get("strategy.update") == "gradient":
-        return 1
-    known = settings.get("local_steps", "")
-    return int(known) if known.isdecimal() else None
-
-
-def own_network(settings: Mapping[str, str]) -> Network:
-    """Return the network of a run's configuration, flat; a wrong value counts as missing."""
-    found = link_of({key: settings.get(f"network.{key}") for key in (*_LIMITS, "latency_ms")})
-    others = {key: number_of(settings.get(f"network.{key}")) for key in _OF_DEVICES}
-    waiting = settings.get("network.waiting", "none")
-    known = {key: value for key, value in others.items() if value is not None and value >= 0}
-    try:
-        return replace(found.network, waiting=waiting, **known)  # type: ignore[arg-type]
-    except ValueError:
-        return found.network
-
-
 _LIMITS = ("up_mbps", "down_mbps", "server_mbps")
-_OF_DEVICES = ("seconds_per_step", "encoding_seconds", "waiting_seconds")
 
 
 def number_of(text: object) -> float | None:
@@ -360,6 +288,11 @@ def link_of(network: Mapping[str, Any], name: str = "") -> Link:
     return Link(name, Network(up, down, server, read("latency_ms") or 0.0))
 
 
+def own_link(settings: Mapping[str, str]) -> Link:
+    """Return the link of a run's configuration, flat; no limits if it is unknown."""
+    return link_of({key: settings.get(f"network.{key}") for key in (*_LIMITS, "latency_ms")})
+
+
 def seconds_over(
     link: Link, rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
 ) -> list[float | None]:
@@ -372,7 +305,7 @@ def seconds_over(
     if (found := run_progress(rows, result)) is None:
         return [None] * len(rows)
     _, progress, replies, asynchronous = found
-    own = own_network(settings)
+    own = own_link(settings).network
     virtual = [number(row.get("virtual_seconds")) for row in found.rows]
     work = work_seconds(progress, virtual, own, replies, asynchronous)
     worked = [row._replace(steps=each) for row, each in zip(progress, work, strict=True)]

@@ -10,13 +10,10 @@ from edgewire.report.link_time import (
     Link,
     Progress,
     link_seconds,
-    local_steps,
-    measured,
     named_links,
-    own_network,
+    own_link,
     seconds_over,
 )
-from edgewire.report.runs import Run, parse_overrides
 from edgewire.simulation.clock import VirtualClock
 from tests.local_runs import local_run
 from tests.report.html.made_runs import add_run, history
@@ -35,16 +32,12 @@ PRESETS = {
 
 
 def made(folder, preset, *words):
-    """Make a run; return its progress."""
+    """Make a run; return its history, its result and its configuration, flat."""
     words = [f"algorithm={preset}", *PRESETS[preset].split(), *words]
     local_run(folder, *words)
-    result = result_of(folder)
     (folder / ".hydra").mkdir()
     OmegaConf.save(composed(*words), folder / ".hydra" / "config.yaml")
-    run = Run(parse_overrides(" ".join(words)), result, lambda: history_of(folder))
-    found = measured(run, read_settings(folder))
-    assert found is not None
-    return found
+    return history_of(folder), result_of(folder), read_settings(folder)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +52,8 @@ def links():
     random = np.random.default_rng(7)
     for _ in range(2):
         down, up, latency = 10 ** random.uniform((-2, -2, 0), (2, 2, 3))
-        yield Network(float(up), float(down), None, float(latency), 0.02)
-    yield Network(up_mbps=3.0, down_mbps=20.0, server_mbps=5.0, latency_ms=10, seconds_per_step=0.1)
+        yield Network(float(up), float(down), None, float(latency))
+    yield Network(up_mbps=3.0, down_mbps=20.0, server_mbps=5.0, latency_ms=10)
 
 
 @pytest.mark.few(6)
@@ -68,17 +61,16 @@ def links():
 @pytest.mark.parametrize("number", range(3))
 def test_the_estimate_equals_a_run_on_the_virtual_clock(preset, number, plain, tmp_path):
     network = list(links())[number]
-    keys = ("up_mbps", "down_mbps", "server_mbps", "latency_ms", "seconds_per_step")
+    keys = ("up_mbps", "down_mbps", "server_mbps", "latency_ms")
     words = [f"network.{key}={getattr(network, key) or 'null'}" for key in keys]
-    real = made(tmp_path, preset, "network=ideal", *words)
-    run = plain[preset]
-    estimated = link_seconds(run.progress, network, run.replies, run.asynchronous)
-    assert len(estimated) == len(real.rows) > 1
-    for seconds, row in zip(estimated[1:], real.rows[1:], strict=True):
+    rows, *real = made(tmp_path, preset, "network=ideal", *words)
+    estimated = seconds_over(Link("", network), *plain[preset])
+    assert len(estimated) == len(rows) > 1
+    for seconds, row in zip(estimated[1:], rows[1:], strict=True):
         assert seconds == pytest.approx(row["virtual_seconds"], rel=TOLERANCE)
     # a run that was made on a link gives the same estimate
-    again = link_seconds(real.progress, network, real.replies, real.asynchronous)
-    assert again[-1] == pytest.approx(real.rows[-1]["virtual_seconds"], rel=TOLERANCE)
+    again = seconds_over(Link("", network), rows, *real)
+    assert again[-1] == pytest.approx(rows[-1]["virtual_seconds"], rel=TOLERANCE)
 
 
 def test_the_parts_of_a_round_add_up():
@@ -129,23 +121,6 @@ def test_an_asynchronous_node_waits_once_for_the_first_messages():
     first, second = link_seconds(rows, network, 5, asynchronous=True)
     assert first == pytest.approx(10 + 5 * 0.1, abs=0.01)
     assert second - first == pytest.approx(10 + 0.1, abs=0.01)
-
-
-def test_local_steps_follow_from_the_virtual_time():
-    rows = [Progress(2, 1e6, 1e6, None), Progress(4, 2e6, 2e6, None)]
-    own = Network(8.0, 8.0, None, 100.0, 0.5)
-    seconds = [2 * 0.2 + 2 + 5 * 0.5, None]
-    assert local_steps(rows, seconds, own, 3, False) == [pytest.approx(5), None]
-    assert local_steps(rows, seconds, Network(), 3, False) == [None, None]
-    waiting = Network(waiting="uniform", waiting_seconds=2.0, seconds_per_step=0.5)
-    assert local_steps(rows, [5.0, 9.0], waiting, 3, True) == [pytest.approx(2), pytest.approx(2)]
-
-
-def test_steps_of_asynchronous_nodes_that_share_a_link_are_unknown():
-    rows = [Progress(2, 1e6, 1e6, None)]
-    own = Network(server_mbps=8.0, seconds_per_step=1.0)
-    assert local_steps(rows, [9.0], own, 3, True) == [None]
-    assert local_steps(rows, [9.0], own, 3, False) != [None]
 
 
 def test_unknown_steps_count_as_none():
@@ -225,14 +200,9 @@ STEADY = [name for name in STEADY if not (n := network_named(name)).classes
 @pytest.mark.parametrize("name", STEADY)
 @pytest.mark.parametrize("server", ["null", "2", "5"])
 @pytest.mark.parametrize("preset", ["fedavg_f2i_both", "edgewire", "fedbuff"])
-def test_the_page_compare_and_the_clock_agree_on_every_network(preset, name, server, tmp_path):
-    """Within 2 %, for the named links as they are and shared by all nodes at the server."""
+def test_report_and_compare_agree_with_the_clock_on_every_network(preset, name, server, tmp_path):
+    """Both call `seconds_over`. The server's link is as named, or shared by all nodes."""
     shared = [] if server == "null" else [f"network.server_mbps={server}"]
-    run = made(tmp_path, preset, f"network={name}", *shared)
-    settings, result = read_settings(tmp_path), result_of(tmp_path)
-    network = own_network(settings)
-    clock = result["virtual_seconds"]
-    compared = link_seconds(run.progress, network, run.replies, run.asynchronous)
-    page = seconds_over(Link("", network), history_of(tmp_path), result, settings)
-    assert compared[-1] == pytest.approx(clock, rel=TOLERANCE)
-    assert page[-1] == pytest.approx(clock, rel=TOLERANCE)
+    rows, result, settings = made(tmp_path, preset, f"network={name}", *shared)
+    found = seconds_over(own_link(settings), rows, result, settings)
+    assert found[-1] == pytest.approx(result["virtual_seconds"], rel=TOLERANCE)
