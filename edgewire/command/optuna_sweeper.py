@@ -26,8 +26,7 @@ from edgewire.command.sweep import STOPPED
 from edgewire.conf.schema import ConfigError
 from edgewire.report.format import human_bytes
 from edgewire.report.metric import ACCURACY, LOSS
-from edgewire.report.runs import Row, read_result
-from edgewire.report.summary import whole_bytes
+from edgewire.report.runs import Row, read_result, whole_bytes
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -34,7 +34,7 @@ from edgewire.machine.processes import orderly_exit
 from edgewire.machine.startup_signals import under_way
 from edgewire.report.progress import VIEW, silent_jobs, sweep_progress
 from edgewire.report.runs import FAILED, OVERRIDES, read_run
-from edgewire.report.sweep_table import WIDTH, sweep_table
+from edgewire.report.table import WIDTH, sweep_table
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import read
 from edgewire.strategy.run.whole_files import replace_file

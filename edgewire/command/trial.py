@@ -18,9 +18,8 @@ from edgewire.command.job import ROOT
 from edgewire.conf.load import compose_config
 from edgewire.conf.network import Network
 from edgewire.report.errors import ResultsError
-from edgewire.report.learning_curve import first_at
 from edgewire.report.metric import MainMetric
-from edgewire.report.runs import Row, Run, read_runs
+from edgewire.report.runs import Row, Run, first_at, read_runs
 
 EVALUATIONS = 20  # of a run
 SHARE = 0.98  # without a goal: of the best value of a rung

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad = [record for record in report.records if not record.fine]
     if bad:
         print(f"{len(bad)} of {len(report.records)} runs did not finish, diverged or were repeated")
-    if failed := sum(record.failures or 0 for record in report.records):
+    if failed := sum(record.count("failures") or 0 for record in report.records):
         print(f"{failed:,.0f} updates of these runs failed")
     page = (out / PAGE).resolve()
     print(f"report: {page}")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_table(folders: Sequence[Path]) -> None:
     from rich.console import Console
 
-    from edgewire.report.sweep_table import WIDTH, sweep_table
+    from edgewire.report.table import WIDTH, sweep_table
 
     console = Console(width=WIDTH, highlight=False)
     if console.is_terminal and (table := sweep_table(folders)) is not None:

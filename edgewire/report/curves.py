@@ -14,22 +14,23 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgewire.report.errors import ResultsError, mistakes_are_lines
-from edgewire.report.format import NOTHING, whole
-from edgewire.report.html.text import one_line
+from edgewire.report.estimate import student
+from edgewire.report.format import NOTHING, one_line, whole
 from edgewire.report.metric import ACCURACY, MainMetric
-from edgewire.report.runs import Group, Row, group_runs, read_runs, varying
+from edgewire.report.runs import Group, Row, group_runs, main_metric, read_runs, varying
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Values = NDArray[np.float64]
+Each = TypeVar("Each")
 # column of history.jsonl -> label of the axis, and the column's value that is one unit on it
 X = {
     "round": ("round", 1.0),
@@ -50,25 +51,59 @@ LINE = 150  # characters that fit in a line below the axes
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of runs that differ in the seed: at every x their mean, lowest and highest y."""
+    """The curve of runs that differ in the seed: at every x their mean y, and a band around it."""
 
     x: Values
     mean: Values
     low: Values
     high: Values
 
-    def drawn(self, log_x: bool) -> Self | None:
-        """Return the points that an axis can show, those above 0 if it is logarithmic; or None."""
-        shown = self.x > 0 if log_x else np.ones(len(self.x), dtype=bool)
-        parts = {key: getattr(self, key)[shown] for key in ("x", "mean", "low", "high")}
-        return replace(self, **parts) if shown.any() else None
+    def at(self, points: Any) -> Self:
+        """Return the curve at some of its points: their indices, or whether each is wanted."""
+        parts = {key: getattr(self, key)[points] for key in ("x", "mean", "low", "high")}
+        return replace(self, **parts)
 
     def add_to(self, axes: Axes, number: int, label: str) -> None:
-        """Draw the mean in a band from lowest to highest; `number` selects colour and style."""
+        """Draw the mean in its band; `number` selects colour and style."""
         colour, style = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
         axes.plot(self.x, self.mean, label=label, color=colour, linestyle=style)
         if (self.low < self.high).any():
             axes.fill_between(self.x, self.low, self.high, alpha=0.15, linewidth=0, color=colour)
+
+
+def mean_curve(
+    seeds: Iterable[Iterable[Sequence[Any]]],
+    band: Literal["range", "extremes", "interval"],
+    smooth: int = 1,
+    log_x: bool = False,
+    units: tuple[float, float] = (1.0, 1.0),
+) -> Curve | None:
+    """Return the mean curve of runs; None if no round has x and y in all of them.
+
+    `seeds`: of each run the round, x and y of its rows. The curve has a point for each round in
+    which every run has both, at the mean of the runs' x. `smooth`: the number of points in a moving
+    average of each run's y. `band`: the lowest and highest average ("range"), all values that the
+    averages include ("extremes", also for a single run), or the 95 % interval of the mean
+    ("interval"; for two runs the range). `log_x`: leave out points at 0 or below. `units`: the
+    values of x and y that are one unit in the curve.
+    """
+    runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
+    rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
+    if not rounds:
+        return None
+    table = np.array([[run[r] for r in rounds] for run in runs], dtype=np.float64)
+    across, raw = table[:, :, 0].mean(axis=0) / units[0], table[:, :, 1] / units[1]
+    up = raw if smooth == 1 else np.array([moving_average(row, smooth) for row in raw])
+    mean, low, high = up.mean(axis=0), up.min(axis=0), up.max(axis=0)
+    if band == "extremes":
+        seen = [raw[:, window(at, len(across), smooth)] for at in range(len(across))]
+        low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
+    elif band == "interval" and len(up) > 2:
+        half = student(len(up) - 1) * up.std(axis=0, ddof=1) / math.sqrt(len(up))
+        low, high = mean - half, mean + half
+    found = Curve(across, mean, low, high)
+    shown = across > 0 if log_x else np.ones(len(across), dtype=bool)
+    return found.at(shown) if shown.any() else None
 
 
 def curve(
@@ -80,40 +115,14 @@ def curve(
     log_x: bool = False,
     metric: MainMetric = ACCURACY,
 ) -> Curve | None:
-    """Return the curve of runs that differ in the seed; None if no round has x and y in all runs.
+    """Return the `mean_curve` of runs in the axes' units; None without a point.
 
-    `histories`: the rows of each run; `x`, `y`: the keys of a row that the axes show. The curve is
-    in the axes' units. It has a point for each round in which every run has x and y. The point is
-    at the mean of the runs' x. On a logarithmic axis (`log_x`) points at 0 or below are left out.
-    `smooth`: the number of points in a moving average of each run's y. With `extremes` the band
-    covers all values that the averages include, also for a single run. `metric`: the runs' main
-    metric.
+    `histories`: the rows of each run; `x`, `y`: the keys of a row that the axes show. `metric`: the
+    runs' main metric.
     """
-    keys = ("round", x, y)
-    across, up = aligned([[row.get(key) for key in keys] for row in rows] for rows in histories)
-    across, raw = across / X[x][1], up / axis_of(y, metric)[1]
-    if not len(across):
-        return None
-    up = np.array([moving_average(row, smooth) for row in raw])
-    low, high = up.min(axis=0), up.max(axis=0)
-    if extremes:
-        seen = [raw[:, window(at, len(across), smooth)] for at in range(len(across))]
-        low, high = np.array([part.min() for part in seen]), np.array([part.max() for part in seen])
-    return Curve(across, up.mean(axis=0), low, high).drawn(log_x)
-
-
-def aligned(seeds: Iterable[Iterable[Sequence[Any]]]) -> tuple[Values, Values]:
-    """Return the mean x, shape (rounds,), and each run's y, shape (seeds, rounds).
-
-    `seeds`: of each run the round, x and y of its rows. Only rounds count in which all runs have
-    both; the arrays are empty if there is none.
-    """
-    runs = [{r: (x, y) for r, x, y in rows if None not in (r, x, y)} for rows in seeds]
-    rounds = sorted(set(runs[0]).intersection(*runs)) if runs else []
-    table = np.array([[run[r] for r in rounds] for run in runs], dtype=np.float64)
-    if not rounds:
-        return np.empty(0), np.empty((0, 0))
-    return table[:, :, 0].mean(axis=0), table[:, :, 1]
+    seeds = ([[row.get(key) for key in ("round", x, y)] for row in rows] for rows in histories)
+    units = X[x][1], axis_of(y, metric)[1]
+    return mean_curve(seeds, "extremes" if extremes else "range", smooth, log_x, units)
 
 
 def axis_of(y: str, metric: MainMetric = ACCURACY) -> tuple[str, float]:
@@ -158,7 +167,7 @@ def draw(
     figure = shown_figure(figsize=(12, 7.5), layout="constrained")
     axes = figure.add_subplot()
     heading, labels = legend(groups)
-    metric = next((run.metric for group in groups for run in group.runs), ACCURACY)
+    metric = main_metric(run for group in groups for run in group.runs)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         histories = (run.history() for run in group.runs)
         if (found := curve(histories, x, y, smooth, extremes, log_x, metric)) is not None:
@@ -166,12 +175,8 @@ def draw(
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
     note = f", mean of {smooth} rows" if smooth > 1 else ""
-    axes.set(
-        xlabel=X[x][0],
-        xscale="log" if log_x else "linear",
-        ylabel=axis_of(y, metric)[0] + note,
-        title=title,
-    )
+    scale = "log" if log_x else "linear"
+    axes.set(xlabel=X[x][0], xscale=scale, ylabel=axis_of(y, metric)[0] + note, title=title)
     axes.grid(alpha=0.3)
     axes.margins(x=0.01)
     if len(groups) > 1:
@@ -212,7 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = group_runs(read_runs(asked.folders)[0])
     figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
     figure.axes[0].set_yscale("log" if asked.log else "linear")
-    figure.axes[0].set_xscale("log" if asked.log_x else "linear")
     if asked.least is not None:
         most = figure.axes[0].dataLim.y1
         figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
@@ -241,6 +245,13 @@ def _png(text: str) -> Path:
     if not text.endswith(".png"):
         raise argparse.ArgumentTypeError(f"must end in .png: {text}")
     return Path(text)
+
+
+def evenly(values: Sequence[Each], most: int) -> list[Each]:
+    """Return at most `most` of the values, evenly chosen, with the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
 
 
 def front(sent: Sequence[float], values: Sequence[float], *, higher: bool) -> list[int]:

@@ -8,6 +8,8 @@ from functools import cache
 from math import sqrt
 from statistics import fmean, stdev
 
+from edgewire.report.format import decimals
+
 CONFIDENCE = 0.95
 
 
@@ -28,6 +30,11 @@ class Estimate:
     def noise(self) -> bool:
         """Whether the interval contains 0; False if there is no interval."""
         return self.half is not None and abs(self.mean) <= self.half
+
+    def text(self, places: int = 2) -> str:
+        """Return a text such as '85.12 ± 0.21'; only the mean if there is no interval."""
+        mean = decimals(self.mean, places)
+        return mean if self.half is None else f"{mean} ± {decimals(self.half, places)}"
 
 
 def estimate(values: Iterable[float]) -> Estimate | None:

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 NOTHING = "-"  # stands for a missing value
+LONGEST = 160  # characters of a text from a file
 
 
 def human_bytes(count: float) -> str:
@@ -23,6 +24,12 @@ def human_bytes(count: float) -> str:
 def percent(share: float | None) -> str:
     """Return a share in 0..1 as a percentage: 0.9731 -> '97.31 %'."""
     return NOTHING if share is None else f"{100 * share:.2f} %"
+
+
+def decimals(value: float, places: int) -> str:
+    """Return a number with `places` decimals; zero has no sign."""
+    text = f"{value:.{places}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
 
 
 def human_seconds(seconds: float | None) -> str:
@@ -60,3 +67,14 @@ def wrap(text: str, first: str = "", rest: str = "") -> list[str]:
         break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     return [line.replace("\0", " ") for line in lines]
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """Return a text as one line of printable characters; a longer text ends with an ellipsis.
+
+    Characters that change the direction of text, and control characters, become spaces: neither
+    a terminal nor an SVG file may hold them.
+    """
+    text = text[: 100 * longest]  # a text may have megabytes
+    shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"

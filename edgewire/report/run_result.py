@@ -26,10 +26,11 @@ from edgewire.report.runs import (
     read_history,
     read_result,
     read_runs,
+    whole_bytes,
     with_effect,
 )
 from edgewire.report.runs import read_overrides as overrides_of
-from edgewire.report.summary import summary_rows, whole_bytes
+from edgewire.report.summary import summary_rows
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd

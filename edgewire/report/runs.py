@@ -1,22 +1,21 @@
-"""Reads runs: finished runs from the folders of sweeps, and stored runs from archives.
+"""Reads runs from the folders of sweeps, and groups the runs that differ in the seed only.
 
-The folder of a run has `result.json`, `history.jsonl` and Hydra's `.hydra/overrides.yaml`. An
-archive (papers/runs/NAME.json.xz) has the results and learning curves of an experiment's runs.
+The folder of a run has `result.json`, `history.jsonl` and Hydra's `.hydra/overrides.yaml`.
 """
 
 from __future__ import annotations
 
-import json
-import lzma
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from edgewire.report.errors import ResultsError
+from edgewire.report.estimate import Estimate, estimate
 from edgewire.report.files.reader import folders as folders_below
 from edgewire.report.files.reader import (
     lines_of,
@@ -28,7 +27,7 @@ from edgewire.report.files.reader import (
     refuse,
 )
 from edgewire.report.format import NOTHING
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric, main_of
+from edgewire.report.metric import ACCURACY, MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
@@ -45,15 +44,15 @@ SURE = (
     *("seed", "client_updates", "failures", "seconds"),
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
 )
-# the numbers of a result that an archive stores; null if a run lacks the number
+# the bytes beside the payloads; runs that were stored earlier lack them
+BESIDE = tuple(
+    f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in ("other", "header")
+)
+# numbers that a run may lack
 NUMBERS = (
     *("rounds", "accuracy", "best_accuracy", "top5", "loss", "uplink_bytes", "downlink_bytes"),
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
     *("seconds", "virtual_seconds", "sparsity", "evaluations"),
-)
-# the bytes beside the payloads; runs that were stored earlier lack them
-BESIDE = tuple(
-    f"{way}_{what}_bytes" for way in ("uplink", "downlink") for what in ("other", "header")
 )
 MOST_WORDS, MOST_LETTERS = 1000, 100_000  # of a run's overrides
 PARSED = 5000  # letters of a run's overrides above which Hydra's slow parser would take seconds
@@ -64,13 +63,9 @@ HISTORY_NUMBERS = (
     *("uplink_bytes", "downlink_bytes", "uplink_bytes_float32", "downlink_bytes_float32"),
     *("uplink_entries", "uplink_entries_whole"),
 )
-# the keys of an evaluation that an archive stores, if the run has them
-CURVE = (
-    *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
-    *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
-)
-
 Row = dict[str, Any]
+# a number of a run: a key of its result, or a function of its result; None if the run lacks it
+Measure = str | Callable[[Row], float | None]
 
 
 def own_numbers(metric: MainMetric) -> tuple[str, ...]:
@@ -133,16 +128,100 @@ class Run:
         return rows
 
 
+def by_seed(runs: Iterable[Run], measure: Measure, scale: float = 1) -> dict[int, float]:
+    """Return a number of each run that has it, times `scale`: seed -> number."""
+    found = {
+        run.seed: run.result.get(measure) if isinstance(measure, str) else measure(run.result)
+        for run in runs
+    }
+    return {seed: value * scale for seed, value in found.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class Group:
-    """The runs that differ only in the seed, and their common overrides."""
+    """Runs that a table shows in a row: they differ only in the seed, and share the overrides."""
 
     overrides: Mapping[str, str]
-    runs: list[Run]
+    runs: Sequence[Run]
+
+    @property
+    def metric(self) -> MainMetric:
+        """The main metric of the first run; the accuracy if there is no run."""
+        return main_metric(self.runs)
 
     def name(self, keys: Sequence[str]) -> list[str]:
         """Return the group's values of `keys`; "-" for a key that the group lacks."""
         return [self.overrides.get(key, NOTHING) for key in keys]
+
+    def estimate(self, measure: Measure, scale: float = 1) -> Estimate | None:
+        """Return the estimate of a number over the runs that have it; None if no run has it."""
+        return estimate(by_seed(self.runs, measure, scale).values())
+
+    def mean(self, measure: Measure) -> float | None:
+        """Return the mean of a number over the runs that have it; None if no run has it."""
+        found = self.estimate(measure)
+        return None if found is None else found.mean
+
+    def ratio(self, above: Measure, below: Measure) -> float | None:
+        """Return the sum of a number over the runs, divided by that of another; None if unknown."""
+        top, bottom = (sum(by_seed(self.runs, each).values()) for each in (above, below))
+        return top / bottom if top and bottom else None
+
+
+def main_metric(runs: Iterable[Run]) -> MainMetric:
+    """Return the main metric of the first run; the accuracy if there is no run."""
+    return next((run.metric for run in runs), ACCURACY)
+
+
+def smoothed(run: Run, count: int) -> Run:
+    """Return a run with the mean of the last `count` evaluations for each of its main metric.
+
+    In asynchronous training at a constant learning rate a single evaluation is inexact: the next
+    evaluation differs by up to one percentage point. The history has only rows with an accuracy,
+    from that of evaluation number `count` on. A run with fewer evaluations has one row, its last.
+
+    Raises `ResultsError` for a stored run whose evaluations are not all stored.
+    """
+    if count == 1:
+        return run
+    rows, name = run.evaluations(), run.metric.name
+    first = min(count, len(rows))
+    means = [
+        rows[end - 1] | {name: fmean(row[name] for row in rows[end - first : end])}
+        for end in range(max(first, 1), len(rows) + 1)
+    ]
+    result = {
+        name: means[-1][name] if means else None,
+        f"best_{name}": run.metric.best([row[name] for row in means]),
+        "evaluations": len(means),
+    }
+    return replace(run, result=run.result | result, history=lambda: means)
+
+
+def first_at(rows: Iterable[Row], bound: float, metric: MainMetric = ACCURACY) -> Row | None:
+    """Return the first row that reaches a bound of the metric; or None."""
+    return next((row for row in rows if metric.reaches(row[metric.name], bound)), None)
+
+
+def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
+    """Return a run's bytes in a direction, and the bytes if Flower had sent them uncompressed.
+
+    `way`: "uplink" or "downlink". Both numbers include everything in the messages.
+    In results of earlier versions both numbers count payloads only.
+    """
+    other, header = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "header"))
+    return result[f"{way}_bytes"] + other + header, result[f"{way}_bytes_float32"] + other
+
+
+def sent_bytes(row: dict[str, Any], way: str) -> float | None:
+    """Return all bytes that a run had sent at a row of its history; None if the row lacks them.
+
+    `way`: as in `whole_bytes`. The row may be damaged.
+    """
+    payload = number(row.get(f"{way}_bytes"))
+    if payload is None:
+        return None
+    return payload + sum(number(row.get(f"{way}_{w}_bytes")) or 0 for w in ("other", "header"))
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
@@ -249,7 +328,7 @@ def _is_row(row: Any, main: str) -> bool:
         return False
     try:
         for key in (*HISTORY_NUMBERS, *BESIDE, main):
-            _expect_number(row.get(key), may_miss=True)
+            expect_number(row.get(key), may_miss=True)
     except ValueError:
         return False
     return True
@@ -278,68 +357,10 @@ def override_words(folder: Path) -> list[str]:
     return words
 
 
-def read_archive(file: Path) -> list[Run]:
-    """Return the stored runs in an archive; an empty list if the file is missing.
-
-    Raises `ResultsError` for a file in another format.
-    """
-    if not file.is_file():
-        return []
-    try:
-        content = json.loads(lzma.decompress(file.read_bytes()))
-        if (of := content["experiment"]) != file.name.partition(".")[0]:
-            raise ResultsError(f"{file} holds runs of {of}")
-        runs = [stored_run(run) for run in content["runs"]]
-    except (ValueError, TypeError, KeyError, AttributeError, lzma.LZMAError) as error:
-        raise ResultsError(f"{file} is no file of archived runs: {error!r}") from error
-    if len({run.key for run in runs}) != len(runs):
-        raise ResultsError(f"{file} holds runs of the same overrides and seed")
-    return runs
-
-
-def stored_run(stored: Mapping[str, Any]) -> Run:
-    """Return the run that an archive stores as a JSON object; the run's `result` is this object.
-
-    `stored`: the run's `overrides`, its `seed`, the `commit` of the code, `cpu` (the instruction
-    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, those
-    of `BESIDE` that the run recorded, and the `curve`: a list for each key of `CURVE`, with an
-    entry for each stored evaluation. A run whose
-    main metric is not the accuracy also has `metrics`, with the main metric, and its numbers.
-
-    Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
-    """
-    expect_numbers(stored)
-    head = {"seed": int, "overrides": str, "commit": str, "cpu": str, "diverged": bool}
-    result = {"cpu": "", **stored}
-    if wrong := [result[key] for key, kind in head.items() if not isinstance(result[key], kind)]:
-        raise ValueError(f"{wrong[0]!r} is out of place")
-    metric = main_of(stored)
-    columns = dict.fromkeys((*CURVE, metric.name))
-    curve = {key: list(stored["curve"][key]) for key in columns if key in stored["curve"]}
-    for value in (value for column in curve.values() for value in column):
-        _expect_number(value, may_miss=True)
-    if len({len(column) for column in curve.values()}) > 1:
-        raise ValueError("a curve with columns of several lengths")
-    result = {
-        **{key: result[key] for key in ("overrides", "seed", "commit", "cpu", "diverged")},
-        **{key: stored.get(key) for key in NUMBERS},
-        **{key: stored[key] for key in BESIDE if stored.get(key) is not None},
-        **({} if metric == ACCURACY else _of_metric(stored, metric)),
-        "curve": curve,
-    }
-    rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
-    return Run(parse_overrides(result["overrides"]), result, lambda: rows)
-
-
-def _of_metric(stored: Mapping[str, Any], metric: MainMetric) -> dict[str, Any]:
-    known = {metric.name: metric._asdict()} if metric != LOSS else {}
-    return {"metrics": known, **{key: stored.get(key) for key in own_numbers(metric)}}
-
-
 def expect_numbers(result: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a result has numbers where tables need them."""
     for key in (*SURE, *NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result))):
-        _expect_number(result.get(key), may_miss=key not in SURE)
+        expect_number(result.get(key), may_miss=key not in SURE)
 
 
 def number(value: Any) -> float | None:
@@ -349,7 +370,8 @@ def number(value: Any) -> float | None:
     return value if abs(value) <= LARGEST else None  # False for NaN
 
 
-def _expect_number(value: Any, may_miss: bool) -> None:
+def expect_number(value: Any, may_miss: bool) -> None:
+    """Raise `ValueError` unless a value is a `number`, or None where it may be missing."""
     if number(value) is None and not (value is None and may_miss):
         raise ValueError(f"{str(value)[:40]!r} is out of place")
 

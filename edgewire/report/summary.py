@@ -10,7 +10,7 @@ from rich.table import Table
 from edgewire.report.files.reader import read_yaml
 from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.metric import main_of
-from edgewire.report.runs import HYDRA, number, read_overrides
+from edgewire.report.runs import HYDRA, read_overrides, whole_bytes
 
 # groups that a preset sets: the run's name states other choices in these groups
 METHOD = (
@@ -74,27 +74,6 @@ def name_of(result: dict[str, Any], folder: Path) -> str:
         chosen = {group: choices[group] for group in ("compression", "downlink")} | chosen
     parts = ", ".join(f"{group}={choice}" for group, choice in chosen.items())
     return f"{preset} with {parts}" if parts else preset
-
-
-def whole_bytes(result: dict[str, Any], way: str) -> tuple[float, float]:
-    """Return a run's bytes in a direction, and the bytes if Flower had sent them uncompressed.
-
-    `way`: "uplink" or "downlink". Both numbers include everything in the messages.
-    In results of earlier versions both numbers count payloads only.
-    """
-    other, header = (result.get(f"{way}_{what}_bytes") or 0 for what in ("other", "header"))
-    return result[f"{way}_bytes"] + other + header, result[f"{way}_bytes_float32"] + other
-
-
-def sent_bytes(row: dict[str, Any], way: str) -> float | None:
-    """Return all bytes that a run had sent at a row of its history; None if the row lacks them.
-
-    `way`: as in `whole_bytes`. The row may be damaged.
-    """
-    payload = number(row.get(f"{way}_bytes"))
-    if payload is None:
-        return None
-    return payload + sum(number(row.get(f"{way}_{w}_bytes")) or 0 for w in ("other", "header"))
 
 
 def _beside_flower(result: dict[str, Any], way: str) -> str:

@@ -1,101 +1,222 @@
-"""Prints a sweep as a table (Markdown or JSON): one row for runs that differ in the seed only.
+"""Tables of runs, and their printers: rich, Markdown, CSV; `report.html.j2` prints them as HTML.
 
 `python -m edgewire.report.table FOLDER... [--rows KEY,KEY] [--smooth N] [--reach PERCENT] [--wide]
-[--json]`
+[--json]` prints a sweep as a table: one row for runs that differ in the seed only.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgewire.report.columns import COLUMNS, TableRow, main_columns, payload, plain, sent, until_all
+from edgewire.report.columns import (
+    COLUMNS,
+    Cell,
+    Column,
+    TableRow,
+    main_columns,
+    payload,
+    plain,
+    sent,
+    words,
+)
 from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.format import NOTHING, markdown_table, whole
-from edgewire.report.learning_curve import smoothed
 from edgewire.report.metric import ACCURACY, LOSS
-from edgewire.report.runs import Group, group_runs, read_runs, varying
-from edgewire.report.sweep_table import SHOWN, WIDTH
+from edgewire.report.runs import Group, Run, group_runs, read_runs, smoothed, varying
 
-SWEEP = [name for name in COLUMNS if name.startswith("sweep: ")]
+if TYPE_CHECKING:  # rich takes a while to import, and only the table after a sweep needs it
+    from rich.table import Table as RichTable
+
+WIDTH = 100  # characters
+LONGEST_CELL = 32_000  # characters of a cell in a CSV file
 # columns that are left out if no run has a value
 OPTIONAL = (
-    *("sweep: accuracy", "sweep: best accuracy", "sweep: top5"),
-    *("sweep: reached", "sweep: uplink until"),
-    *("sweep: virtual time", "sweep: time a round"),
+    *("accuracy", "best accuracy", "top5", "reached at", "payloads until then"),
+    *("virtual time", "a round"),
 )
+# The columns after the runs and the main metric, the most important first. The table after a sweep
+# has no others.
+SHOWN = (
+    *("compression ratio up", "compression ratio down", "sent up", "sent down", "virtual time"),
+    "time",
+)
+IMPORTANT = ("runs", "reached at", "payloads until then", *SHOWN)
+LEAST = ("loss", "top5", "updates", "failed", "payload an update", "a round")
+SHORT = {"compression ratio up": "up, ratio", "compression ratio down": "down, ratio"}
 SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 
-def markdown(
-    groups: Sequence[Group],
-    keys: Sequence[str],
-    rows: Sequence[TableRow],
-    width: int | None = None,
-) -> tuple[str, int]:
-    """Return a Markdown table, and how many columns were left out.
+@dataclass(frozen=True)
+class Table:
+    """A table: its columns, and rows with a cell for each column.
 
-    The table has a row for each group of runs that differ in the seed. `rows`: the runs of each
-    group. The group's values of `keys` name its row. `width`: the most characters of a line;
-    columns of less importance that do not fit are left out. None: no column is left out.
+    `id`: its name in the page and of its CSV file. `title`: its title in the page.
     """
-    columns = {name: COLUMNS[name] for name in SWEEP}
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    id: str = ""
+    title: str = ""
+
+    @classmethod
+    def of(
+        cls, columns: Sequence[Column], rows: Iterable[Any], id_: str = "", title: str = ""
+    ) -> Table:
+        """Return the table with a row of cells for each of `rows`, as the columns show them."""
+        return cls(columns, [[column.show(row) for column in columns] for row in rows], id_, title)
+
+    def only(self, keep: Callable[[int], bool]) -> Table:
+        """Return the table with those columns whose place `keep` accepts."""
+        kept = [at for at in range(len(self.columns)) if keep(at)]
+        rows = [[row[at] for at in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[at] for at in kept], rows=rows)
+
+    def is_empty(self, at: int) -> bool:
+        """Return whether no row has a value in a column."""
+        return all(row[at].text in (NOTHING, "") for row in self.rows)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown; numeric columns must be the last ones."""
+        return markdown_table(
+            [column.head for column in self.columns],
+            [[cell.text for cell in row] for row in self.rows],
+            numbers=sum(column.numeric for column in self.columns),
+        )
+
+    def rich(self) -> RichTable:
+        """Return the table for a terminal."""
+        from rich.table import Table as RichTable
+
+        table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for column in self.columns:
+            if column.numeric:
+                table.add_column(column.head, justify="right", no_wrap=True)
+            else:
+                table.add_column(column.head, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(cell.text for cell in row))
+        return table
+
+    def write_csv(self, path: Path) -> None:
+        """Write the table: of each numeric column the number and, beside it, the shown text."""
+        heads = [
+            name
+            for column in self.columns
+            for name in (column.head, *[f"{column.head} (shown)"] * column.numeric)
+        ]
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([safe_cell(head) for head in heads])
+            for row in self.rows:
+                line: list[Any] = []
+                for column, cell in zip(self.columns, row, strict=True):
+                    number = "" if cell.sort is None else cell.sort
+                    line += [*[number] * column.numeric, cell.text]
+                writer.writerow([safe_cell(value) for value in line])
+
+
+def safe_cell(value: Any) -> Any:
+    """Return a cell of a CSV file; text that a spreadsheet would compute gets an apostrophe."""
+    if isinstance(value, str):
+        value = value[:LONGEST_CELL]
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return value if value == NOTHING else f"'{value}"
+    return value
+
+
+def key_columns(keys: Sequence[str], short: bool = False) -> list[Column]:
+    """Return a column for each key; its cells are the groups' values. `short`: of the head."""
+
+    def column(key: str) -> Column:
+        head = key.rpartition(".")[2] if short else key
+        return Column(head, lambda group: words(group.name([key])[0]), numeric=False)
+
+    return [column(key) for key in keys]
+
+
+def wide_table(rows: Sequence[TableRow], keys: Sequence[str]) -> Table:
+    """Return the table with all columns in which a run has a value.
+
+    `rows`: groups of runs that differ in the seed. Their values of `keys` name the rows.
+    """
+    columns = COLUMNS
     for metric in dict.fromkeys(run.metric for row in rows for run in row.runs):
         if metric not in (ACCURACY, LOSS):
             columns = main_columns(metric) | columns
-    shown = {name: [column.show(row).cell for row in rows] for name, column in columns.items()}
-    for name in OPTIONAL:
-        if set(shown[name]) == {NOTHING}:
-            del shown[name]
-    names = [group.name(keys) for group in groups]
-
-    def table(chosen: Sequence[str]) -> str:
-        kept = [name for name in shown if name in chosen]
-        cells = zip(*(shown[name] for name in kept), strict=True) if kept else [()] * len(names)
-        return markdown_table(
-            [*keys, *(columns[name].head for name in kept)],
-            [[*name, *row] for name, row in zip(names, cells, strict=True)],
-            numbers=len(kept),
-        )
-
-    if width is None:
-        return table(list(shown)), 0
-    kept: list[str] = []
-    for name in sorted(shown, key=_importance):
-        if not kept or max(map(len, table([*kept, name]).splitlines())) <= width:
-            kept.append(name)
-    return table(kept), len(shown) - len(kept)
+    table = Table.of([*key_columns(keys), *columns.values()], rows)
+    named = [*[""] * len(keys), *columns]
+    return table.only(lambda at: named[at] not in OPTIONAL or not table.is_empty(at))
 
 
-def _importance(column: str) -> int:
+def narrow(table: Table, width: int) -> Table:
+    """Return a table whose lines in Markdown have at most `width` characters.
+
+    Columns of less importance that do not fit are left out, but for one.
+    """
+    columns = table.columns
+    kept = {at for at, column in enumerate(columns) if not column.numeric}
+    names = len(kept)
+    for at in sorted(range(names, len(columns)), key=lambda at: _importance(columns[at].head)):
+        wider = table.only({*kept, at}.__contains__).markdown()
+        if len(kept) == names or max(map(len, wider.splitlines())) <= width:
+            kept.add(at)
+    return table.only(kept.__contains__)
+
+
+def _importance(head: str) -> int:
     """Return the place of a column among those that fit into a narrow table."""
-    known = ("sweep: runs", "sweep: reached", "sweep: uplink until", *SHOWN)
-    if column in known:
-        return 2 * known.index(column)
-    metric = column.removeprefix("sweep: ")
-    others = ("loss", "top5", "updates", "failed", "payload", "time a round")
-    extra = metric.startswith("best") or metric in others
-    return 1 if not extra else 2 * len(known)
+    if head in IMPORTANT:
+        return 2 * IMPORTANT.index(head)
+    return 2 * len(IMPORTANT) if head.startswith("best") or head in LEAST else 1
 
 
-def as_json(
-    groups: Sequence[Group],
-    keys: Sequence[str],
-    rows: Sequence[TableRow],
-    unfinished: Sequence[Path],
-) -> str:
+def sweep_table(folders: Sequence[Path], width: int = WIDTH) -> RichTable | None:
+    """Return the table of the finished runs in some folders; None if fewer than two have finished.
+
+    A row has its settings, the number of runs, the main metric with its deviation over the seeds,
+    how many times fewer bytes than Flower's were sent, the bytes, and the times. Columns that do
+    not fit into `width` characters are left out, from the right.
+    """
+    try:
+        runs, _ = read_runs(folders)
+    except ResultsError:
+        return None
+    if len(runs) < 2:
+        return None
+    groups = group_runs(runs)
+    keys = varying(groups)
+    mains = [main_columns(metric)[metric.name] for metric in dict.fromkeys(r.metric for r in runs)]
+    others = (COLUMNS[name] for name in SHOWN)
+    shown = [c._replace(head=SHORT.get(c.head, c.head)) for c in (COLUMNS["runs"], *mains, *others)]
+    table = Table.of([*key_columns(keys, short=True), *shown], groups)
+    used, kept = 0, set(range(len(keys)))
+    for at, column in enumerate(table.columns):
+        used += 2 + max(len(column.head), *(len(row[at].text) for row in table.rows))
+        if not table.is_empty(at) and (used <= width or len(kept) <= len(keys) + 1):
+            kept.add(at)
+    return table.only(kept.__contains__).rich()
+
+
+def as_json(keys: Sequence[str], rows: Sequence[TableRow], unfinished: Sequence[Path]) -> str:
     """Return each group's numbers as JSON, with every seed's accuracies."""
     named = [
-        {"overrides": {key: group.overrides[key] for key in keys if key in group.overrides}}
+        {"overrides": {key: row.overrides[key] for key in keys if key in row.overrides}}
         | numbers(row)
-        for group, row in zip(groups, rows, strict=True)
+        for row in rows
     ]
-    folders = {"diverged": diverged(groups), "unfinished": unfinished}
+    folders = {"diverged": diverged(rows), "unfinished": unfinished}
     listed = {name: [str(path) for path in paths] for name, paths in folders.items()}
     return json.dumps({"rows": named, **listed}, indent=2)
 
@@ -116,8 +237,8 @@ def numbers(row: TableRow) -> dict[str, Any]:
         **shares,
         "loss": mean("loss"),
         "reached_runs": reached_runs(row),
-        "reached_round": until_all(row, "round"),
-        "reached_uplink_bytes": until_all(row, "uplink_bytes"),
+        "reached_round": row.until_all("round"),
+        "reached_uplink_bytes": row.until_all("uplink_bytes"),
         "uplink_bytes_per_update": mean(payload),
         "uplink_bytes": mean("uplink_bytes"),
         "uplink_sent_bytes": mean(sent("uplink")),
@@ -134,7 +255,7 @@ def numbers(row: TableRow) -> dict[str, Any]:
 
 
 def reached_runs(row: TableRow) -> int:
-    """Return how many runs of a row reach its accuracy."""
+    """Return how many runs of a row reach its bound."""
     return sum(at is not None for at in row.reached)
 
 
@@ -153,11 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--smooth", type=whole, default=1, metavar="N", help="accuracies: means of N evaluations"
     )
     parser.add_argument(
-        "--reach",
-        type=float,
-        metavar="VALUE",
+        "--reach", type=float, metavar="VALUE",
         help="when, with what uplink, it was got (a share in %%)",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--wide", action="store_true", help="all columns, also beyond 100 characters"
     )
@@ -167,25 +286,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = group_runs(runs)
     keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
     rows = [
-        TableRow([smoothed(run, asked.smooth) for run in group.runs], reach=asked.reach)
+        TableRow(group.overrides, [smoothed(run, asked.smooth) for run in group.runs], asked.reach)
         for group in groups
     ]
     if asked.json:
-        print(as_json(groups, keys, rows, unfinished))
+        print(as_json(keys, rows, unfinished))
         return 0
-    text, left_out = markdown(groups, keys, rows, None if asked.wide else WIDTH)
-    print(text)
-    if left_out:
-        print(f"\n{left_out} more columns: --wide")
-    if asked.reach is not None and not any(map(reached_runs, rows)):
-        share = all(run.metric.share for row in rows for run in row.runs)
-        print(f"\nno run reached {asked.reach:g}{' %' if share else ''}")
-    if repeated := len(runs) - sum(len(group.runs) for group in groups):
-        print(f"\n{repeated} repeated with the same seed: the last counts")
-    for name, folders in (("diverged", diverged(groups)), ("unfinished or damaged", unfinished)):
-        if folders:
-            print(f"\n{name}: " + ", ".join(str(path) for path in folders))
+    table = wide_table(rows, keys)
+    shown = table if asked.wide else narrow(table, WIDTH)
+    print(shown.markdown())
+    for line in _remarks(rows, runs, unfinished, len(table.columns) - len(shown.columns)):
+        print(f"\n{line}")
     return 0
+
+
+def _remarks(
+    rows: Sequence[TableRow], runs: Sequence[Run], unfinished: Sequence[Path], left_out: int
+) -> list[str]:
+    """Return what the table does not show. `left_out`: how many columns did not fit."""
+    lines = [f"{left_out} more columns: --wide"] if left_out else []
+    if rows[0].reach is not None and not any(map(reached_runs, rows)):
+        share = all(run.metric.share for row in rows for run in row.runs)
+        lines.append(f"no run reached {rows[0].reach:g}{' %' * share}")
+    if repeated := len(runs) - sum(len(row.runs) for row in rows):
+        lines.append(f"{repeated} repeated with the same seed: the last counts")
+    for name, folders in (("diverged", diverged(rows)), ("unfinished or damaged", unfinished)):
+        if folders:
+            lines.append(f"{name}: " + ", ".join(str(path) for path in folders))
+    return lines
 
 
 def chosen(rows: str, groups: Sequence[Group]) -> list[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from edgewire.report.columns import FAILED_REPLIES, FAILED_REPLY
 from edgewire.report.errors import ResultsError
 from edgewire.report.format import wrap
 from edgewire.report.metric import ACCURACY
+from papers.make.columns import FAILED_REPLIES, FAILED_REPLY
 from papers.make.definitions import PICTURES, PageDefinition, TableDefinition
 from papers.make.tables import Filled, FilledTable
 

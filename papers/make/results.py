@@ -15,7 +15,6 @@ from pathlib import Path
 
 from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.format import wrap
-from edgewire.report.runs import read_archive
 from papers.make.definitions import (
     POINTS,
     BenchmarkTable,
@@ -26,7 +25,7 @@ from papers.make.definitions import (
 from papers.make.measured import measured_file, read_measured
 from papers.make.page import HEAD, filled, markdown, picture_name
 from papers.make.picture import Picture
-from papers.make.run_archive import ROOT, archive_file
+from papers.make.run_archive import ROOT, archive_file, read_archive
 from papers.make.scatter_plot import scatter
 from papers.make.tables import Filled, FilledTable, fill
 from papers.make.traces import traces

@@ -1,4 +1,4 @@
-"""Stores an experiment's finished runs in the repository, for the pages' tables.
+"""Stores an experiment's finished runs in the repository, and reads them for the pages' tables.
 
 `python -m papers.make.run_archive NAME FOLDER...` reads the runs from sweep folders and writes them
 to papers/runs/NAME.json.xz, one run per line. `--show NAME` prints that file as JSON.
@@ -11,13 +11,24 @@ import json
 import lzma
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgewire.report.curves import evenly
 from edgewire.report.errors import ResultsError, mistakes_are_lines
-from edgewire.report.learning_curve import evenly
-from edgewire.report.runs import CURVE, Run, in_order, read_archive, read_runs, stored_run
+from edgewire.report.metric import ACCURACY, LOSS, MainMetric, main_of
+from edgewire.report.runs import (
+    BESIDE,
+    NUMBERS,
+    Run,
+    expect_number,
+    expect_numbers,
+    in_order,
+    own_numbers,
+    parse_overrides,
+    read_runs,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER, EXPERIMENTS = Path("papers/runs"), Path("papers/experiments")
@@ -26,6 +37,11 @@ ROWS = 101  # the most evaluations in a stored curve: that of the untrained mode
 WITHOUT_EFFECT = (
     *(":!docs", ":!edgewire/report", ":!tests", ":!*.md"),
     *(f":!papers/{folder}" for folder in ("make", "pages", "results", "runs")),
+)
+# the keys of an evaluation that an archive stores, if the run has them
+CURVE = (
+    *("round", "accuracy", "train_loss", "uplink_bytes", "downlink_bytes", "virtual_seconds"),
+    *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
 )
 NOT_MEASURED = {"commit", "cpu"}  # keys that may differ between runs with the same numbers
 
@@ -40,6 +56,64 @@ def archive_file(root: Path, name: str) -> Path:
     if not (root / EXPERIMENTS / f"{name}.yaml").is_file():
         raise ResultsError(f"no experiment {name}: {EXPERIMENTS}/{name}.yaml is not there")
     return root / FOLDER / f"{name}.json.xz"
+
+
+def read_archive(file: Path) -> list[Run]:
+    """Return the stored runs in an archive; an empty list if the file is missing.
+
+    Raises `ResultsError` for a file in another format.
+    """
+    if not file.is_file():
+        return []
+    try:
+        content = json.loads(lzma.decompress(file.read_bytes()))
+        if (of := content["experiment"]) != file.name.partition(".")[0]:
+            raise ResultsError(f"{file} holds runs of {of}")
+        runs = [stored_run(run) for run in content["runs"]]
+    except (ValueError, TypeError, KeyError, AttributeError, lzma.LZMAError) as error:
+        raise ResultsError(f"{file} is no file of archived runs: {error!r}") from error
+    if len({run.key for run in runs}) != len(runs):
+        raise ResultsError(f"{file} holds runs of the same overrides and seed")
+    return runs
+
+
+def stored_run(stored: Mapping[str, Any]) -> Run:
+    """Return the run that an archive stores as a JSON object; the run's `result` is this object.
+
+    `stored`: the run's `overrides`, its `seed`, the `commit` of the code, `cpu` (the instruction
+    set that torch used, "" if the run did not record it), whether it `diverged`, `NUMBERS`, those
+    of `BESIDE` that the run recorded, and the `curve`: a list for each key of `CURVE`, with an
+    entry for each stored evaluation. A run whose
+    main metric is not the accuracy also has `metrics`, with the main metric, and its numbers.
+
+    Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
+    """
+    expect_numbers(stored)
+    head = {"seed": int, "overrides": str, "commit": str, "cpu": str, "diverged": bool}
+    result = {"cpu": "", **stored}
+    if wrong := [result[key] for key, kind in head.items() if not isinstance(result[key], kind)]:
+        raise ValueError(f"{wrong[0]!r} is out of place")
+    metric = main_of(stored)
+    columns = dict.fromkeys((*CURVE, metric.name))
+    curve = {key: list(stored["curve"][key]) for key in columns if key in stored["curve"]}
+    for value in (value for column in curve.values() for value in column):
+        expect_number(value, may_miss=True)
+    if len({len(column) for column in curve.values()}) > 1:
+        raise ValueError("a curve with columns of several lengths")
+    result = {
+        **{key: result[key] for key in ("overrides", "seed", "commit", "cpu", "diverged")},
+        **{key: stored.get(key) for key in NUMBERS},
+        **{key: stored[key] for key in BESIDE if stored.get(key) is not None},
+        **({} if metric == ACCURACY else _of_metric(stored, metric)),
+        "curve": curve,
+    }
+    rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
+    return Run(parse_overrides(result["overrides"]), result, lambda: rows)
+
+
+def _of_metric(stored: Mapping[str, Any], metric: MainMetric) -> dict[str, Any]:
+    known = {metric.name: metric._asdict()} if metric != LOSS else {}
+    return {"metrics": known, **{key: stored.get(key) for key in own_numbers(metric)}}
 
 
 def archived(run: Run, name: str, commit: str) -> Run:

@@ -9,23 +9,20 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from edgewire.report.columns import (
+from edgewire.report.errors import ResultsError
+from edgewire.report.format import NOTHING, markdown_table
+from edgewire.report.metric import MainMetric
+from edgewire.report.runs import Run, by_seed, in_order, main_metric, parse_overrides, smoothed
+from papers.make.columns import (
     COLUMNS,
     NOT_RUN,
     ONE_SEED,
     PAPER_HEAD,
     REMARKS,
+    PageRow,
     Rendered,
-    TableRow,
-    by_seed,
-    main_metric,
     remark,
 )
-from edgewire.report.errors import ResultsError
-from edgewire.report.format import NOTHING, markdown_table
-from edgewire.report.learning_curve import smoothed
-from edgewire.report.metric import MainMetric
-from edgewire.report.runs import Run, in_order, parse_overrides
 from papers.make.definitions import (
     MAIN,
     PAPER,
@@ -188,7 +185,8 @@ class FilledTable:
         definition = self.definition
         other = definition.row(definition.against)
         against = self.runs_of(other) if other else []
-        return COLUMNS[column].show(TableRow(runs, against, definition.reach, definition.after))
+        row = PageRow({}, runs, definition.reach, against, definition.after)
+        return COLUMNS[column].show(row)
 
 
 @dataclass(frozen=True)

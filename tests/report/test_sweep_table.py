@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edgewire.report.sweep_table import WIDTH, sweep_table
+from edgewire.report.table import WIDTH, sweep_table
 from tests.report.sweeps import add_job
 
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from edgewire.report.columns import by_seed, decimals
 from edgewire.report.estimate import Estimate, paired
-from edgewire.report.format import human_bytes, human_seconds
+from edgewire.report.format import decimals, human_bytes, human_seconds
 from edgewire.report.html.node_state import SLOW
 from edgewire.report.html.node_table import NodeRecord, NotableNode, notable
 from edgewire.report.html.run_data import (
@@ -16,11 +15,10 @@ from edgewire.report.html.run_data import (
     ReportRuns,
     is_uncompressed,
     reference_of,
-    sent_mean,
     unlike,
 )
 from edgewire.report.metric import MainMetric
-from edgewire.report.summary import whole_bytes
+from edgewire.report.runs import by_seed, whole_bytes
 
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
@@ -72,9 +70,7 @@ class Comparison(NamedTuple):
 def signed(found: Estimate, metric: MainMetric) -> str:
     """Return a difference of a main metric as text, with its sign and its interval."""
     places = metric.places(found.mean)
-    sign = "+" if round(found.mean, places) > 0 else ""
-    half = "" if found.half is None else f" ± {decimals(found.half, places)}"
-    return f"{sign}{decimals(found.mean, places)}{half}"
+    return "+" * (round(found.mean, places) > 0) + found.text(places)
 
 
 def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | None:
@@ -225,11 +221,11 @@ def _bytes(report: ReportRuns) -> Finding:
     sentences = [f"Flower without compression would send {human_bytes(plain)}, {_times(ratio)} as "
                  "many."]  # fmt: skip
     if len(known) > 1:
-        least = min(known, key=lambda g: sum(sent_mean(g, way) for way in total))
-        up, down = (human_bytes(sent_mean(least, way)) for way in total)
+        least = min(known, key=lambda g: sum(g.sent_mean(way) for way in total))
+        up, down = (human_bytes(least.sent_mean(way)) for way in total)
+        fewer = " and ".join(_times(least.sent_ratio(way)) for way in total)
         sentences.append(
-            f"{least.label} sends the fewest: {up} up and {down} down a run, "
-            f"{_times(least.ratio('uplink'))} and {_times(least.ratio('downlink'))} fewer than "
+            f"{least.label} sends the fewest: {up} up and {down} down a run, {fewer} fewer than "
             "Flower."
         )
     return Finding("How many bytes?", f"{answer}{' in all runs' * many}.", sentences, "bytes")
@@ -283,7 +279,7 @@ def _settings(report: ReportRuns) -> Finding:
     if len(report.groups) == 1:
         return Finding(question, "Nothing but the seed.", [], "settings")
     parts = [
-        f"{key} ({len({group.group.overrides.get(key) for group in report.groups})} values)"
+        f"{key} ({len({group.overrides.get(key) for group in report.groups})} values)"
         for key in report.keys
     ]
     shown = ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
@@ -299,8 +295,8 @@ def _runs(report: ReportRuns) -> Finding:
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5))
         sentences = [f"{len(bad)} of {len(report.records)} need a look: {text}."]
     failed, updates = (
-        sum(count or 0 for count in counts)
-        for counts in zip(*((each.failures, each.updates) for each in report.records), strict=True)
+        sum(record.count(key) or 0 for record in report.records)
+        for key in ("failures", "client_updates")
     )
     if failed:
         sentences.append(f"{failed:,.0f} of {failed + updates:,.0f} updates failed.")

@@ -11,12 +11,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from edgewire.report.format import NOTHING
+from edgewire.report.format import one_line
 from edgewire.report.html.canvas import MARKERS, THEME, LegendEntry, Picture
 from edgewire.report.html.findings import findings
 from edgewire.report.html.node_table import RUNS, notable, read_nodes
 from edgewire.report.html.page_tables import (
-    PageTable,
     nodes_table,
     runs_table,
     settings_table,
@@ -25,12 +24,12 @@ from edgewire.report.html.page_tables import (
 )
 from edgewire.report.html.pictures import GREY, draw_all, legend_of
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
-from edgewire.report.html.text import one_line
 from edgewire.report.link_time import FORMULA, named_links
 from edgewire.report.runs import Row, Run
+from edgewire.report.table import Table, safe_cell
 
 PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
-COLUMNS, CELL = 1000, 32_000  # columns of a CSV file, and characters of a cell
+COLUMNS = 1000  # of a CSV file
 TEMPLATE = "report.html.j2"
 FILES = Path(__file__).parent
 CODE = re.compile("`([^`]*)`")
@@ -60,7 +59,7 @@ class Section:
     short: str
     text: Sequence[str]
     pictures: Sequence[Picture] = ()
-    tables: Sequence[PageTable] = ()
+    tables: Sequence[Table] = ()
     legend: bool = False
 
 
@@ -120,7 +119,7 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
     pictures = draw_all(report, nodes, links, out)
     main = summary_table(report, links) if report.groups else None
     if main is not None:
-        write_csv(out / SUMMARY, main)
+        main.write_csv(out / SUMMARY)
     sections = [
         Section("metric", f"Test {report.metric.name} against bytes and rounds", "Metric",
                 METRIC, pictures["metric"], legend=True),
@@ -182,7 +181,7 @@ RUNS_TEXT = (
 )
 
 
-def _known(table: PageTable | None) -> list[PageTable]:
+def _known(table: Table | None) -> list[Table]:
     return [] if table is None else [table]
 
 
@@ -210,36 +209,6 @@ def _notes(report: ReportRuns) -> list[str]:
             f"{left} of {len(report.groups)}."
         )
     return notes
-
-
-def safe_cell(value: Any) -> Any:
-    """Return a cell of a CSV file; text that a spreadsheet would compute gets an apostrophe."""
-    if isinstance(value, str):
-        value = value[:CELL]
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return value if value == NOTHING else f"'{value}"
-    return value
-
-
-def write_csv(path: Path, table: PageTable) -> None:
-    """Write a table as CSV: of each numeric column the number and, beside it, the shown text."""
-    heads = [
-        name
-        for head in table.heads
-        for name in ((head.text, f"{head.text} (shown)") if head.numeric else (head.text,))
-    ]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([safe_cell(head) for head in heads])
-        for row in table.rows:
-            line: list[Any] = []
-            for head, cell in zip(table.heads, row, strict=True):
-                line += ["" if cell.sort is None else cell.sort] * head.numeric + [cell.text]
-            writer.writerow([safe_cell(value) for value in line])
 
 
 def _render(**values: Any) -> str:

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from edgewire.report.curves import evenly
 from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.html.averaged_curve import column
 from edgewire.report.html.canvas import LIGHT, Canvas, LegendEntry, colour_of
 from edgewire.report.html.node_table import NodeRecord, by_run
-from edgewire.report.html.picture_axes import Axis, Ticks, set_scale, shortened
+from edgewire.report.html.picture_axes import Axis, Ticks, column, set_scale, shortened
 from edgewire.report.html.run_data import ReportRuns
-from edgewire.report.learning_curve import evenly
 
 NODES, CLASSES = 100, 30  # most nodes and classes of a heat map
 BAR = 38  # points of height for a group

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.files.reader import read_json
+from edgewire.report.format import one_line
 from edgewire.report.html.node_state import (
     NODES,
     is_slow,
@@ -18,7 +19,6 @@ from edgewire.report.html.node_state import (
 )
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.html.run_records import ended_early
-from edgewire.report.html.text import one_line
 from edgewire.report.runs import number
 
 RUNS = 3  # runs of a group whose nodes are shown

@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from operator import methodcaller
 
-from edgewire.report.columns import REMARKS, with_interval
-from edgewire.report.format import NOTHING, human_bytes, human_seconds
+from edgewire.report.columns import Cell, Column, mean, number, quantity, value_or_words, words
+from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from edgewire.report.html.node_table import NotableNode
-from edgewire.report.html.run_data import ReportGroup, ReportRuns, sent_mean
+from edgewire.report.html.run_data import ReportGroup, ReportRuns
 from edgewire.report.html.run_records import RunRecord, ended_early
-from edgewire.report.html.text import one_line
 from edgewire.report.link_time import Link, seconds_over
-from edgewire.report.runs import number
-from edgewire.report.summary import whole_bytes
+from edgewire.report.metric import MainMetric
+from edgewire.report.runs import number as known
+from edgewire.report.runs import sent_bytes, whole_bytes
+from edgewire.report.table import Table
 
-WAYS = ("uplink", "downlink")
+WAYS = {"uplink": "up", "downlink": "down"}
 TYPICAL = "lte"  # the link whose estimate is in the main table
 MOST_CELLS = 12  # columns of settings; more groups are counted instead
-Number = float | int | None
-
-
-class Cell(NamedTuple):
-    """A cell: its text, and the number or text by which its column is sorted, None for last.
-
-    `kind`: a class of the style sheet; `rank`: the place of a group whose mark the cell shows.
-    """
-
-    text: str
-    sort: float | str | None = None
-    kind: str = ""
-    rank: int | None = None
-
-
-class Head(NamedTuple):
-    """A column's head. `numeric`: its cells are numbers, at the right. `help`: its explanation."""
-
-    text: str
-    numeric: bool = True
-    help: str = ""
-
-
-class PageTable(NamedTuple):
-    """A table of the page. `id`: its name in the page, and of its CSV file."""
-
-    id: str
-    title: str
-    heads: Sequence[Head]
-    rows: Sequence[Sequence[Cell]]
-
-
-def quantity(value: Number, form: Callable[[float], str], kind: str = "") -> Cell:
-    """Return the cell of a number; "-" for None."""
-    return Cell(NOTHING) if value is None else Cell(form(value), float(value), kind)
-
-
-def _text(text: str, kind: str = "", rank: int | None = None) -> Cell:
-    return Cell(text, text.lower(), kind, rank)
+REMARKS = "remarks"
 
 
 def _count(value: float) -> str:
@@ -70,90 +33,61 @@ def _ratio(value: float) -> str:
     return f"{value:,.3g}×" if value < 1000 else f"{value:,.0f}×"
 
 
-Maker = tuple[Head, Callable[[ReportGroup], Cell]]
-
-
-def summary_table(report: ReportRuns, links: Sequence[Link]) -> PageTable:
+def summary_table(report: ReportRuns, links: Sequence[Link]) -> Table:
     """Return the main table: a row for each group, its main metric, bytes, time and failures."""
     columns = [
         *_names(report),
-        (Head("runs", help="runs that differ in the seed only"),
-         lambda group: quantity(len(group.runs), _count)),
-        *_metrics(report),
-        *_bytes_columns(),
+        Column("runs", lambda group: quantity(len(group.runs), _count),
+               help="runs that differ in the seed only"),
+        *(_metric(metric) for metric in dict.fromkeys(group.metric for group in report.groups)),
+        Column(f"difference{report.metric.heads['points']}", partial(_difference, report),
+               help="from the least compressed runs, mean over the seeds of both"),
+        *_bytes(),
         *_times(report, links),
-        (Head("failures", help="failed or refused replies, mean of the runs"), _failures),
-        (Head(REMARKS, numeric=False), _remarks),
+        Column("failures", mean("failures", _count),
+               help="failed or refused replies, mean of the runs"),
+        Column(REMARKS, _remarks, numeric=False),
     ]  # fmt: skip
-    return _table("summary", "Groups of runs that differ in the seed only", report.groups, columns)
+    title = "Groups of runs that differ in the seed only"
+    return _used(Table.of(columns, report.groups, "summary", title))
 
 
-def _table(id_: str, title: str, groups: Iterable[ReportGroup],
-           columns: Sequence[Maker]) -> PageTable:  # fmt: skip
-    """Return a table without the columns that are empty in all rows."""
-    rows = [[make(group) for _, make in columns] for group in groups]
-    used = [
-        at
-        for at, (head, _) in enumerate(columns)
-        if (not head.numeric and head.text != REMARKS)
-        or any(row[at].text not in (NOTHING, "") for row in rows)
-    ]
-    return PageTable(
-        id_, title, [columns[at][0] for at in used], [[row[at] for at in used] for row in rows]
-    )
+def _used(table: Table) -> Table:
+    """Return a table without the columns of numbers and remarks that are empty in all rows."""
+    columns = table.columns
+    named = [not column.numeric and column.head != REMARKS for column in columns]
+    return table.only(lambda at: named[at] or not table.is_empty(at))
 
 
-def _names(report: ReportRuns) -> list[Maker]:
-    def first(group: ReportGroup) -> Cell:
-        return _text(group.values[0] if report.keys else group.label, "name", group.rank)
-
-    def other(at: int) -> Callable[[ReportGroup], Cell]:
-        return lambda group: _setting(group.values[at])
-
-    names = [one_line(key, 60) for key in report.keys] or ["run"]
-    return [
-        (Head(names[0], numeric=False), first),
-        *((Head(name, numeric=False), other(at)) for at, name in enumerate(names[1:], 1)),
-    ]
+def _label(group: ReportGroup) -> Cell:
+    return words(group.label, "name", group.rank)
 
 
-def _setting(text: str) -> Cell:
-    try:
-        return Cell(text, float(text))
-    except ValueError:
-        return _text(text)
+def _names(report: ReportRuns) -> list[Column]:
+    def name(at: int, group: ReportGroup) -> Cell:
+        text = group.values[at]
+        return value_or_words(text) if at else words(text, "name", group.rank)
+
+    if not report.keys:
+        return [Column("run", _label, numeric=False)]
+    heads = [one_line(key, 60) for key in report.keys]
+    return [Column(head, partial(name, at), numeric=False) for at, head in enumerate(heads)]
 
 
-def _metrics(report: ReportRuns) -> list[Maker]:
-    metrics = dict.fromkeys(group.metric for group in report.groups)
-    columns: list[Maker] = []
-    for metric in metrics:
-        better = "higher" if metric.higher else "lower"
+def _metric(metric: MainMetric) -> Column:
+    def value(group: ReportGroup) -> Cell:
+        found = group.estimate(metric.name, metric.scale) if group.metric == metric else None
+        if found is None:
+            return Cell(NOTHING)
+        missing = f" ({found.count} of {len(group.runs)} runs)" * (found.count < len(group.runs))
+        return Cell(found.text(metric.places(found.mean)) + missing, found.mean, "main")
 
-        def value(group: ReportGroup, metric: object = metric) -> Cell:
-            return _metric_cell(group) if group.metric == metric else Cell(NOTHING)
-
-        name = metric.heads["metric_unit"]
-        columns.append((Head(name, help=f"mean ± 95 % interval; {better} is better"), value))
-    unit = report.metric.heads["points"]
-    head = Head(
-        f"difference{unit}", help="from the least compressed runs, mean over the seeds of both"
-    )
-    columns.append((head, lambda group: _difference(group, report)))
-    return columns
+    better = "higher" if metric.higher else "lower"
+    said = f"mean ± 95 % interval; {better} is better"
+    return Column(metric.heads["metric_unit"], value, help=said)
 
 
-def _metric_cell(group: ReportGroup) -> Cell:
-    metric = group.metric
-    found = group.estimate(metric.name, metric.scale)
-    if found is None:
-        return Cell(NOTHING)
-    text = with_interval(found, metric.places(found.mean))
-    missing = f" ({found.count} of {len(group.runs)} runs)" * (found.count < len(group.runs))
-    return Cell(text + missing, found.mean, "main")
-
-
-def _difference(group: ReportGroup, report: ReportRuns) -> Cell:
+def _difference(report: ReportRuns, group: ReportGroup) -> Cell:
     found = compare(group, report.groups)
     if found is None:
         return Cell(NOTHING)
@@ -163,60 +97,54 @@ def _difference(group: ReportGroup, report: ReportRuns) -> Cell:
     return Cell(found.number + remark, found.difference.mean, found.verdict.replace(" ", "-"))
 
 
-def _bytes_columns() -> list[Maker]:
-    columns: list[Maker] = []
-    for way, word in (("uplink", "up"), ("downlink", "down")):
-
-        def size(group: ReportGroup, way: str = way) -> Cell:
-            return quantity(sent_mean(group, way), human_bytes)
-
-        def ratio(group: ReportGroup, way: str = way) -> Cell:
-            return quantity(group.ratio(way), _ratio)
-
-        said = "bytes of Flower without compression, divided by the bytes sent"
-        columns += [
-            (Head(f"bytes {word}", help="all bytes of a run, mean of the runs"), size),
-            (Head(f"ratio {word}", help=said), ratio),
-        ]
+def _bytes() -> list[Column]:
+    said = "all bytes of a run, mean of the runs"
+    divided = "bytes of Flower without compression, divided by the bytes sent"
+    columns = []
+    for way, word in WAYS.items():
+        size = number(methodcaller("sent_mean", way), human_bytes)
+        ratio = number(methodcaller("sent_ratio", way), _ratio)
+        columns.append(Column(f"bytes {word}", size, help=said))
+        columns.append(Column(f"ratio {word}", ratio, help=divided))
     return columns
 
 
-def _times(report: ReportRuns, links: Sequence[Link]) -> list[Maker]:
-    columns: list[Maker] = []
-    found = dict.fromkeys(
-        speeds for group in report.groups if (speeds := recorded_link(group)) is not None
-    )
-    for speeds in found:
+def _times(report: ReportRuns, links: Sequence[Link]) -> list[Column]:
+    columns = []
+    for speeds in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
 
-        def recorded(group: ReportGroup, speeds: object = speeds) -> Cell:
-            mean = group.estimate("link_seconds") if recorded_link(group) == speeds else None
-            return quantity(None if mean is None else mean.mean, human_seconds)
+        def recorded(group: ReportGroup, speeds: object = speeds) -> float | None:
+            return group.mean("link_seconds") if recorded_link(group) == speeds else None
 
         down, up = ("∞" if rate is None else f"{rate:g}" for rate in speeds)
         said = f"virtual time at {down} Mbit/s down, {up} up, as the run recorded it"
-        columns.append((Head(f"time, {down}/{up} Mbit/s", help=said), recorded))
+        show = number(recorded, human_seconds)
+        columns.append(Column(f"time, {down}/{up} Mbit/s", show, help=said))
     typical = [link for link in links if link.name == TYPICAL]
     return [*columns, *_estimates(typical, f"time, {TYPICAL} (estimate)")]
 
 
-def _estimates(links: Sequence[Link], name: str = "") -> list[Maker]:
+def _estimates(links: Sequence[Link], name: str = "") -> list[Column]:
     """Return a column of estimated times for each link. `name`: its head; "": the link's name."""
-    return [(Head(name or each.name, help=each.speeds), partial(estimated, each)) for each in links]
+    return [
+        Column(name or link.name, number(partial(estimated, link), human_seconds), help=link.speeds)
+        for link in links
+    ]
 
 
 def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | None:
     """Return the rates for which the runs recorded a time, down and up; None if they did not."""
-    if number(group.first.get("link_seconds")) is None:
+    if known(group.first.get("link_seconds")) is None:
         return None
-    return number(group.first.get("link_down_mbps")), number(group.first.get("link_up_mbps"))
+    return known(group.first.get("link_down_mbps")), known(group.first.get("link_up_mbps"))
 
 
-def estimated(link: Link, group: ReportGroup) -> Cell:
-    """Return the cell of the estimated time over a link, the mean over runs that sent bytes.
+def estimated(link: Link, group: ReportGroup) -> float | None:
+    """Return the estimated seconds over a link, the mean over runs that sent bytes; or None.
 
     A diverged run ended too early, so its time says nothing.
     """
-    known = {
+    seeds = {
         run.seed
         for run in group.runs
         if not run.diverged and sum(whole_bytes(run.result, way)[0] for way in WAYS) > 0
@@ -224,27 +152,18 @@ def estimated(link: Link, group: ReportGroup) -> Cell:
     found = [
         seconds_over(link, rows, group.first, group.settings)
         for seed, rows in group.histories.items()
-        if seed in known
+        if seed in seeds
     ]
-    ends = [times[-1] for times in found if times]
-    whole = [end for end in ends if end is not None]
-    return quantity(sum(whole) / len(whole) if whole else None, human_seconds)
+    whole = [times[-1] for times in found if times and times[-1] is not None]
+    return sum(whole) / len(whole) if whole else None
 
 
-def time_table(report: ReportRuns, links: Sequence[Link]) -> PageTable | None:
+def time_table(report: ReportRuns, links: Sequence[Link]) -> Table | None:
     """Return the estimated times of the groups over each link; None if no time can be estimated."""
-    columns: list[Maker] = [(Head("group", numeric=False), _label), *_estimates(links)]
-    table = _table("times", "Estimated time of a run over links", report.groups, columns)
-    return table if len(table.heads) > 1 else None
-
-
-def _label(group: ReportGroup) -> Cell:
-    return _text(group.label, "name", group.rank)
-
-
-def _failures(group: ReportGroup) -> Cell:
-    found = group.estimate("failures")
-    return quantity(None if found is None else found.mean, _count)
+    columns = [Column("group", _label, numeric=False), *_estimates(links)]
+    title = "Estimated time of a run over links"
+    table = _used(Table.of(columns, report.groups, "times", title))
+    return table if len(table.columns) > 1 else None
 
 
 def _remarks(group: ReportGroup) -> Cell:
@@ -259,93 +178,107 @@ def _remarks(group: ReportGroup) -> Cell:
     return Cell(", ".join(parts), float(diverged), "bad" if parts else "")
 
 
-def settings_table(report: ReportRuns) -> PageTable | None:
+def settings_table(report: ReportRuns) -> Table | None:
     """Return the keys of the configuration whose values differ; None if none does.
 
     Few groups have a column each. Of more groups the table counts who has which value.
     """
-    keys = dict.fromkeys(key for group in report.groups for key in group.settings)
-    differing = [k for k in keys if len({g.settings.get(k) for g in report.groups}) > 1]
+    groups = report.groups
+    keys = dict.fromkeys(key for group in groups for key in group.settings)
+    differing = [key for key in keys if len({g.settings.get(key) for g in groups}) > 1]
     if not differing:
         return None
-    title = "Configuration keys whose values differ"
-    if len(report.groups) <= MOST_CELLS:
-        heads = [Head("key", False), *(Head(g.label, False) for g in report.groups)]
-        rows = [
-            [_text(key, "name"), *(_setting(g.settings.get(key, NOTHING)) for g in report.groups)]
-            for key in differing
+    columns = [Column("key", lambda key: words(key, "name"), numeric=False)]
+    if len(groups) <= MOST_CELLS:
+
+        def value(group: ReportGroup, key: str) -> Cell:
+            return value_or_words(group.settings.get(key, NOTHING))
+
+        columns += [Column(g.label, partial(value, g), numeric=False) for g in groups]
+    else:
+        columns += [
+            Column("values", lambda key: quantity(len(_values(groups, key)), _count)),
+            Column("value (groups)", lambda key: words(_most(_values(groups, key))), numeric=False),
         ]
-        return PageTable("settings", title, heads, rows)
-    heads = [Head("key", False), Head("values", True), Head("value (groups)", False)]
-    rows = []
-    for key in differing:
-        counts = Counter(group.settings.get(key, NOTHING) for group in report.groups)
-        most = ", ".join(f"{value} ({count})" for value, count in counts.most_common(8))
-        more = f" and {len(counts) - 8} more" if len(counts) > 8 else ""
-        rows.append([_text(key, "name"), quantity(len(counts), _count), _text(most + more)])
-    return PageTable("settings", title, heads, rows)
+    return Table.of(columns, differing, "settings", "Configuration keys whose values differ")
 
 
-def nodes_table(nodes: Sequence[NotableNode]) -> PageTable | None:
+def _values(groups: Sequence[ReportGroup], key: str) -> Counter[str]:
+    return Counter(group.settings.get(key, NOTHING) for group in groups)
+
+
+def _most(counts: Counter[str]) -> str:
+    most = ", ".join(f"{value} ({count})" for value, count in counts.most_common(8))
+    return most + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
+
+
+def nodes_table(nodes: Sequence[NotableNode]) -> Table | None:
     """Return the table of the nodes that are slow, silent or failed; None without such nodes."""
-    if not nodes:
-        return None
-    heads = [
-        Head("node", help="its place in the list of nodes"), Head("group", False), Head("seed"),
-        Head("state", False), Head("mean lag", help="seconds from a message to its reply"),
-        Head("× usual", help="the lag, divided by that of the run's fastest quarter of nodes"),
-        Head("replies"), Head("messages"), Head("failures"),
-        Head("bytes up"), Head("bytes down"), Head("last failure", False),
+
+    def count(key: str, form: Callable[[float], str] = _count) -> Callable[[NotableNode], Cell]:
+        return lambda each: quantity(getattr(each.record, key), form)
+
+    def lag(each: NotableNode) -> Cell:
+        return quantity(each.record.lag, human_seconds, "bad" if each.slow else "")
+
+    def failures(each: NotableNode) -> Cell:
+        return quantity(each.record.failures, _count, "bad" if each.record.failures else "")
+
+    columns = [
+        Column("node", lambda each: Cell(str(each.record.place), each.record.place),
+               help="its place in the list of nodes"),
+        Column("group", lambda each: _label(each.record.group), numeric=False),
+        Column("seed", count("seed", "{:.0f}".format)),
+        Column("state", _node_state, numeric=False),
+        Column("mean lag", lag, help="seconds from a message to its reply"),
+        Column("× usual", lambda each: quantity(each.times, _ratio),
+               help="the lag, divided by that of the run's fastest quarter of nodes"),
+        Column("replies", count("replies")),
+        Column("messages", count("messages")),
+        Column("failures", failures),
+        Column("bytes up", count("uplink_bytes", human_bytes)),
+        Column("bytes down", count("downlink_bytes", human_bytes)),
+        Column("last failure", lambda each: words(each.record.reason), numeric=False),
     ]  # fmt: skip
-    rows = []
-    for each in nodes:
-        node = each.record
-        rows.append([
-            Cell(str(node.place), node.place), _label(node.group),
-            quantity(node.seed, "{:.0f}".format), _node_state(each),
-            quantity(node.lag, human_seconds, "bad" if each.slow else ""),
-            quantity(each.times, _ratio),
-            quantity(node.replies, _count), quantity(node.messages, _count),
-            quantity(node.failures, _count, "bad" if node.failures else ""),
-            quantity(node.uplink_bytes, human_bytes), quantity(node.downlink_bytes, human_bytes),
-            _text(node.reason),
-        ])  # fmt: skip
-    return PageTable("nodes", "Nodes that are slow, do not answer, or have failed", heads, rows)
+    title = "Nodes that are slow, do not answer, or have failed"
+    return Table.of(columns, nodes, "nodes", title) if nodes else None
 
 
 def _node_state(node: NotableNode) -> Cell:
     if node.record.unanswered:
-        return _text("does not answer", "bad")
-    return _text("slow" if node.slow else "answers")
+        return words("does not answer", "bad")
+    return words("slow" if node.slow else "answers")
 
 
-def runs_table(records: Sequence[RunRecord]) -> PageTable:
+def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all runs, with the command that resumes or repeats each."""
-    heads = [
-        Head("run", False), Head("group", False), Head("seed"), Head("outcome", False),
-        Head("metric"), Head("round"), Head("bytes up"), Head("bytes down"), Head("failures"),
-        Head("real time"), Head("to repeat or resume it", False),
-    ]  # fmt: skip
-    rows = [
-        [
-            _text(str(record.folder), "name"),
-            _text(record.group),
-            _setting(record.seed),
-            _text(record.outcome, "" if record.fine else "bad"),
-            _setting_of(record.value),
-            quantity(record.rounds, _count),
-            quantity(record.bytes_up, human_bytes),
-            quantity(record.bytes_down, human_bytes),
-            quantity(record.failures, _count),
-            quantity(record.seconds, human_seconds),
-            _text(record.command, "command"),
-        ]
-        for record in records
+
+    def count(key: str, form: Callable[[float], str] = _count) -> Callable[[RunRecord], Cell]:
+        return lambda record: quantity(record.count(key), form)
+
+    def size(way: str) -> Callable[[RunRecord], Cell]:
+        return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
+
+    def outcome(record: RunRecord) -> Cell:
+        return words(record.outcome, "" if record.fine else "bad")
+
+    columns = [
+        Column("run", lambda record: words(str(record.folder), "name"), numeric=False),
+        Column("group", lambda record: words(record.group), numeric=False),
+        Column("seed", lambda record: value_or_words(record.seed)),
+        Column("outcome", outcome, numeric=False),
+        Column("metric", lambda record: _value(record.value)),
+        Column("round", count("round")),
+        Column("bytes up", size("uplink")),
+        Column("bytes down", size("downlink")),
+        Column("failures", count("failures")),
+        Column("real time", count("seconds", human_seconds)),
+        Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
     ]
-    return PageTable("runs", "All runs", heads, rows)
+    return Table.of(columns, records, "runs", "All runs")
 
 
-def _setting_of(text: str) -> Cell:
+def _value(text: str) -> Cell:
     try:
         return Cell(text, float(text.removesuffix(" %")))
     except ValueError:

@@ -1,20 +1,23 @@
-"""Axes of a report's pictures: their range, scale, ticks, and the numbers at curves' ends."""
+"""Axes of a report's pictures: their values, range, scale, ticks, the numbers at curves' ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite, isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edgewire.report.format import human_seconds
-from edgewire.report.html.averaged_curve import OfRows
+from edgewire.report.html.run_data import ReportGroup
+from edgewire.report.runs import Row, number, sent_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+OfRows = Callable[[Sequence[Row], ReportGroup], Sequence[float | None]]
 Ticks = Callable[[float], str]
 NEAR, LINE = 24, 12  # points: ends of curves that are close; the height of a number
 MOST_NUMBERS = 6  # numbers at ends that are close
@@ -32,6 +35,50 @@ class Axis:
     ticks: Ticks | None = None
     log: bool = False
     whole: bool = False
+
+
+def column(key: str, scale: float = 1) -> OfRows:
+    """Return the function that reads a key of each row, times `scale`."""
+
+    def read(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
+        found = (number(row.get(key)) for row in rows)
+        return [None if value is None else value * scale for value in found]
+
+    return read
+
+
+def all_bytes(way: str) -> OfRows:
+    """Return the function that reads all bytes sent until each row."""
+    return lambda rows, group: [sent_bytes(row, way) for row in rows]
+
+
+def a_round(total: OfRows) -> OfRows:
+    """Return the function that computes by how much a total grew per round before each row.
+
+    Of an asynchronous run this is the growth per reply. The first row has none.
+    """
+
+    def read(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
+        totals, rounds = total(rows, group), column("round")(rows, group)
+        grown: list[float | None] = [None] * min(len(rows), 1)
+        for (t0, t1), (r0, r1) in zip(pairwise(totals), pairwise(rounds), strict=True):
+            known = None not in (t0, t1, r0, r1)
+            steps = (r1 or 0) - (r0 or 0)
+            grown.append(((t1 or 0) - (t0 or 0)) / steps if known and steps > 0 else None)
+        return grown
+
+    return read
+
+
+def density(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
+    """Return the share of entries that the nodes sent between each row and the one before, in %."""
+    sent, whole = (
+        a_round(column(key))(rows, group) for key in ("uplink_entries", "uplink_entries_whole")
+    )
+    return [
+        100 * part / full if part is not None and full else None
+        for part, full in zip(sent, whole, strict=True)
+    ]
 
 
 def limit(axes: Axes, values: Sequence[float], least: float = 0.05,

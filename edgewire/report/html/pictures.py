@@ -7,18 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgewire.report.columns import by_seed
-from edgewire.report.curves import front
+from edgewire.report.curves import Curve, evenly, front, mean_curve
 from edgewire.report.estimate import estimate
 from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.html.averaged_curve import (
-    AveragedCurve,
-    all_bytes,
-    averaged,
-    bytes_a_round,
-    column,
-    density,
-)
 from edgewire.report.html.canvas import (
     LIGHT,
     STYLE,
@@ -32,11 +23,20 @@ from edgewire.report.html.canvas import (
 from edgewire.report.html.message_parts import PARTS, parts_of
 from edgewire.report.html.node_pictures import label_maps, node_strips
 from edgewire.report.html.node_table import NodeRecord
-from edgewire.report.html.picture_axes import Axis, finish, limit, number_ends, shortened
-from edgewire.report.html.run_data import ReportGroup, ReportRuns, sent_mean
-from edgewire.report.learning_curve import evenly
+from edgewire.report.html.picture_axes import (
+    Axis,
+    a_round,
+    all_bytes,
+    column,
+    density,
+    finish,
+    limit,
+    number_ends,
+    shortened,
+)
+from edgewire.report.html.run_data import ReportGroup, ReportRuns
 from edgewire.report.link_time import Link, seconds_over
-from edgewire.report.runs import number
+from edgewire.report.runs import by_seed, number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 GREY = 60  # curves of groups in grey
@@ -125,13 +125,13 @@ def legend_of(groups: Sequence[ReportGroup]) -> list[LegendEntry]:
 def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
                 note: str = "") -> Canvas | None:  # fmt: skip
     """Draw the mean curve of each group with its band; return None if no group has a curve."""
-    coloured = [(g, c) for g in report.coloured if (c := averaged(g, x.of, y.of, x.log))]
+    coloured = [(g, c) for g in report.coloured if (c := averaged(g, x, y))]
     coloured = [(g, c) for g, c in coloured if len(c.x) > 1]
     if not coloured:
         return None
     canvas = Canvas(name, title, note, legend_of([group for group, _ in coloured]))
     for group in evenly(report.others, GREY):
-        if (found := averaged(group, x.of, y.of, x.log)) is not None:
+        if (found := averaged(group, x, y)) is not None:
             found = decimated(found, GREY_POINTS)
             canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
     for group, whole in coloured:
@@ -142,7 +142,16 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     return canvas
 
 
-def _add_curve(canvas: Canvas, group: ReportGroup, curve: AveragedCurve) -> None:
+def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
+    """Return the mean curve of a group's runs; None if no round has x and y in all of them."""
+    seeds = (
+        zip(column("round")(rows, group), x.of(rows, group), y.of(rows, group), strict=True)
+        for rows in group.histories.values()
+    )
+    return mean_curve(seeds, "interval", log_x=x.log)
+
+
+def _add_curve(canvas: Canvas, group: ReportGroup, curve: Curve) -> None:
     rank, colour = group.rank or 0, LIGHT[colour_of(group.rank)]
     if (curve.low < curve.high).any():
         canvas.axes.fill_between(
@@ -157,16 +166,17 @@ def _add_curve(canvas: Canvas, group: ReportGroup, curve: AveragedCurve) -> None
         markevery=(min(rank, len(curve.x) - 1), max(len(curve.x) // 5, 1)),
         zorder=3,
     )
-    seeds = f"{curve.seeds} seeds" if curve.seeds > 1 else "1 seed"
+    count = len(group.histories)
+    seeds = f"{count} seeds" if count > 1 else "1 seed"
     canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
 
 
-def decimated(curve: AveragedCurve, most: int) -> AveragedCurve:
+def decimated(curve: Curve, most: int) -> Curve:
     """Return a curve with at most `most` of its points, evenly chosen, with the first and last."""
     if len(curve.x) <= most:
         return curve
     at = np.linspace(0, len(curve.x) - 1, most).round().astype(int)
-    return AveragedCurve(curve.x[at], curve.mean[at], curve.low[at], curve.high[at], curve.seeds)
+    return curve.at(at)
 
 
 def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
@@ -181,7 +191,7 @@ def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
 
 
 def _bytes_a_round(report: ReportRuns, way: str, rounds: Axis) -> Canvas | None:
-    axis = Axis(f"bytes {WAYS[way]} a round", bytes_a_round(way), human_bytes, log=True)
+    axis = Axis(f"bytes {WAYS[way]} a round", a_round(all_bytes(way)), human_bytes, log=True)
     title = f"Bytes {WAYS[way]} a round, all nodes together"
     asynchronous = any(group.asynchronous for group in report.coloured)
     note = "Of an asynchronous run: the bytes of a reply." * asynchronous
@@ -192,7 +202,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     """Draw the main metric of each group at its bytes in a direction, and the Pareto front."""
     metric = report.metric
     groups = [g for g in report.groups if g.metric == metric and g.value is not None]
-    points = [(g, sent_mean(g, way), (g.value or 0.0) * metric.scale) for g in groups]
+    points = [(g, g.sent_mean(way), (g.value or 0.0) * metric.scale) for g in groups]
     points = [point for point in points if point[1] > 0]
     if not points:
         return None

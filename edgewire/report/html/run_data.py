@@ -11,12 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from edgewire.report.columns import Measure, by_seed
-from edgewire.report.curves import legend
+from edgewire.report.curves import evenly, legend
 from edgewire.report.errors import ResultsError
-from edgewire.report.estimate import Estimate, estimate
 from edgewire.report.files.reader import read_yaml, readable
-from edgewire.report.format import NOTHING
+from edgewire.report.format import NOTHING, one_line
 from edgewire.report.html.run_records import (
     NOT_FINISHED,
     RunRecord,
@@ -27,22 +25,20 @@ from edgewire.report.html.run_records import (
     unfinished_record,
     without_settings,
 )
-from edgewire.report.html.text import one_line
-from edgewire.report.learning_curve import evenly
 from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.runs import (
     CONFIG,
     REFERENCE,
+    Group,
     Row,
     Run,
     find_runs,
     group_runs,
     number,
     varying,
+    whole_bytes,
     with_effect,
 )
-from edgewire.report.runs import Group as SeedGroup
-from edgewire.report.summary import whole_bytes
 
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
@@ -55,7 +51,7 @@ LESS = 1.2  # a group is compressed if its ratio is this many times the lowest r
 
 
 @dataclass(frozen=True, eq=False)
-class ReportGroup:
+class ReportGroup(Group):
     """The runs that differ in the seed only.
 
     `label`: its values of the keys that differ between groups. `histories`: for each seed the rows
@@ -65,20 +61,9 @@ class ReportGroup:
 
     label: str
     values: Sequence[str]
-    group: SeedGroup
     histories: Mapping[int, list[Row]]
     settings: Mapping[str, str]
     rank: int | None = None
-
-    @property
-    def runs(self) -> list[Run]:
-        """The runs in the order in which they were found."""
-        return self.group.runs
-
-    @cached_property
-    def metric(self) -> MainMetric:
-        """The runs' main metric."""
-        return self.runs[0].metric
 
     @property
     def key(self) -> str:
@@ -108,7 +93,7 @@ class ReportGroup:
     @property
     def finished(self) -> bool:
         """Whether the runs are over; an unfinished run is in a group of such runs only."""
-        return NOT_FINISHED not in self.group.overrides
+        return NOT_FINISHED not in self.overrides
 
     @property
     def whole(self) -> bool:
@@ -119,34 +104,28 @@ class ReportGroup:
 
     def setting(self, key: str) -> str | None:
         """Return a setting of the runs as text, from their result or their overrides."""
-        found = self.first.get(key, self.group.overrides.get(key))
+        found = self.first.get(key, self.overrides.get(key))
         return None if found is None else one_line(str(found))
-
-    def estimate(self, measure: Measure, scale: float = 1) -> Estimate | None:
-        """Return the mean of a number of the runs' results, times `scale`; None without one."""
-        return estimate(by_seed(self.runs, measure, scale).values())
 
     @cached_property
     def value(self) -> float | None:
         """The mean of the main metric; None if no run was evaluated."""
-        found = self.estimate(self.metric.name)
-        return None if found is None else found.mean
+        return self.mean(self.metric.name)
+
+    def sent_mean(self, way: str) -> float:
+        """Return the mean of all bytes that the runs sent in a direction."""
+        return fmean(whole_bytes(run.result, way)[0] for run in self.runs)
 
     @cached_property
     def whole_ratio(self) -> float | None:
         """The `ratio` of both directions together."""
-        return self.ratio("uplink", "downlink")
+        return self.sent_ratio("uplink", "downlink")
 
-    def ratio(self, *ways: str) -> float | None:
+    def sent_ratio(self, *ways: str) -> float | None:
         """Return Flower's bytes without compression, divided by the bytes sent; None if unknown."""
         found = [whole_bytes(run.result, way) for run in self.runs for way in ways]
         bottom, top = (sum(each) for each in zip(*found, strict=True))
         return top / bottom if top and bottom else None
-
-
-def sent_mean(group: ReportGroup, way: str) -> float:
-    """Return the mean of all bytes that the runs of a group sent in a direction."""
-    return fmean(whole_bytes(run.result, way)[0] for run in group.runs)
 
 
 @dataclass(frozen=True)
@@ -208,7 +187,8 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
                 on_history(run, label, rows)
             histories[run.seed] = thinned(rows, run.metric.name)
         values = [one_line(value) for value in group.name(keys)]
-        groups.append(ReportGroup(label, values, group, histories, settings_of(group)))
+        shown = label, values, histories, settings_of(group)
+        groups.append(ReportGroup(group.overrides, group.runs, *shown))
     groups = ranked(groups, metric)
     records = [
         *_finished(groups, runs, damaged),
@@ -218,7 +198,7 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
     return ReportRuns(groups, keys, metric, records)
 
 
-def labels_of(groups: Sequence[SeedGroup]) -> list[str]:
+def labels_of(groups: Sequence[Group]) -> list[str]:
     """Return a text for each group: the values of the overrides that differ, or the preset."""
     if len(groups) == 1:
         mark = " (not finished)" * (NOT_FINISHED in groups[0].overrides)
@@ -260,7 +240,7 @@ def thinned(rows: list[Row], main: str, most: int = MOST_ROWS) -> list[Row]:
     return [rows[at] for at in sorted(chosen)]
 
 
-def settings_of(group: SeedGroup) -> dict[str, str]:
+def settings_of(group: Group) -> dict[str, str]:
     """Return the resolved configuration of a group's first run; its overrides without one."""
     for run in group.runs:
         if run.folder is not None and (found := read_settings(run.folder)):
@@ -324,7 +304,7 @@ def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
     found = [key for key, ours, theirs in pairs if ours != theirs]
     if one.asynchronous != other.asynchronous:  # the one counts rounds, the other replies
         found = [key for key in found if key != "rounds"]
-    ours, theirs = one.group.overrides, other.group.overrides
+    ours, theirs = one.overrides, other.overrides
     found += [
         key
         for key in sorted({*ours, *theirs})
@@ -334,7 +314,7 @@ def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
 
 
 def _distance(one: ReportGroup, other: ReportGroup) -> int:
-    return len(set(one.group.overrides.items()) ^ set(other.group.overrides.items()))
+    return len(set(one.overrides.items()) ^ set(other.overrides.items()))
 
 
 def is_uncompressed(group: ReportGroup) -> bool:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from edgewire.report.errors import ResultsError
 from edgewire.report.files.reader import folders, lines_of, open_file, parse_json, readable
-from edgewire.report.format import NOTHING
-from edgewire.report.html.text import one_line
+from edgewire.report.format import NOTHING, one_line
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric, fit_to_show, main_of
 from edgewire.report.runs import (
     HISTORY,
@@ -31,7 +30,6 @@ from edgewire.report.runs import (
     read_result,
     with_effect,
 )
-from edgewire.report.summary import sent_bytes
 
 CHECKPOINT = "checkpoint"
 NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
@@ -43,23 +41,22 @@ SHARES = ("accuracy", "top5", "auroc", "iou")
 class RunRecord:
     """A line of the table of all runs. `outcome`: "finished", or why the run did not finish.
 
-    `failures`, `updates`: the updates that could not be used, and those that were used. `command`:
-    repeats a finished run, and resumes or repeats another.
+    `row`: the run's result, or its last row. `command`: repeats a finished run, and resumes or
+    repeats another. `value`: of the main metric. `fine`: whether nothing needs a look.
     """
 
     folder: Path
     group: str
     seed: str
     outcome: str
-    fine: bool
-    value: str
-    rounds: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    failures: float | None
-    seconds: float | None
-    updates: float | None
-    command: str
+    row: Row
+    command: str = NOTHING
+    value: str = NOTHING
+    fine: bool = False
+
+    def count(self, key: str) -> float | None:
+        """Return a number of the run; None if it is missing or no number."""
+        return number(self.row.get(key))
 
 
 def repeat_command(folder: Path) -> str:
@@ -94,33 +91,22 @@ def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
         outcome = "repeated: a later run with this seed counts"
     if damaged:
         outcome += f", but its {HISTORY} cannot be read: it has no curves and no times over links"
-    group = label or one_line(in_order(run.overrides))
+    group = label or one_line(in_order(run.overrides)) or NOTHING
     value = run.metric.text(number(result.get(run.metric.name)))
     fine, command = outcome == "finished", repeat_command(run.folder)
-    return _record(run.folder, group, str(run.seed), outcome, result, command, value, fine)
-
-
-def _record(folder: Path, group: str, seed: str, outcome: str, row: Row, command: str = NOTHING,
-            value: str = NOTHING, fine: bool = False) -> RunRecord:  # fmt: skip
-    """Return a line of the table; `row`: the run's result, or its last row."""
-    up, down = (sent_bytes(row, way) for way in ("uplink", "downlink"))
-    names = ("round", "failures", "seconds", "client_updates")
-    rounds, failures, seconds, updates = (number(row.get(name)) for name in names)
-    group, seed = group or NOTHING, one_line(seed)
-    return RunRecord(folder, group, seed, outcome, fine, value, rounds, up, down, failures,
-                     seconds, updates, command)  # fmt: skip
+    return RunRecord(run.folder, group, str(run.seed), outcome, result, command, value, fine)
 
 
 def unfinished_record(folder: Path) -> RunRecord:
     """Return the line of a run without a usable result: why, and how to go on."""
     overrides = readable(read_overrides, folder) or {}
     seed = overrides.pop("seed", NOTHING)
-    label = in_order(with_effect(overrides))
-    last = _last_row(folder)
+    label = one_line(in_order(with_effect(overrides))) or NOTHING
     command = repeat_command(folder)
     if (folder / CHECKPOINT).is_file():
         command = f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
-    return _record(folder, one_line(label), seed, why_unfinished(folder), last, command)
+    why, last = why_unfinished(folder), _last_row(folder)
+    return RunRecord(folder, label, one_line(seed), why, last, command)
 
 
 def run_so_far(folder: Path) -> Run | None:
@@ -179,7 +165,8 @@ def foreign_record(folder: Path) -> RunRecord:
     """Return the line of a folder that holds a result and no overrides."""
     result = readable(read_result, folder) or {}
     why = f"left out: it has no {OVERRIDES}"
-    return _record(folder, NOTHING, str(result.get("seed", NOTHING)), why, result)
+    seed = one_line(str(result.get("seed", NOTHING)))
+    return RunRecord(folder, NOTHING, seed, why, result)
 
 
 def why_unfinished(folder: Path) -> str:

@@ -6,9 +6,9 @@ import pytest
 
 from edgewire.report.errors import ResultsError
 from edgewire.report.metric import ACCURACY, MainMetric
-from edgewire.report.runs import read_archive, read_runs
+from edgewire.report.runs import read_runs
 from papers.make.results import main
-from papers.make.run_archive import archive_file, write_archive
+from papers.make.run_archive import archive_file, read_archive, write_archive
 from papers.make.run_archive import main as keep
 from tests.papers.make.made_pages import ACCURACIES, PAGE, define, rows_of, written
 from tests.report.sweeps import add_job

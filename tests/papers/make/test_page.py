@@ -8,9 +8,8 @@ import random
 
 import pytest
 
-from edgewire.report.runs import read_archive
 from papers.make.results import main, outputs
-from papers.make.run_archive import archive_file
+from papers.make.run_archive import archive_file, read_archive
 from tests.papers.make.made_pages import PAGE, define, packed, rows_of, run, unpacked, written
 
 

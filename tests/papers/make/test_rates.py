@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from edgewire.report.learning_curve import smoothed
-from edgewire.report.runs import read_archive
+from edgewire.report.runs import smoothed
 from papers.make.definitions import Across, TableDefinition, read_definition
-from papers.make.run_archive import archive_file
+from papers.make.run_archive import archive_file, read_archive
 
 ROOT = Path(__file__).parents[3]
 # For each page: the searches for its rates, how many evaluations an accuracy averages, and the

@@ -7,11 +7,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from edgewire.conf.sweeper import split_case
-from edgewire.report.runs import WITHOUT_EFFECT, in_order, read_archive
+from edgewire.report.runs import WITHOUT_EFFECT, in_order
 from papers.make.definitions import BenchmarkTable, read_definitions
 from papers.make.measured import measured_file, read_measured
 from papers.make.results import Output, main
-from papers.make.run_archive import archive_file
+from papers.make.run_archive import archive_file, read_archive
 from papers.make.tables import FilledBenchmarkTable
 from tests.papers.make.made_pages import PAGE, define, packed, unpacked, written
 

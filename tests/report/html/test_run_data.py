@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from edgewire.report.estimate import estimate
-from edgewire.report.html.averaged_curve import averaged, bytes_a_round, column, density
+from edgewire.report.format import one_line
 from edgewire.report.html.canvas import THEME, inline, with_tips
 from edgewire.report.html.message_parts import PARTS, parts_of
+from edgewire.report.html.picture_axes import Axis, a_round, all_bytes, column, density
+from edgewire.report.html.pictures import averaged
 from edgewire.report.html.run_data import load, read_settings, reference_of, thinned, unlike
-from edgewire.report.html.text import one_line
 from edgewire.report.link_time import own_network
 from tests.report.html.made_runs import add_run
 
@@ -20,7 +21,7 @@ def test_bands_say_what_the_seeds_allow(seeds, tmp_path):
     for seed in range(seeds):
         add_run(tmp_path / str(seed), f"x=1 seed={seed}", (0.1, None, ENDS[seed]))
     (group,) = load([tmp_path]).groups
-    found = averaged(group, column("round"), column("accuracy"))
+    found = averaged(group, Axis("", column("round")), Axis("", column("accuracy")))
     assert list(found.x) == [0, 2]
     known = estimate(ENDS[:seeds])
     assert found.mean[-1] == pytest.approx(known.mean)
@@ -33,14 +34,14 @@ def test_a_curve_ends_with_the_shortest_run(tmp_path):
     add_run(tmp_path / "0", "x=1 seed=0", (0.1, 0.2, 0.3))
     add_run(tmp_path / "1", "x=1 seed=1", (0.1, 0.2))
     (group,) = load([tmp_path]).groups
-    found = averaged(group, column("round"), column("accuracy"), log_x=True)
+    found = averaged(group, Axis("", column("round"), log=True), Axis("", column("accuracy")))
     assert list(found.x) == [1]
 
 
 def test_bytes_and_density_are_those_between_rows(tmp_path):
     add_run(tmp_path, "x=1 seed=0")
     (group,) = load([tmp_path]).groups
-    assert bytes_a_round("uplink")(group.histories[0], group) == [None, 10_000, 10_000]
+    assert a_round(all_bytes("uplink"))(group.histories[0], group) == [None, 10_000, 10_000]
     assert density(group.histories[0], group) == [None, 1.0, 1.0]
 
 
@@ -53,7 +54,7 @@ def test_a_group_is_compared_with_the_uncompressed_one_most_like_it(tmp_path):
     add_run(tmp_path / "other", "dataset=mnist lr=0.1 seed=0", result={"dataset": "mnist"})
     groups = load([tmp_path]).groups
     of = [(group, reference_of(group, groups)) for group in groups]
-    assert [(dict(a.group.overrides), dict(b.group.overrides)) for a, b in of if b] == [
+    assert [(dict(a.overrides), dict(b.overrides)) for a, b in of if b] == [
         ({"lr": lr, "compression": "f2i"}, {"lr": lr, "compression": "none"})
         for lr in ("0.1", "0.2")
     ]
