@@ -19,11 +19,10 @@ from edgewire.report import __main__ as page
 from edgewire.report import curves, table
 from edgewire.report.errors import ResultsError
 from edgewire.report.html import canvas, html_report
-from edgewire.report.html.run_data import read_settings
 from edgewire.report.html.watch import WatchedReport
 from edgewire.report.link_time import measured
 from edgewire.report.run_result import RunResult, SweepResult
-from edgewire.report.runs import read_runs
+from edgewire.report.runs import read_runs, read_settings
 from tests.report.damaged_runs import CANARY, damage
 from tests.report.html.made_runs import add_run
 
