@@ -18,9 +18,9 @@ from edgewire.command.python_api import RunFailed, sweep
 from edgewire.conf.network import network_named
 from edgewire.report.estimate import paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.html.run_data import read_settings
 from edgewire.report.link_time import Link, seconds_over
 from edgewire.report.run_result import RunResult, SweepResult
+from edgewire.report.runs import read_settings
 from edgewire.simulation.workers.limits import allowed_cores
 
 # Of each method: what the table calls it. The first one is the uncompressed one.

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,7 @@ from edgewire.report.files.reader import (
     readable,
     refuse,
 )
-from edgewire.report.format import NOTHING
+from edgewire.report.format import NOTHING, one_line
 from edgewire.report.metric import ACCURACY, MainMetric, main_of
 
 RESULT, HISTORY = "result.json", "history.jsonl"
@@ -54,6 +55,7 @@ NUMBERS = (
     *("uplink_bytes_float32", "downlink_bytes_float32", "client_updates", "failures"),
     *("seconds", "virtual_seconds", "sparsity", "evaluations"),
 )
+MOST_SETTINGS = 5000  # keys of one configuration
 MOST_WORDS, MOST_LETTERS = 1000, 100_000  # of a run's overrides
 PARSED = 5000  # letters of a run's overrides above which Hydra's slow parser would take seconds
 LARGEST = 1e150  # the sum of squares of such numbers is finite
@@ -395,13 +397,40 @@ def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
 
 
 def dotted(node: Any, between: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values inside a mapping with their joined keys; those of a list if joined by /."""
+    """Yield the values inside a mapping with their joined keys; those of a list if joined by /.
+
+    An empty mapping inside is a value.
+    """
     for key, value in (node if isinstance(node, Mapping) else dict(enumerate(node))).items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) or (isinstance(value, list) and between == "/"):
+        if (isinstance(value, Mapping) and value) or (isinstance(value, list) and between == "/"):
             yield from dotted(value, between, f"{name}{between}")
         else:
             yield name, value
+
+
+def read_settings(folder: Path) -> dict[str, str]:
+    """Return the configuration that a run has saved, flat: key -> text; empty if it is damaged.
+
+    References to other keys are replaced. OmegaConf's other resolvers are not used: a folder that
+    someone else has made could read environment variables with them.
+    """
+    content = readable(read_yaml, folder / CONFIG)
+    pairs = islice(dotted(content if isinstance(content, dict) else {}), MOST_SETTINGS)
+    flat = {one_line(key): one_line(_as_text(value)) for key, value in pairs}
+    return {key: _resolved(text, flat) for key, text in flat.items()}
+
+
+def _resolved(text: str, flat: Mapping[str, str]) -> str:
+    for _ in range(5):  # a reference may lead to another one, or to itself
+        if (found := REFERENCE.fullmatch(text)) is None or found[1] not in flat:
+            break
+        text = flat[found[1]]
+    return text
+
+
+def _as_text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if value in (True, False) else str(value)
 
 
 def in_order(overrides: Mapping[str, str]) -> str:

@@ -16,23 +16,20 @@ from edgewire.report.summary import summary_table
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (61706, "61.7 kB"), (2.5e9, "2.5 GB")]
+    ("form", "value", "text"),
+    [
+        *((human_bytes, 0, "0 B"), (human_bytes, 999, "999 B"), (human_bytes, 61706, "61.7 kB")),
+        *(
+            (human_bytes, 2.5e9, "2.5 GB"),
+            (human_seconds, None, "-"),
+            (human_seconds, 0.5, "0.5 s"),
+        ),
+        *((human_seconds, 245, "4 min 05 s"), (human_seconds, 7380, "2 h 03 min")),
+        *((percent, 0.97312, "97.31 %"), (percent, None, "-")),
+    ],
 )
-def test_bytes(count, text):
-    assert human_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (0.5, "0.5 s"), (245, "4 min 05 s"), (7380, "2 h 03 min")],
-)
-def test_seconds(seconds, text):
-    assert human_seconds(seconds) == text
-
-
-def test_percent():
-    assert percent(0.97312) == "97.31 %"
-    assert percent(None) == "-"
+def test_units(form, value, text):
+    assert form(value) == text
 
 
 ROW = {

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import decimals, human_bytes, human_seconds
-from edgewire.report.html.node_state import SLOW
-from edgewire.report.html.node_table import NodeRecord, NotableNode, notable
+from edgewire.report.html.node_table import SLOW, NodeRecord, NotableNode, notable
 from edgewire.report.html.run_data import (
     ReportGroup,
     ReportRuns,

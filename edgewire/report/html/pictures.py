@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from edgewire.report.curves import Curve, evenly, front, mean_curve
 from edgewire.report.estimate import estimate
 from edgewire.report.format import human_bytes, human_seconds
@@ -20,7 +18,6 @@ from edgewire.report.html.canvas import (
     is_dashed,
     marker_of,
 )
-from edgewire.report.html.message_parts import PARTS, parts_of
 from edgewire.report.html.node_pictures import label_maps, node_strips
 from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.picture_axes import (
@@ -44,6 +41,10 @@ GREY_POINTS = 40  # points of such a curve
 POINTS = 160  # points of a curve in colour
 WAYS = {"uplink": "up", "downlink": "down"}
 BAR = 38  # points of height for a stacked bar
+VALUES, INDICES, HEADER, PAYLOAD = "values", "indices", "payload header", "payload"
+RECORD, OTHER = "EdgeWire's record", "other records"
+# the order in bars and of their colours; a payload whose parts are not known is one part
+PARTS = (PAYLOAD, VALUES, INDICES, HEADER, RECORD, OTHER)
 
 
 def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Link],
@@ -56,32 +57,20 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
 
     with rc_context(STYLE):
         asynchronous = any(group.asynchronous for group in report.coloured)
-        rounds = Axis(
-            "round (asynchronous: reply)" if asynchronous else "round",
-            column("round"),
-            log=_differ(report, "round"),
-            whole=True,
-        )
+        unit = "round (asynchronous: reply)" if asynchronous else "round"
+        rounds = Axis(unit, column("round"), log=_differ(report, "round"), whole=True)
         name = report.metric.name
         metric = Axis(report.metric.axis, column(report.metric.name, report.metric.scale))
+        virtual = Axis("virtual time", column("virtual_seconds"), human_seconds,
+                       log=_differ(report, "virtual_seconds"))  # fmt: skip
         sections: dict[str, list[Canvas | None]] = {
             "metric": [
                 *(draw_front(report, way) for way in WAYS),
                 draw_curves(report, "rounds", rounds, metric, f"Test {name} over rounds"),
             ],
             "time": [
-                draw_curves(
-                    report,
-                    "virtual_time",
-                    Axis(
-                        "virtual time",
-                        column("virtual_seconds"),
-                        human_seconds,
-                        log=_differ(report, "virtual_seconds"),
-                    ),
-                    metric,
-                    f"Test {name} over virtual time, as recorded",
-                ),
+                draw_curves(report, "virtual_time", virtual, metric,
+                            f"Test {name} over virtual time, as recorded"),
                 *(_over_link(report, link, metric) for link in links),
             ],
             "bytes": [
@@ -90,11 +79,8 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
                 draw_curves(report, "density", rounds, DENSITY, "Density of the updates"),
                 draw_curves(report, "staleness", rounds, STALENESS, "Staleness of the updates"),
             ],
-            "nodes": [
-                *node_strips(report, nodes),
-                *label_maps(nodes),
-            ],
-        }
+            "nodes": [*node_strips(report, nodes), *label_maps(nodes)],
+        }  # fmt: skip
         return {
             section: [canvas.save(folder) for canvas in drawn if canvas is not None]
             for section, drawn in sections.items()
@@ -107,8 +93,8 @@ STALENESS = Axis("mean staleness (server steps)", column("staleness"))
 
 def _differ(report: ReportRuns, key: str) -> bool:
     """Return whether a counter at the ends of the runs differs so much that its axis is log."""
-    found = [group.estimate(lambda result: number(result.get(key))) for group in report.coloured]
-    ends = [each.mean for each in found if each is not None and each.mean > 0]
+    found = [group.mean(lambda result: number(result.get(key))) for group in report.coloured]
+    ends = [end for end in found if end is not None and end > 0]
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
 
@@ -132,10 +118,10 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     canvas = Canvas(name, title, note, legend_of([group for group, _ in coloured]))
     for group in evenly(report.others, GREY):
         if (found := averaged(group, x, y)) is not None:
-            found = decimated(found, GREY_POINTS)
+            found = found.at(evenly(range(len(found.x)), GREY_POINTS))
             canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
     for group, whole in coloured:
-        _add_curve(canvas, group, decimated(whole, POINTS))
+        _add_curve(canvas, group, whole.at(evenly(range(len(whole.x)), POINTS)))
     limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
     number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
@@ -169,14 +155,6 @@ def _add_curve(canvas: Canvas, group: ReportGroup, curve: Curve) -> None:
     count = len(group.histories)
     seeds = f"{count} seeds" if count > 1 else "1 seed"
     canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
-
-
-def decimated(curve: Curve, most: int) -> Curve:
-    """Return a curve with at most `most` of its points, evenly chosen, with the first and last."""
-    if len(curve.x) <= most:
-        return curve
-    at = np.linspace(0, len(curve.x) - 1, most).round().astype(int)
-    return curve.at(at)
 
 
 def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
@@ -251,6 +229,30 @@ def _bar(group: ReportGroup, mean: float) -> list[list[float]] | None:
         return [[mean - min(values)], [max(values) - mean]]
     half = None if (found := estimate(values)) is None else found.half
     return None if half is None else [[half], [half]]
+
+
+def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
+    """Return the mean bytes of a run in each part of the messages; their sum is all bytes.
+
+    `way`: "uplink" or "downlink". Runs of earlier versions do not say how many bytes of a payload
+    are indices and values. Then the payload is one part.
+    """
+    payload = _mean(group, f"{way}_bytes") or 0.0
+    parts = {
+        RECORD: _mean(group, f"{way}_header_bytes") or 0.0,
+        OTHER: _mean(group, f"{way}_other_bytes") or 0.0,
+    }
+    indices, values = (_mean(group, f"{way}_{what}_bytes") for what in ("index", "value"))
+    if indices is None or values is None or indices + values > payload:
+        return {PAYLOAD: payload, **parts}
+    return {VALUES: values, INDICES: indices, HEADER: payload - indices - values, **parts}
+
+
+def _mean(group: ReportGroup, key: str) -> float | None:
+    """Return the mean of a counter; None unless all runs have it."""
+    found = [number(run.result.get(key)) for run in group.runs]
+    known = [value for value in found if value is not None and value >= 0]
+    return sum(known) / len(known) if known and len(known) == len(found) else None
 
 
 def draw_parts(report: ReportRuns, way: str) -> Canvas | None:

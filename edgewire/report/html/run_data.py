@@ -13,7 +13,6 @@ from typing import Any
 
 from edgewire.report.curves import evenly, legend
 from edgewire.report.errors import ResultsError
-from edgewire.report.files.reader import read_yaml, readable
 from edgewire.report.format import NOTHING, one_line
 from edgewire.report.html.run_records import (
     NOT_FINISHED,
@@ -27,14 +26,13 @@ from edgewire.report.html.run_records import (
 )
 from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.runs import (
-    CONFIG,
-    REFERENCE,
     Group,
     Row,
     Run,
     find_runs,
     group_runs,
     number,
+    read_settings,
     varying,
     whole_bytes,
     with_effect,
@@ -42,7 +40,6 @@ from edgewire.report.runs import (
 
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
-MOST_SETTINGS = 5000  # keys of one configuration
 NEARLY = 1.1  # below this compression ratio a run counts as uncompressed
 # settings of a run that its result holds, and that a comparison needs in common
 CONDITIONS = ("nodes", "rounds", "network", "partition")
@@ -246,37 +243,6 @@ def settings_of(group: Group) -> dict[str, str]:
         if run.folder is not None and (found := read_settings(run.folder)):
             return with_effect(found)
     return {key: one_line(value) for key, value in group.overrides.items()}
-
-
-def read_settings(folder: Path) -> dict[str, str]:
-    """Return the configuration that a run has saved, flat: key -> text; empty if it is damaged.
-
-    References to other keys are replaced. OmegaConf's other resolvers are not used: a folder that
-    someone else has made could read environment variables with them.
-    """
-    flat: dict[str, str] = {}
-    _flatten("", readable(read_yaml, folder / CONFIG), flat)
-    return {key: _resolved(text, flat) for key, text in flat.items()}
-
-
-def _flatten(prefix: str, value: Any, flat: dict[str, str], depth: int = 0) -> None:
-    if len(flat) >= MOST_SETTINGS or depth > 20:
-        return
-    if isinstance(value, dict) and value:
-        for key, each in value.items():
-            name = one_line(str(key))
-            _flatten(f"{prefix}.{name}" if prefix else name, each, flat, depth + 1)
-    elif prefix:
-        text = "null" if value is None else str(value).lower() if value in (True, False) else value
-        flat[prefix] = one_line(value if isinstance(value, str) else str(text))
-
-
-def _resolved(text: str, flat: Mapping[str, str]) -> str:
-    for _ in range(5):
-        if (found := REFERENCE.fullmatch(text)) is None or found[1] not in flat:
-            break
-        text = flat[found[1]]
-    return text
 
 
 def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGroup | None:

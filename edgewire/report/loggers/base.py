@@ -43,7 +43,7 @@ class LoggedRun:
 
     def parameters(self) -> dict[str, Any]:
         """Return the configuration with dotted keys and plain values; without null."""
-        return {key: plain(value) for key, value in dotted(self.config) if value is not None}
+        return {key: plain(value) for key, value in dotted(self.config) if value not in (None, {})}
 
     def time_of(self, row: Row) -> float:
         """Return the Unix time of a row, without the pauses of a run that was resumed."""

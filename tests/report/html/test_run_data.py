@@ -6,11 +6,11 @@ import pytest
 from edgewire.report.estimate import estimate
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import THEME, inline, with_tips
-from edgewire.report.html.message_parts import PARTS, parts_of
 from edgewire.report.html.picture_axes import Axis, a_round, all_bytes, column, density
-from edgewire.report.html.pictures import averaged
-from edgewire.report.html.run_data import load, read_settings, reference_of, thinned, unlike
+from edgewire.report.html.pictures import PARTS, averaged, parts_of
+from edgewire.report.html.run_data import load, reference_of, thinned, unlike
 from edgewire.report.link_time import own_link
+from edgewire.report.runs import read_settings
 from tests.report.html.made_runs import add_run
 
 ENDS = (0.7, 0.8, 0.96)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgewire.report.html.node_state import is_slow, not_answering, usual_lag
+from edgewire.report.html.node_table import is_slow, not_answering, usual_lag
 
 
 @pytest.mark.parametrize(
