@@ -41,7 +41,7 @@ def test_other_methods_and_a_metric_of_which_less_is_better(printed):
     assert code == 0
     assert "mae" in text
     assert "fedavg_topk" in text
-    assert "edgewire" not in text
+    assert "edgewire (few bytes)" not in text
     assert re.search(r"fedavg_topk +\S.* [+-][\d.]+", text)
 
 
