@@ -232,8 +232,11 @@ def _readable(key: str, machine: NodeGrants | None) -> Iterator[None]:
         raise ConfigError(f"{key} cannot be read: {type(error).__name__}") from error
 
 
-def compose_config(overrides: list[str]) -> DictConfig:
-    """Compose conf/ with command-line `overrides`, outside of Hydra's own main."""
+def compose_config(overrides: list[str], *, hydra: bool = False) -> DictConfig:
+    """Compose conf/ with command-line `overrides`, outside of Hydra's own main.
+
+    `hydra`: whether the result also has Hydra's own settings.
+    """
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(HERE), version_base="1.3"):
-        return compose("config", overrides=overrides)
+        return compose("config", overrides=overrides, return_hydra_config=hydra)

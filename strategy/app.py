@@ -13,9 +13,9 @@ from edgewire.compression.base import PayloadError
 from edgewire.conf.build import objective_of
 from edgewire.conf.check import check_target
 from edgewire.conf.load import load_config
+from edgewire.conf.network import only_virtual
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import output_of
-from edgewire.conf.virtual_only import expect_real_time
 from edgewire.protocol.choose_grid import bundled
 from edgewire.protocol.flower_releases import older_superlink
 from edgewire.protocol.run_ended import was_stopped
@@ -49,7 +49,11 @@ def main(grid: Grid, context: Context) -> None:
     node_log = NodeLog(nodes or grid, folder, objective.main.name, objective.defined)
     grid = OrderedGrid(node_log)
     if grid.virtual_seconds is None:
-        expect_real_time(config)
+        if said := only_virtual(config.network):
+            raise ConfigError(
+                f"these nodes' time is real, and nothing emulates {said}; `python run.py` has a "
+                "virtual clock"
+            )
         # This check is only for `flwr run`. The engines start a SuperLink or have its address.
         if not context.run_config.get("config") and (line := older_superlink()):
             log.warning("%s", line)

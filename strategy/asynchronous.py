@@ -33,7 +33,6 @@ from edgewire.compression.flower.server.session import (
 from edgewire.compression.flower.server.step_log_sync import StepLogSync
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
-from edgewire.compression.layout import Layout
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.option_group import OptionGroup
 from edgewire.conf.schema import FOREVER
@@ -64,7 +63,6 @@ from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
-SOME = Layout(("weight",), ((2, 2),), ("float32",))  # any layout, to ask if a codec has a residual
 
 
 @dataclass
@@ -153,7 +151,7 @@ class Asynchronous(ParameterServer):
 
     The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
     `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
-    message. Raises `ValueError` for options that exclude each other.
+    message.
     """
 
     unit = "PUSH"
@@ -178,26 +176,12 @@ class Asynchronous(ParameterServer):
         super().__init__(update, server_lr, codecs)
         expect_kinds(mixing=(mixing, Mixing), sending=(sending, Sending))
         expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
-        if buffer > pushes:
-            raise ValueError(f"buffer={buffer} is never full with pushes={pushes}")
-        if not 0 <= sender_exponent <= 1 or (sender_exponent and buffer == 1):
-            raise ValueError(
-                "sender_exponent is from 0 to 1, and a value above 0 goes with a buffer above 1, "
-                f"not {sender_exponent:g} with buffer={buffer}"
-            )
-        if mixing.mix and (update != "delta" or buffer > 1 or server_lr > 1):
-            raise ValueError("mix goes with update=delta, buffer=1 and a server_lr of at most 1")
-        if mixing.proximal_mu and update != "delta":
-            raise ValueError("proximal_mu, a number of at least 0, goes with update=delta")
+        if not 0 <= sender_exponent <= 1:
+            raise ValueError(f"sender_exponent is from 0 to 1, not {sender_exponent:g}")
         if not isinstance(staleness, Staleness):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
-        uplink, downlink = codecs.uplink, codecs.downlink
-        if sending.in_flight > 1 and downlink is not None and not downlink.exact:
-            raise ValueError("in_flight above 1 goes with downlink=full: a node keeps one version")
-        if sending.in_flight > 1 and uplink and uplink.memory_bytes(SOME):
-            raise ValueError("in_flight above 1 goes with methods that keep no memory")
         self.pushes, self.staleness, self.mixing, self.buffer = pushes, staleness, mixing, buffer
         self.sending, self.record_every = sending, record_every
         self.sender_exponent = float(sender_exponent)

@@ -27,7 +27,7 @@ from edgewire.compression.flower.server.failure_policy import (
 from edgewire.compression.flower.server.inbox import NOT_OPEN
 from edgewire.compression.screening import Screening
 from edgewire.conf.option_group import OptionGroup
-from edgewire.conf.schema import Config, ConfigError
+from edgewire.conf.schema import Config
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import PLAIN, from_bytes, to_bytes
 
@@ -211,36 +211,10 @@ class ParameterServer(Strategy):
             self.on_state_complete()
 
     def check_config(self, config: Config) -> None:
-        """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
-        self._expect_recorded(config.eval_every)
-        if self.update == "gradient":
-            self._expect_no_steps(config)
+        """Raise `ConfigError` for options that one's own subclass lacks.
 
-    def _expect_recorded(self, eval_every: int) -> None:
-        """Raise `ConfigError` unless `eval_every` is a multiple of `record_every`."""
-        if eval_every % self.record_every:
-            raise ConfigError(
-                f"eval_every={eval_every} must be a multiple of "
-                f"strategy.record_every={self.record_every}"
-            )
-
-    def _expect_no_steps(self, config: Config) -> None:
-        """Raise `ConfigError` for options of local steps: nodes that send gradients take none."""
-        for key, value, alone in (
-            ("local_steps", config.local_steps, None),
-            ("local_epochs", config.local_epochs, 1),
-        ):
-            if value != alone:
-                raise ConfigError(
-                    f"{key} goes with strategy.update=delta; with strategy.update=gradient a node "
-                    "sends the gradient of one mini-batch"
-                )
-        unheeded = config.optimizer.get("weight_decay") or config.optimizer.get("nesterov")
-        if unheeded or not str(config.optimizer["_target_"]).endswith(".SGD"):
-            raise ConfigError(
-                "optimizer= is for steps at the nodes, and with strategy.update=gradient they take "
-                f"none: {self.no_steps}, or give strategy.update=delta"
-            )
+        The combinations that this package's strategies lack are in `edgewire.conf.rules`.
+        """
 
     def _evaluate(
         self,

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import QFedAvg, Result, Strategy
+from flwr.serverapp.strategy import Result, Strategy
 
 from edgewire.compression.batchnorm import expect_matches
 from edgewire.compression.flower import Traffic
 from edgewire.compression.flower.native_tensors import Initial
 from edgewire.compression.flower.server.failure_policy import FailedNode
-from edgewire.compression.flower.server.statistics_averaging import ROBUST
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, objective_of, strategy_of
 from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
+from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.pipeline.server.strategy import PipelineStrategy
 from edgewire.strategy.base import Codecs, ParameterServer
 from edgewire.strategy.federated import Federated
-from edgewire.strategy.flower_checks import expect_limits
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 
@@ -64,158 +62,81 @@ class CountedStrategy(Protocol):
         """Run all rounds, like Flower's `Strategy.start`; `evaluate_fn` gets a flat model."""
 
 
-class Checked(CountedStrategy, Protocol):
-    """One of EdgeWire's strategies, which checks the configuration itself."""
+class CutsModel(Protocol):
+    """A strategy that divides a model among nodes, and so needs the data's shape."""
 
-    def check_config(self, config: Config) -> None:
-        """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
+    def cut(self, config: Config, data: Data) -> None:
+        """Cut the configured model; raise `TaskError` or `ValueError` if it cannot be cut."""
 
 
-def scheme_for(config: Config, data: Data) -> CountedStrategy:
-    """Return the configured strategy for a data set; a pipeline strategy also cuts its model.
+def made(config: Config, data: Data | None = None) -> CountedStrategy:
+    """Return the configured strategy; with `data` it is also fitted to them (`fit`).
 
-    Raises the errors of `scheme_of`. Raises `ConfigError` or `TaskError` for a model that cannot be
-    cut as configured. Raises `ConfigError` for a strategy that needs data at a server without data.
+    A strategy with `_partial_` in its YAML file is one of EdgeWire's. It compresses messages
+    itself, and gets the codecs and the seed here. All other strategies are Flower's or a user's.
+    Raises `ConfigError` for unknown options, and for refused combinations (`edgewire.conf.rules`).
     """
-    scheme = scheme_of(config)
-    if not len(data.train):
-        _expect_without_data(scheme, config)
-    gradients = gradients_of(config)
-    if not isinstance(scheme, PipelineStrategy):
-        if not gradients.exact:
-            raise ConfigError(
-                "gradients= is for activations' gradients, of a model that is cut over nodes: "
-                "it goes with strategy=synthetic_gradients or split_backprop"
-            )
+    strategy, local, objective = strategy_of(config), local_of(config), objective_of(config)
+    try:
+        local.check_strategy(config.strategy)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    uplink, downlink, seeded = codec_of(config), downlink_of(config), config.downlink.from_seed
+    if not isinstance(strategy, Strategy):
+        strategy = strategy(
+            codecs=Codecs(uplink, downlink, config.seed, seeded, config.compact_records)
+        )
+    check(Choice(config, strategy, uplink, downlink, gradients_of(config), local, objective))
+    if config.strategy.get("_partial_"):
+        if isinstance(strategy, ParameterServer):
+            strategy.screening = config.screen
+        scheme = cast(CountedStrategy, strategy)
     else:
-        try:
-            scheme.cut(config, data)
-        except TaskError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"strategy: {error}") from error
-    return scheme
-
-
-def asks_nodes(scheme: CountedStrategy) -> bool:
-    """Return whether the strategy asks the nodes to evaluate the model."""
-    return isinstance(scheme, Federated) and scheme.evaluates
-
-
-def _expect_without_data(scheme: CountedStrategy, config: Config) -> None:
-    """Raise `ConfigError` for a strategy that needs samples, at a server without samples."""
-    if isinstance(scheme, PipelineStrategy):
-        raise ConfigError(
-            "no data at the server, which cuts a model by them: put some into its own data "
-            "folder, and give dataset.root=, or choose a strategy that does not cut"
-        )
-    if asks_nodes(scheme) and not config.dataset.holdout:
-        raise ConfigError(
-            "no data at the server to test on, and none that nodes hold back: give "
-            "dataset.holdout=0.2, say, a share of each node's own"
-        )
-
-
-def scheme_of(config: Config) -> CountedStrategy:
-    """Return the configured strategy.
-
-    Raises `ConfigError` for unknown options, and for combinations that the strategy does not
-    support. A strategy with `_partial_` in its YAML file is one of EdgeWire's. It compresses
-    messages itself, and gets the codecs and the seed here. All other strategies are Flower's or a
-    user's.
-    """
-    made = strategy_of(config)
-    _expect_local(config, made)
-    downlink = downlink_of(config)
-    if isinstance(made, Strategy):
-        expect_limits(made, config)
-        objective = objective_of(config)
-        if isinstance(made, QFedAvg) and objective.least < 0:
-            raise ConfigError(
-                "strategy=qfedavg weights nodes by their losses, which must not be below 0; "
-                f"those of {type(objective).__name__} may be"
-            )
-        uplink, from_seed = codec_of(config), config.downlink.from_seed
-        _expect_receivers(Codecs(uplink, downlink), made, config)
-        return Federated(
-            made,
+        scheme = Federated(
+            strategy,
             downlink,
             config.seed,
             uplink,
             config.screen,
             objective,
-            from_seed=from_seed,
+            from_seed=seeded,
             compact_records=config.compact_records,
         )
-    codecs = Codecs(
-        codec_of(config),
-        downlink,
-        config.seed,
-        config.downlink.from_seed,
-        config.compact_records,
-    )
-    scheme: Checked = made(codecs=codecs)
-    if isinstance(scheme, ParameterServer):
-        scheme.screening = config.screen
-    if not hasattr(scheme, "check_config"):
-        raise ConfigError(
-            f"{type(scheme).__name__} has no check_config(config): a strategy whose file says "
-            "_partial_: true needs it"
-        )
-    scheme.check_config(config)
-    if config.compact_records and not getattr(scheme, "sends_models", True):
-        raise ConfigError(
-            "compact_records=true is for messages with models: give compact_records=false with a "
-            "model that is cut over nodes"
-        )
-    _expect_receivers(codecs, scheme, config)
+    if data is not None:
+        fit(scheme, config, data)
     return scheme
 
 
-def _expect_receivers(codecs: Codecs, strategy: object, config: Config) -> None:
-    """Raise `ConfigError` for a method that is wrong for what receives its payloads.
+def fit(scheme: CountedStrategy, config: Config, data: Data) -> None:
+    """Cut the model of a strategy that cuts it, for a data set.
 
-    With strategy.follow=steps the downlink's payloads are updates, otherwise differences of models.
+    Raises `ConfigError` or `TaskError` for a model that cannot be cut as configured, and
+    `ConfigError` for a strategy that needs samples, at a server without samples.
     """
-    known = getattr(strategy, "knows_context", False)
-    steps = getattr(strategy, "follow", "") == "steps"
-    optimizer = getattr(strategy, "optimizer", None)
-    momentum = getattr(optimizer, "momentum", 0) or getattr(optimizer, "sends_momentum", False)
-    sums = getattr(optimizer, "incremental", False)
-    gradients = getattr(strategy, "update", "") == "gradient" and not (momentum or sums)
-    updates = "gradients" if gradients else "models"
-    for group, codec, receiver in (
-        ("compression", codecs.uplink, "sums" if sums else updates),
-        ("downlink", codecs.downlink, updates if steps else "differences"),
-        ("gradients", gradients_of(config), "gradients"),
-    ):
+    cuts = hasattr(type(scheme), "cut")
+    if not len(data.train):
+        if cuts:
+            raise ConfigError(
+                "no data at the server, which cuts a model by them: put some into its own data "
+                "folder, and give dataset.root=, or choose a strategy that does not cut"
+            )
+        if asks_nodes(scheme) and not config.dataset.holdout:
+            raise ConfigError(
+                "no data at the server to test on, and none that nodes hold back: give "
+                "dataset.holdout=0.2, say, a share of each node's own"
+            )
+    if cuts:
         try:
-            if codec is not None:
-                codec.expect_receiver(receiver, contextual=known and group != "gradients")
+            cast(CutsModel, scheme).cut(config, data)
+        except TaskError:
+            raise
         except ValueError as error:
-            raise ConfigError(f"{group}: {error}") from error
-    downlink = codecs.downlink
-    if codecs.contextual and (downlink is None or (downlink.exact and not steps)):
-        raise ConfigError(
-            "coder=context is for a downlink that sends changes, because they make the context: "
-            "choose one such as downlink=topk, or give compression.coder=entropy "
-            "downlink.coder=entropy"
-        )
+            raise ConfigError(f"strategy: {error}") from error
 
 
-def _expect_local(config: Config, made: object) -> None:
-    """Raise `ConfigError` for a local algorithm that does not go with the strategy `made`."""
-    local = local_of(config)
-    try:
-        local.check_strategy(config.strategy)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    robust = isinstance(made, ROBUST) or config.strategy.get("mean", "mean") != "mean"
-    if robust and local.over_all_nodes:
-        raise ConfigError(
-            f"local={type(local).__name__.lower()} adds up changes of which the nodes' mean is "
-            "needed, and a robust strategy takes no mean: give local=plain, or another strategy"
-        )
+def asks_nodes(scheme: CountedStrategy) -> bool:
+    """Return whether the strategy asks the nodes to evaluate the model."""
+    return isinstance(scheme, Federated) and scheme.evaluates
 
 
 def expect_named(config: Config, layout: Layout) -> None:

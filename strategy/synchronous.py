@@ -45,7 +45,6 @@ from edgewire.compression.flower.server.step_log_sync import StepLogSync
 from edgewire.compression.flower.tensor_split import Model, form_of_updates
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.option_group import OptionGroup
-from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.aggregation import NativeMix, NativeState, SparseMean, StatisticsMix
 from edgewire.strategy.base import (
     FLOWER,
@@ -58,9 +57,8 @@ from edgewire.strategy.base import (
 )
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
-from edgewire.strategy.flower_checks import expect_trained
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.strategy.robust_aggregation import ABSENT, KINDS, LEAST, RobustMean
+from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from edgewire.task.optimizers import SGD, ServerOptimizer
 
 WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
@@ -179,8 +177,8 @@ class SparseAveraging(ParameterServer):
     `verify_every`: the number of rounds after which nodes compare the checksum of their model with
     the server's (0: never). `mask_received`: True if a node applies the averaged update only at the
     entries that it sent itself (line 7 of CE-SGD's Algorithm 2). Then the metric `drift` is the
-    nodes' mean distance from the server's model. Raises `ValueError` for options that exclude each
-    other.
+    nodes' mean distance from the server's model. `edgewire.conf.rules` refuses options that
+    exclude each other.
     """
 
     State = AveragingState
@@ -207,19 +205,10 @@ class SparseAveraging(ParameterServer):
             aggregation=(aggregation, Aggregation),
             planning=(planning, Deadline),
         )
-        uplink = codecs.uplink
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
-        if mask_received and (
-            codecs.downlink is None or not (uplink and uplink.sparsifier.repeats)
-        ):
-            raise ValueError("mask_received goes with compression=cesgd or esgd, downlink=average")
         if follow not in FOLLOWS:
             raise ValueError(f"follow must be one of {', '.join(FOLLOWS)}, not {follow!r}")
-        if mask_received and follow != "steps":
-            raise ValueError("mask_received goes with follow=steps")
-        if mask_received and uplink and uplink.exact_names:
-            raise ValueError("mask_received does not go with compression.exact=")
         if not isinstance(optimizer, ServerOptimizer):
             raise ValueError(
                 "optimizer is chosen by strategy/optimizer=, see conf/strategy/optimizer"
@@ -239,139 +228,6 @@ class SparseAveraging(ParameterServer):
         self.state.session.go_back(back)
 
     knows_context = True
-
-    def check_config(self, config: Config) -> None:
-        """Raise `ConfigError` with a one-line message for options that this strategy lacks."""
-        among = self.participation
-        expect_trained(config.nodes, among.fraction_train, among.min_train_nodes)
-        super().check_config(config)
-        self._check_deadline(config.timeout)
-        self._check_robust(config.nodes)
-        self._check_sums(config)
-        self._check_momentum(config.rounds)
-        if self.codecs.contextual and self.mask_received:
-            raise ConfigError(
-                "coder=context is for nodes whose model is the server's: with "
-                "strategy.mask_received=true, give compression.coder=entropy downlink.coder=entropy"
-            )
-        downlink = self.codecs.downlink
-        if self.follow != "steps" and (downlink is None or downlink.exact):
-            raise ConfigError(
-                f"strategy.follow={self.follow} needs a lossy downlink, because a lossless one "
-                "sends whole models: choose one such as downlink=topk"
-            )
-        if self.follow == "weights" and self.codecs.contextual:
-            raise ConfigError(
-                "coder=context is for changes of the model: with strategy.follow=weights, give "
-                "compression.coder=entropy downlink.coder=entropy"
-            )
-        if self.follow == "weights" and self.codecs.from_seed:
-            raise ConfigError(
-                "strategy.follow=weights sends the model in every round, also before training: "
-                "give downlink.from_seed=false"
-            )
-
-    def _check_momentum(self, rounds: int) -> None:
-        """Raise `ConfigError` if nodes cannot send momenta, which the optimiser expects of them."""
-        if not self.optimizer.sends_momentum:
-            return
-        wrong = {
-            "strategy.update=gradient": self.update != "gradient",
-            "a downlink= other than full": self.codecs.downlink is None,
-            "strategy.follow=steps": self.follow != "steps",
-            "strategy.mask_received=false": self.mask_received,
-        }
-        for cure in (cure for cure, found in wrong.items() if found):
-            raise ConfigError(
-                "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the "
-                f"server's steps: give {cure}"
-            )
-        warmup = getattr(self.optimizer, "warmup_steps", 0)
-        if warmup >= rounds:
-            FLOWER.warning(
-                "the warm-up of one_bit_adam takes all %d rounds, so no gradient is quantized: "
-                "give strategy.optimizer.warmup_steps= a smaller value than %d",
-                *(rounds, warmup),
-            )
-        codecs = {"compression": self.codecs.uplink, "downlink": self.codecs.downlink}
-        for name, codec in codecs.items():
-            if codec and not codec.quantizer.exact and codec.exact_steps < warmup:
-                FLOWER.warning(
-                    "%s.exact_steps=%d ends before the warm-up of one_bit_adam, %d steps: its "
-                    "second moment will be that of quantized gradients",
-                    *(name, codec.exact_steps, warmup),
-                )
-
-    def _check_robust(self, nodes: int) -> None:
-        """Raise `ConfigError` if a robust mean of a round's updates leaves none of them out."""
-        among, how = self.participation, self.aggregation
-        used = among.needed(among.drawn(nodes))
-        left_out = int(used * how.trim) if how.mean == "trimmed" else (used - 1) // 2
-        if how.mean != "mean" and not left_out:
-            raise ConfigError(
-                f"strategy.mean={how.mean} of {used} updates a round leaves none out: give a "
-                f"larger {'trim' if used >= LEAST else 'number of nodes'}, or strategy.mean=mean"
-            )
-
-    def _check_sums(self, config: Config) -> None:
-        """Raise `ConfigError` if the optimiser adds up changes of which the nodes' sums differ.
-
-        The sums are right only if the server uses the changes of all nodes as they sent them, each
-        with the same weight in every round, and the nodes get the whole mean in the end.
-        """
-        if not self.optimizer.incremental:
-            return
-        how, among, downlink = self.aggregation, self.participation, self.codecs.downlink
-        forgets = downlink is not None and not downlink.sends_all
-        wrong = {
-            "strategy.fraction_train=1": among.fraction_train != 1,
-            "strategy.quorum=1": among.quorum != 1,
-            "strategy.mean=mean": how.mean != "mean",
-            "strategy.sender_exponent=0": how.sender_exponent != 0,
-            "strategy.weighted_by_key=null": how.weighted_by_key is not None,
-            "strategy.mask_received=false": self.mask_received,
-            "screen.clip=null": config.screen.clip is not None,
-            "downlink=average": self.follow == "steps" and forgets,
-            "strategy.follow=steps": self.follow == "weights",
-        }
-        for cure in (cure for cure, found in wrong.items() if found):
-            raise ConfigError(
-                "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them: "
-                f"give {cure}"
-            )
-
-    def _check_deadline(self, timeout: float | None) -> None:
-        """Raise `ConfigError` if a deadline has nothing to plan, or if its bounds have no deadline.
-
-        Also raise it if rounds end before their deadline: `timeout`, the most seconds of a round.
-        """
-        uplink, plans = self.codecs.uplink, self.planning
-        if plans.deadline is not None and timeout is not None and plans.deadline > timeout:
-            raise ConfigError(
-                f"strategy.deadline={plans.deadline:g} is later than the end of a round: give "
-                f"timeout= a larger value than {timeout:g}"
-            )
-        if plans.deadline is None:
-            if plans != NO_DEADLINE:
-                raise ConfigError(
-                    "strategy.least_factor=, most_factor= and most_bits= bound the plans for a "
-                    "deadline: give strategy.deadline= too"
-                )
-            return
-        scalable = uplink is not None and uplink.sparsifier.scalable
-        refinable = uplink is not None and uplink.quantizer.finer_by(1) > 0
-        if plans.most_bits and not refinable:
-            raise ConfigError(
-                "strategy.most_bits= is for a quantizer that can take more bits: give "
-                "compression.quantizer=lloyd or eden, with fewer bits than the most"
-            )
-        if self.update == "gradient" and not (scalable or plans.most_bits):
-            raise ConfigError(
-                "strategy.deadline= plans local steps and densities: give strategy.update=delta "
-                "or compression=topk"
-            )
-        if plans.most_factor > 1 and not scalable:
-            raise ConfigError("strategy.most_factor= is for a density: give compression=topk")
 
     def summary(self) -> None:
         """Log the kind of update, the server's optimiser and the quorum."""

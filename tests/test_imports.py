@@ -27,7 +27,7 @@ KNOWS = {
     "deploy": {"conf", "engines", "machine", "protocol"},
     "pipeline": {"client", "compression", "conf", "report", "strategy", "task"},
     "client": {"compression", "conf", "pipeline", "task"},
-    "strategy": {"compression", "conf", "pipeline", "protocol", "task"},
+    "strategy": {"compression", "conf", "protocol", "task"},
     "command": {
         "compression",
         "conf",

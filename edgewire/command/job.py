@@ -31,10 +31,11 @@ from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_fa
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_target, check_targets
 from edgewire.conf.load import run_config, typed
+from edgewire.conf.network import only_virtual
 from edgewire.conf.own_packages import look_in, sources_of, unsent_files
+from edgewire.conf.rules import check_flower
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
-from edgewire.conf.virtual_only import only_virtual
 from edgewire.machine.errors import Ended, EngineError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import delayed, orderly_exit
@@ -45,7 +46,6 @@ from edgewire.report.progress.run_progress import run_progress
 from edgewire.report.progress.sweep_progress import VIEW
 from edgewire.report.runs import HYDRA, read_result
 from edgewire.report.summary import summary_table
-from edgewire.strategy.flower_checks import expect_limits
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 
@@ -325,7 +325,7 @@ def prepare(config: Config) -> None:
     """
     # `build` imports the strategy's module; EdgeWire's strategies would import torch.
     if str(config.strategy.get("_target_")).startswith("flwr."):
-        expect_limits(build("strategy", config.strategy), config)
+        check_flower(build("strategy", config.strategy), config)
     check_targets(config)
     from edgewire.conf.build import (
         data_of,
@@ -336,12 +336,12 @@ def prepare(config: Config) -> None:
         partition_of,
         server_data_of,
     )
-    from edgewire.strategy.factory import asks_nodes, scheme_for, scheme_of
+    from edgewire.strategy.factory import asks_nodes, fit, made
     from edgewire.strategy.lr_schedule import Schedule
     from edgewire.task.flat_model import expect_tensors
     from edgewire.task.steps import expect_fits, expect_trains
 
-    scheme_of(config)  # this check needs no data; the checks below need data
+    scheme = made(config)  # this check needs no data; the checks below need data
     data = server_data_of(config) if is_submitted(config) else data_of(config)
     if not is_submitted(config) and not len(data.train):
         raise ConfigError(f"dataset: {config.dataset.name} has no training samples")
@@ -351,7 +351,7 @@ def prepare(config: Config) -> None:
     if len(data.train):  # if there are none, only the nodes have training data
         expect_tensors(model)
         expect_fits(model, objective_of(config), data)
-    scheme = scheme_for(config, data)
+    fit(scheme, config, data)
     if len(data.train) and asks_nodes(scheme):
         expect_fits(model, objective_of(config), data, mean=True)
     Schedule(config.schedule, config.lr, objective_of(config)).step(loss=1.0)

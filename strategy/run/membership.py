@@ -12,9 +12,9 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.conf.rules import LEAST
 from edgewire.conf.schema import ConfigError
 from edgewire.protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
-from edgewire.strategy.flower_checks import LEAST
 
 # A strategy is waiting for nodes if it has asked for the nodes at least ASKS times, for at least
 # SECONDS seconds, and has not sent a message.

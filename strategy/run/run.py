@@ -17,8 +17,7 @@ from edgewire.compression.flower.traffic import flower_bytes
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, model_of, objective_of, server_data_of, vectors_of
 from edgewire.conf.schema import Config
-from edgewire.pipeline.server.strategy import PipelineStrategy
-from edgewire.strategy.factory import asks_nodes, expect_named, scheme_for
+from edgewire.strategy.factory import asks_nodes, expect_named, made
 from edgewire.strategy.federated import Federated
 from edgewire.strategy.lr_schedule import Schedule
 from edgewire.strategy.ordered_grid import OrderedGrid
@@ -47,7 +46,7 @@ class Run:
         self.records = records
         self.data = server_data_of(config)
         self.model = FlatModel(model_of(config, self.data), config.device)
-        self.strategy = scheme_for(config, self.data)
+        self.strategy = made(config, self.data)
         self.objective = objective_of(config)
         self.schedule = Schedule(config.schedule, config.lr, self.objective)
         self.train_config = ConfigRecord({"lr": self.schedule.lr})
@@ -57,7 +56,7 @@ class Run:
         names, shapes = self.model.names, self.model.shapes
         self.layout = Layout(names, shapes, ("float32",) * len(names))
         self.variances = variances(self.layout)
-        if not isinstance(self.strategy, PipelineStrategy):
+        if getattr(self.strategy, "sends_models", True):
             expect_named(config, self.layout)
         self.stepped = 0  # rounds that the learning rate's schedule has counted
         self.labels = labels_of(config, self.data, self.strategy)

@@ -65,7 +65,7 @@ BAD = [
         ["algorithm=x"],
         "no algorithm=x. there are: adacomp, asgd, cesgd, comp_asgd, dgc, diloco, edgewire",
     ),
-    (["strategy=null"], "Config group"),
+    (["strategy=null"], "strategy=null: a group takes a name"),
     (["algorithm=sgd", "strategy/staleness=global"], "belongs to strategy=asynchronous"),
     (["algorithm=sgd", "strategy.pushes=3"], "belongs to strategy=asynchronous"),
     (["algorithm=adacomp", "strategy.staleness.a=1"], "belongs to strategy/staleness=polynomial"),

@@ -11,7 +11,7 @@ from edgewire.conf.check import check_target
 from edgewire.conf.codecs import codec_of, downlink_of
 from edgewire.conf.load import compose_config, load_config, run_config, to_config
 from edgewire.conf.schema import ConfigError
-from edgewire.strategy.factory import scheme_of
+from edgewire.strategy import factory
 from edgewire.strategy.lr_schedule import Schedule
 from edgewire.task.datasets.data import DATASETS
 from edgewire.task.models import build_model
@@ -49,7 +49,7 @@ def test_every_choice_composes_and_has_a_description(group, choice):
     lines = (CONF / group / f"{choice}.yaml").read_text().splitlines()
     assert any(line.startswith("# ") and "@package" not in line for line in lines[:2])
     if group == "strategy":
-        assert scheme_of(made).summary() is None
+        assert factory.made(made).summary() is None
     elif group == "partition":
         data = data_of(config())
         groups = torch.arange(len(data.train)) % 50

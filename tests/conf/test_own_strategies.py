@@ -6,7 +6,7 @@ import pytest
 
 from edgewire.conf.check import build, check_target
 from edgewire.conf.schema import ConfigError
-from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.factory import made
 from tests.runs import configured
 
 OWN = """
@@ -96,7 +96,7 @@ def test_the_types_of_passed_on_options_are_checked(own, option, part):
 def test_a_strategy_that_compresses_itself_needs_its_own_check(own):
     config = replace(configured(), strategy=own("Alone", _partial_=True))
     with pytest.raises(ConfigError, match=r"Alone has no check_config\(config\): a strategy whose"):
-        scheme_of(config)
+        made(config)
 
 
 def test_an_unknown_option_is_named(own):

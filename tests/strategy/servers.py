@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from edgewire.compression.flower import to_vector
 from edgewire.conf.build import data_of, model_of
-from edgewire.strategy.factory import scheme_for
+from edgewire.strategy.factory import made
 from edgewire.task.flat_model import FlatModel
 from tests.runs import configured
 
@@ -25,7 +25,7 @@ class Server:
     def __init__(self, words):
         self.config, self.records = configured(*words), []
         self.data = data_of(self.config)
-        self.scheme = scheme_for(self.config, self.data)
+        self.scheme = made(self.config, self.data)
 
     def serve(self, grid, on_state_complete):
         """Train; `on_state_complete` is called when the state can be saved, and may stop it."""

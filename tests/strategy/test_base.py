@@ -4,10 +4,9 @@ import logging
 
 import pytest
 
-from edgewire.conf.schema import ConfigError
 from edgewire.pipeline.server.strategy import PipelineStrategy
 from edgewire.strategy.asynchronous import Asynchronous
-from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.factory import made
 from edgewire.strategy.synchronous import SparseAveraging
 from tests.runs import configured
 from tests.strategy.federation import Federation, Trainer
@@ -43,31 +42,7 @@ def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch):
 
 def scheme(*words):
     """Return the strategy that the overrides configure."""
-    return scheme_of(configured(*words))
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("esgd strategy.fraction_train=2", "strategy: fraction_train must be between 0 and 1"),
-        ("esgd strategy.fraction_train=0", "not one of nodes=4 would train"),
-        ("esgd strategy.min_train_nodes=5", "strategy.min_train_nodes must be between 0 and nodes"),
-        ("esgd local_steps=3", "local_steps goes with strategy.update=delta"),
-        ("asgd local_epochs=2", "local_epochs goes with strategy.update=delta"),
-        ("esgd optimizer=adam", "they take none: give strategy/optimizer=, or give strategy.upd"),
-        ("asgd optimizer=adam", "they take none: drop it, or give strategy.update=delta"),
-        ("asgd optimizer=sgd optimizer.weight_decay=1", "they take none: drop it"),
-        ("asgd strategy.record_every=7", "eval_every=1000 must be a multiple of strategy.record_"),
-        ("synthetic_gradients strategy.record_every=7", "eval_every=200 must be a multiple of"),
-        ("synthetic_gradients local_steps=3", "step with each mini-batch: drop local_steps="),
-        ("synthetic_gradients network.crash=0.1", "network.crash=0.1 needs a timeout= here"),
-    ],
-)
-def test_an_option_that_a_strategy_refuses_gives_one_line(words, line):
-    with pytest.raises(ConfigError) as caught:
-        scheme(*f"algorithm={words}".split())
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
+    return made(configured(*words))
 
 
 @pytest.mark.parametrize(

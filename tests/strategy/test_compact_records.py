@@ -4,7 +4,7 @@ import pytest
 
 from edgewire.conf.load import to_config
 from edgewire.conf.schema import ConfigError
-from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.factory import made
 from tests.local_runs import files_of, local_run
 from tests.runs import composed
 
@@ -52,4 +52,4 @@ def test_a_run_is_the_same_with_fewer_bytes(kind, tmp_path):
 def test_a_cut_model_refuses_compact_records(algorithm):
     config = to_config(composed(f"algorithm={algorithm}", "compact_records=true"))
     with pytest.raises(ConfigError, match="compact_records=false"):
-        scheme_of(config)
+        made(config)

@@ -20,10 +20,7 @@ from edgewire.compression.flower.replica import (
 from edgewire.compression.flower.server import delta_sync
 from edgewire.compression.flower.server.step_log_sync import LOSSLESS
 from edgewire.compression.make import make_codec
-from edgewire.conf.load import compose_config, to_config
 from edgewire.conf.network import Network
-from edgewire.conf.schema import ConfigError
-from edgewire.strategy.factory import scheme_of
 from tests.grids import grid_of
 from tests.strategy.federation import ADAM, NODES, Federation, Trainer, breaks, nan, start
 
@@ -205,22 +202,3 @@ def test_a_snapshot_with_another_activity_is_refused(values):
     payload = LOSSLESS.encode(np.array(values, np.float32), activity_layout(1))
     with pytest.raises(PayloadError, match="0 to 255"):
         activity_of(payload, 1)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "algorithm=fedavg compression.coder=context",
-        "algorithm=fedavg downlink=int8 downlink.coder=context",
-        "algorithm=adacomp compression.coder=context",
-        "algorithm=esgd downlink=full compression.coder=context",
-        "algorithm=adacomp downlink=average compression.coder=context",
-        "algorithm=cesgd strategy.mask_received=true compression.coder=context",
-        "algorithm=synthetic_gradients compression.coder=context",
-        "algorithm=synthetic_gradients gradients.coder=context",
-    ],
-)
-def test_a_strategy_without_a_context_refuses_the_coder(overrides):
-    config = to_config(compose_config(overrides.split()))
-    with pytest.raises(ConfigError, match="coder=context is for"):
-        scheme_of(config)

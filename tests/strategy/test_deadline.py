@@ -5,8 +5,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgewire.conf.load import to_config
-from edgewire.conf.schema import ConfigError
 from edgewire.strategy.deadline import (
     SAFETY,
     Deadline,
@@ -16,9 +14,8 @@ from edgewire.strategy.deadline import (
     NodePlan,
     fitted,
 )
-from edgewire.strategy.factory import scheme_of
 from tests.local_runs import local_run
-from tests.runs import composed, history_of, result_of
+from tests.runs import history_of, result_of
 
 SECONDS = st.floats(0, 10)
 DEADLINE = ["strategy.deadline=1"]
@@ -204,29 +201,6 @@ def test_without_a_deadline_nothing_is_planned_or_stored():
 def test_bounds_are_checked(options):
     with pytest.raises(ValueError, match="must be"):
         Deadline(**options)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["algorithm=esgd", "strategy.deadline=1"], "give strategy.update=delta or"),
-        (["algorithm=diloco", "strategy.deadline=1", "strategy.most_factor=2"], "topk"),
-        (["algorithm=edgewire", "strategy.deadline=-1"], "seconds above 0"),
-        (["algorithm=edgewire", "strategy.most_bits=1"], "give strategy.deadline= too"),
-        (["algorithm=edgewire", "strategy.most_factor=2"], "give strategy.deadline= too"),
-        (
-            ["algorithm=edgewire", *DEADLINE, "compression.quantizer=int8", "strategy.most_bits=1"],
-            "quantizer=lloyd or eden",
-        ),
-        (
-            ["algorithm=edgewire", "strategy.deadline=9", "timeout=8"],
-            "give timeout= a larger value",
-        ),
-    ],
-)
-def test_a_deadline_without_anything_to_plan_is_refused(words, said):
-    with pytest.raises(ConfigError, match=said):
-        scheme_of(to_config(composed(*words)))
 
 
 def test_a_fast_node_sends_finer_values(tmp_path):

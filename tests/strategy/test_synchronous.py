@@ -8,15 +8,10 @@ from flwr.app import ArrayRecord
 
 from edgewire.compression.flower.node_replica import REPLICA
 from edgewire.compression.make import make_codec
-from edgewire.conf.load import to_config
 from edgewire.conf.network import Network
-from edgewire.conf.schema import ConfigError
 from edgewire.simulation.clock import VirtualClock
-from edgewire.strategy.base import Codecs
 from edgewire.strategy.collector import RoundCollector
-from edgewire.strategy.factory import scheme_of
 from edgewire.strategy.synchronous import SparseAveraging
-from tests.runs import composed
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,
@@ -121,40 +116,6 @@ def test_nodes_get_the_largest_weights_of_the_newest_model():
     assert not any(REPLICA in context.state for context in federation.pool.contexts.values())
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("algorithm=esgd strategy.follow=weights downlink=average", "needs a lossy downlink"),
-        ("algorithm=esgd strategy.follow=weights downlink=full", "needs a lossy downlink"),
-        ("algorithm=flasc compression.coder=context", "coder=context is for changes"),
-        ("algorithm=flasc downlink.from_seed=true", "from_seed=false"),
-        ("algorithm=esgd nodes=2 strategy.mean=median", "of 2 updates .* larger number of nodes"),
-        ("algorithm=esgd nodes=4 strategy.mean=trimmed", "of 4 updates .* give a larger trim"),
-        ("algorithm=esgd nodes=10 strategy.mean=median strategy.quorum=0.2", "of 2 updates"),
-        ("strategy=sparse_averaging strategy.update=delta strategy.mean=median local=scaffold",
-         "a robust strategy takes no mean"),
-        ("strategy=krum local=scaffold", "a robust strategy takes no mean"),
-    ],
-)  # fmt: skip
-def test_options_that_exclude_each_other_are_refused(words, said):
-    config = to_config(composed(*words.split()))
-    with pytest.raises(ConfigError, match=said):
-        scheme_of(config)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"follow": "steps "}, "follow must be one of steps, differences, weights"),
-        ({"follow": "differences", "mask_received": True}, "goes with follow=steps"),
-    ],
-)
-def test_a_wrong_way_to_follow_is_refused(options, said):
-    federation = Federation(Trainer(sparsifier="esgd", mask=True))
-    with pytest.raises(ValueError, match=said):
-        federation.run(1, **options)
-
-
 def test_a_deltas_rate_is_the_server_lr():
     one, two = (Federation(Trainer("delta")) for _ in range(2))
     one.run(3, lr=9.0, server_lr=0.25)
@@ -230,8 +191,7 @@ BAD = [
     ({"server_lr": math.nan}, "server_lr"),
     ({"server_lr": math.inf}, "server_lr"),
     ({"verify_every": -1}, "verify_every must be 0"),
-    ({"mask_received": True}, "mask_received"),
-    ({"mask_received": True, "codecs": Codecs(AVERAGE, AVERAGE)}, "mask_received"),
+    ({"follow": "steps "}, "follow must be one of steps, differences, weights"),
 ]
 
 

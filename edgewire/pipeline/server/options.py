@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgewire.conf.option_group import OptionGroup
-from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm
+from edgewire.pipeline.gradient_predictor import ModuleForm
 from edgewire.strategy.base import expect_positive
 
 AUTO = "auto"
@@ -47,9 +47,7 @@ class GradientModules(OptionGroup):
     trained_by: str = "gradients"
 
     def __post_init__(self) -> None:
-        form = self.form(0)
-        if form.trained_by == LOSS and not self.conditioned:
-            raise ValueError("trained_by=loss needs the labels: drop conditioned=false")
+        self.form(0)
 
     def form(self, classes: int) -> ModuleForm:
         """Return the form of the modules. `classes`: the number of classes of a data set."""
@@ -65,8 +63,7 @@ class Flow(OptionGroup):
     `schedule`: "sequential", "pipeline" or "async". `queue`: with "async", the number of messages
     that may wait at a node. `batches_per_message`: the number of mini-batches in a message; a node
     takes one step for each. `micro_batches`: the number of parts of a mini-batch, for
-    backpropagation in a pipeline. Raises `ValueError` for another schedule, for a number below 1,
-    and for options that exclude each other.
+    backpropagation in a pipeline. Raises `ValueError` for another schedule, or a number below 1.
     """
 
     schedule: str = "pipeline"
@@ -84,5 +81,3 @@ class Flow(OptionGroup):
             batches_per_message=self.batches_per_message,
             micro_batches=self.micro_batches,
         )
-        if self.batches_per_message > 1 and self.micro_batches > 1:
-            raise ValueError("batches_per_message does not go with micro_batches")

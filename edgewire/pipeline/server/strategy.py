@@ -13,7 +13,7 @@ from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
 from edgewire.compression.validation import expect_kinds
 from edgewire.conf.build import objective_of
-from edgewire.conf.schema import FOREVER, Config, ConfigError
+from edgewire.conf.schema import Config
 from edgewire.pipeline.cuts import NO_LABELS, Plan, is_classifier, plan_of
 from edgewire.pipeline.server.dispatcher import Dispatcher
 from edgewire.pipeline.server.options import Cutting, Flow, GradientModules
@@ -56,8 +56,7 @@ class PipelineStrategy(ParameterServer):
     after which the server gets full copies of the segments. With such a copy another node can take
     over a segment. 0: the server has only the initial copies. `record_every`: the number of
     mini-batches between two evaluations. `codecs`: the codec `uplink` encodes activations. The
-    codec `gradients` of the configuration encodes gradients. Raises `ValueError` for options that
-    exclude each other.
+    codec `gradients` of the configuration encodes gradients.
     """
 
     unit = "STEP"
@@ -83,42 +82,11 @@ class PipelineStrategy(ParameterServer):
         expect_positive(record_every=record_every)
         if segment_every < 0:
             raise ValueError(f"segment_every must be at least 0, not {segment_every}")
-        if record_every % flow.batches_per_message:
-            raise ValueError(
-                f"eval_every={record_every} must be a multiple of "
-                f"batches_per_message={flow.batches_per_message}"
-            )
-        if synthetic and flow.micro_batches > 1:
-            raise ValueError("micro_batches goes with synthetic=false (algorithm=split_backprop)")
-        if not synthetic and modules != MODULES:
-            raise ValueError(
-                "module, hidden, trained_by and conditioned go with synthetic gradients alone"
-            )
-        if not synthetic and flow.schedule == "async":
-            raise ValueError("schedule=async goes with synthetic gradients alone")
-        if not synthetic and flow.schedule == "sequential" and flow.micro_batches > 1:
-            raise ValueError("micro_batches goes with schedule=pipeline")
-        if codecs.downlink is not None:
-            raise ValueError("activations go down as they came up: downlink=full")
         self.synthetic, self.cutting, self.modules, self.flow = synthetic, cutting, modules, flow
         self.feedback = feedback
         self.segment_every, self.record_every = segment_every, record_every
         self.plan: Plan | None = None
         self._problem: tuple[Config, Data] | None = None
-
-    def check_config(self, config: Config) -> None:
-        """Raise `ConfigError` for options that nodes would ignore or that could block the run."""
-        self._expect_recorded(config.eval_every)
-        if config.local_steps is not None or config.local_epochs != 1:
-            raise ConfigError(
-                "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs="
-            )
-        _expect_plain_model(config)
-        if config.network.crash and config.timeout >= FOREVER:
-            raise ConfigError(
-                f"network.crash={config.network.crash:g} needs a timeout= here, the virtual "
-                "seconds after which another node takes a segment over"
-            )
 
     @property
     def done(self) -> int:
@@ -231,19 +199,3 @@ class PipelineStrategy(ParameterServer):
     def _goes_forward(self, segments: int) -> bool:
         """Return whether a mini-batch passes each segment once, without a backward task."""
         return self.synthetic or (segments == 1 and self.flow.micro_batches == 1)
-
-
-def _expect_plain_model(config: Config) -> None:
-    """Raise `ConfigError` for options of the model that a cut model does not have."""
-    adapter = str(config.adapter["_target_"])
-    for key, is_plain in {
-        "trainable": config.trainable is None,
-        "adapter": adapter == "edgewire.task.finetuning.Adapter",
-        "local": str(config.local["_target_"]) == "edgewire.task.local.LocalAlgorithm",
-        "model.file": config.model.file is None,
-        "model.dtype": config.model.dtype == "float32",
-    }.items():
-        if not is_plain:
-            raise ConfigError(
-                f"{key}= does not go with a cut model, which is trained whole: drop it"
-            )

@@ -14,7 +14,7 @@ from edgewire.compression.make import make_codec
 from edgewire.compression.registry import get, names, options_of
 from edgewire.conf.load import compose_config, to_config
 from edgewire.conf.schema import ConfigError
-from edgewire.strategy.factory import scheme_of
+from edgewire.strategy.factory import made
 from tests.compression.flower.apps import moving, record_of, values_of
 from tests.grids import grid_of
 
@@ -178,9 +178,9 @@ RUNS = {  # a run's overrides, and a part of the error; "" if the run is right
 def test_a_run_is_checked_in_the_same_way(words):
     config = to_config(compose_config(words.split()))
     if not (part := RUNS[words]):
-        scheme_of(config)
+        made(config)
         return
     with pytest.raises(ConfigError) as raised:
-        scheme_of(config)
+        made(config)
     assert part in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -7,12 +7,9 @@ from hypothesis import strategies as st
 
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.make import make_codec
-from edgewire.conf.load import to_config
-from edgewire.conf.schema import ConfigError
-from edgewire.strategy.factory import scheme_of
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run
 from tests.local_runs import local_run
-from tests.runs import composed, result_of
+from tests.runs import result_of
 
 
 @given(eta=st.floats(0.05, 1), density=st.sampled_from([0.01, 0.2, 1.0]))
@@ -64,39 +61,3 @@ def test_a_lost_reply_is_no_change(tmp_path):
     local_run(tmp_path / "lost", *words, "network.loss=0.05", "timeout=5")
     assert result_of(tmp_path / "lost")["failures"] > 10
     assert result_of(tmp_path / "lost")["loss"] < 1.3 * result_of(tmp_path / "all")["loss"]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["algorithm=sgd", "downlink=average", "compression=ef21"], "adds up"),
-        (["algorithm=ef21_sgdm", "compression=topk"], "adds up"),
-        (["algorithm=fedavg", "compression=ef21"], "adds up"),
-        (["algorithm=fedbuff", "compression=ef21"], "adds up"),
-        (["algorithm=synthetic_gradients", "compression=ef21"], "adds up"),
-        (["algorithm=sgd", "downlink=topk", "downlink.sparsifier=ef21"], "choose topk"),
-        (["algorithm=ef21_sgdm", "strategy.fraction_train=0.5"], "fraction_train=1"),
-        (["algorithm=ef21_sgdm", "strategy.quorum=0.5"], "quorum=1"),
-        (["algorithm=ef21_sgdm", "strategy.mean=median"], "mean=mean"),
-        (["algorithm=ef21_sgdm", "strategy.sender_exponent=0.5"], "sender_exponent=0"),
-        (
-            ["algorithm=ef21_sgdm", "strategy.follow=weights", "downlink=topk"],
-            "strategy.follow=steps",
-        ),
-        (["algorithm=ef21_sgdm", "strategy.weighted_by_key=num-steps"], "weighted_by_key=null"),
-        (["algorithm=ef21_sgdm", "screen.clip=2"], "clip=null"),
-        (
-            ["algorithm=ef21_sgdm", "downlink=edgewire", "downlink.coder=entropy"],
-            "downlink=average",
-        ),
-        (["algorithm=ef21_sgdm", "downlink=qsgd"], "downlink=average"),
-        (["algorithm=ef21_sgdm", "downlink=topk"], "downlink=average"),
-        (["algorithm=ef21_sgdm", "compression.residual_decay=0.9"], "residual_decay"),
-        (["algorithm=ef21_sgdm", "compression.exact=[*weight]"], "option exact"),
-        (["algorithm=ef21_sgdm", "compression.feedback=false"], "feedback=false"),
-        (["algorithm=ef21_sgdm", "compression.eta=0"], "eta"),
-    ],
-)
-def test_changes_are_refused_where_they_are_not_added_up(words, said):
-    with pytest.raises(ConfigError, match=said):
-        scheme_of(to_config(composed(*words)))

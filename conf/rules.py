@@ -1,0 +1,410 @@
+"""The combinations of options that are refused, one row each: the error's text, and the condition.
+
+Bounds of one value are no rows, because they stand where the value is declared. Flower's own
+classes declare none, so theirs are rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import getLogger
+from typing import TYPE_CHECKING, Any
+
+from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, QFedAvg, Strategy
+
+from edgewire.compression.codec import Codec
+from edgewire.compression.flower.server.statistics_averaging import ROBUST, wrapped
+from edgewire.compression.layout import Layout
+from edgewire.conf.schema import FOREVER, Config, ConfigError
+
+if TYPE_CHECKING:  # these modules import torch
+    from edgewire.task.local import LocalAlgorithm
+    from edgewire.task.objectives import Objective
+
+# With f malicious nodes, the proof for Krum needs 2 f + 3 nodes (Blanchard et al. 2017, proposition
+# 4.2), and the proof for Bulyan needs 4 f + 3 nodes (El Mhamdi et al. 2018, section 4).
+KRUM, BULYAN, MORE = 2, 4, 3
+LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # Flower waits for these
+MEDIAN = 3  # the fewest updates of which a median leaves some out
+SOME = Layout(("weight",), ((2, 2),), ("float32",))  # any layout, to ask if a codec has a residual
+ENTROPY = "give compression.coder=entropy downlink.coder=entropy"
+Rows = dict[str, Any]  # by the error's text, a condition that is true if the choice is refused
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a run has chosen.
+
+    `strategy`: the object that the configuration names. `uplink`, `downlink`, `gradients`: the
+    codecs; `downlink` is None if the server sends whole models. `local`, `objective`: as the
+    configuration names them.
+    """
+
+    config: Config
+    strategy: Any
+    uplink: Codec
+    downlink: Codec | None
+    gradients: Codec
+    local: LocalAlgorithm
+    objective: Objective
+
+    @property
+    def contextual(self) -> bool:
+        """Whether the index sets of either direction are coded by context."""
+        codecs = (self.uplink, self.downlink)
+        return any(codec is not None and codec.coder.contextual for codec in codecs)
+
+    @property
+    def exact_down(self) -> bool:
+        """Whether nodes get the server's model without an error."""
+        return self.downlink is None or self.downlink.exact
+
+    @property
+    def repeats_steps(self) -> bool:
+        """Whether nodes repeat the server's steps, and do not get differences of models."""
+        return getattr(self.strategy, "follow", "") == "steps"
+
+
+def check(choice: Choice) -> None:
+    """Raise `ConfigError` for the first row whose condition the choice meets.
+
+    A strategy with `_partial_` in its YAML file is one of EdgeWire's, or one of the user's that
+    compresses messages itself. Its own `check_config` is called too.
+    """
+    config, strategy = choice.config, choice.strategy
+    _expect(_methods(choice))
+    if config.strategy.get("_partial_"):
+        for name, rows in OWN.items():
+            if hasattr(strategy, name):
+                _expect(rows(choice, strategy))
+        strategy.check_config(config)
+    else:
+        check_flower(strategy, config)
+    _check_receivers(choice)
+    _expect(_messages(choice))
+
+
+def check_flower(strategy: Strategy, config: Config) -> None:
+    """Raise `ConfigError` for options that a Flower strategy ignores, or waits with for ever.
+
+    These rows need no torch. A strategy may wrap others, whose options are checked too.
+    """
+    _expect(
+        {
+            "network.crash and network.join_seconds need a strategy that stands them: "
+            "strategy=asynchronous or sparse_averaging": config.network.crash
+            or config.network.join_seconds
+        }
+    )
+    for each in wrapped(strategy):
+        _expect(_flower(each, config.nodes))
+
+
+def _expect(rows: Rows) -> None:
+    for text, refused in rows.items():
+        if refused:
+            raise ConfigError(text)
+
+
+def _share(name: str, value: float) -> Rows:
+    return {f"strategy.{name} must be between 0 and 1, not {value:g}": not 0 <= value <= 1}
+
+
+def _least(name: str, value: int, nodes: int) -> Rows:
+    outside = not 0 <= value <= nodes
+    return {f"strategy.{name} must be between 0 and nodes={nodes}, not {value}": outside}
+
+
+def _count(name: str, value: int, low: int, nodes: int) -> Rows:
+    outside = not low <= value <= nodes
+    return {f"strategy.{name} must be from {low} to {nodes}, not {value}": outside}
+
+
+def _trained(nodes: int, among: Any) -> Rows:
+    """Return the rows of how many nodes train in a round; `among`: has FedAvg's options."""
+    nobody = f"not one of nodes={nodes} would train: give a larger strategy.fraction_train"
+    return {
+        **_share("fraction_train", among.fraction_train),
+        **_least("min_train_nodes", among.min_train_nodes, nodes),
+        nobody: drawn(nodes, among) < 1,
+    }
+
+
+def drawn(nodes: int, among: Any) -> int:
+    """Return how many of `nodes` nodes FedAvg draws; `among`: has its options."""
+    share = among.fraction_train
+    return max(int(nodes * share), among.min_train_nodes) if 0 < share <= 1 else 0
+
+
+def _flower(s: Strategy, nodes: int) -> Rows:
+    rows, fedavg = Rows(), isinstance(s, FedAvg)
+    if isinstance(s, FedAvg):
+        rows |= _trained(nodes, s) | _share("fraction_evaluate", s.fraction_evaluate)
+    for name in LEAST:  # a user's strategy may have FedAvg's names of options
+        value = getattr(s, name, 0)
+        if fedavg or (isinstance(value, int) and value > nodes):
+            rows |= _least(name, value, nodes)
+    if isinstance(s, FedProx):
+        mu = s.proximal_mu
+        rows[f"strategy.proximal_mu must be at least 0, not {mu:g}"] = mu < 0
+    if isinstance(s, MultiKrum):  # Krum is a subclass
+        rows |= _count("num_nodes_to_select", s.num_nodes_to_select, 1, nodes)
+    if isinstance(s, MultiKrum | Bulyan):
+        bad, there = s.num_malicious_nodes, drawn(nodes, s)
+        needed = (BULYAN if isinstance(s, Bulyan) else KRUM) * bad + MORE
+        rows |= _count("num_malicious_nodes", bad, 0, nodes) | {
+            f"strategy.num_malicious_nodes={bad} needs {needed} nodes a round with "
+            f"{type(s).__name__}, there are {there}": bad and there < needed
+        }
+    return rows
+
+
+def _methods(c: Choice) -> Rows:
+    s, local, objective = c.strategy, c.local, c.objective
+    robust = isinstance(s, ROBUST) or c.config.strategy.get("mean", "mean") != "mean"
+    return {
+        f"local={type(local).__name__.lower()} adds up changes of which the nodes' mean is "
+        "needed, and a robust strategy takes no mean: give local=plain, or another "
+        "strategy": robust and local.over_all_nodes,
+        "strategy=qfedavg weights nodes by their losses, which must not be below 0; "
+        f"those of {type(objective).__name__} may be": isinstance(s, QFedAvg)
+        and objective.least < 0,
+    }
+
+
+def _recorded(c: Choice, s: Any) -> Rows:
+    every, records = c.config.eval_every, s.record_every
+    text = f"eval_every={every} must be a multiple of strategy.record_every={records}"
+    return {text: every % records}
+
+
+def _updates(c: Choice, s: Any) -> Rows:
+    """Return the rows of servers to which nodes send updates."""
+    config, optimizer, gradients = c.config, c.config.optimizer, s.update == "gradient"
+    sends = "strategy.update=delta; with strategy.update=gradient a node sends the gradient of one"
+    heeded = not (optimizer.get("weight_decay") or optimizer.get("nesterov"))
+    sgd = str(optimizer["_target_"]).endswith(".SGD") and heeded
+    return {
+        **_recorded(c, s),
+        f"local_steps goes with {sends} mini-batch": gradients and config.local_steps is not None,
+        f"local_epochs goes with {sends} mini-batch": gradients and config.local_epochs != 1,
+        "optimizer= is for steps at the nodes, and with strategy.update=gradient they take none: "
+        f"{s.no_steps}, or give strategy.update=delta": gradients and not sgd,
+    }
+
+
+def _averaging(c: Choice, s: Any) -> Rows:
+    among, mask, follow, down = s.participation, s.mask_received, s.follow, c.downlink
+    return {
+        "strategy: mask_received goes with compression=cesgd or esgd, downlink=average": mask
+        and (down is None or not c.uplink.sparsifier.repeats),
+        "strategy: mask_received goes with follow=steps": mask and follow != "steps",
+        "strategy: mask_received does not go with compression.exact=": mask
+        and c.uplink.exact_names,
+        **_trained(c.config.nodes, among),
+        **_updates(c, s),
+        **_deadline(c, s, s.planning),
+        **_robust(c, s),
+        **_sums(c, s),
+        **_momenta(c, s),
+        "coder=context is for nodes whose model is the server's: with "
+        f"strategy.mask_received=true, {ENTROPY}": mask and c.contextual,
+        f"strategy.follow={follow} needs a lossy downlink, because a lossless one sends whole "
+        "models: choose one such as downlink=topk": follow != "steps" and c.exact_down,
+        "coder=context is for changes of the model: with strategy.follow=weights, "
+        f"{ENTROPY}": follow == "weights" and c.contextual,
+        "strategy.follow=weights sends the model in every round, also before training: "
+        "give downlink.from_seed=false": follow == "weights" and c.config.downlink.from_seed,
+    }
+
+
+def _deadline(c: Choice, s: Any, plans: Any) -> Rows:
+    """Return the rows of `strategy.deadline=`, and of the bounds of its plans."""
+    if plans.deadline is None:
+        return {
+            "strategy.least_factor=, most_factor= and most_bits= bound the plans for a deadline: "
+            "give strategy.deadline= too": plans != type(plans)()
+        }
+    timeout, scalable = c.config.timeout, c.uplink.sparsifier.scalable
+    return {
+        f"strategy.deadline={plans.deadline:g} is later than the end of a round: give timeout= a "
+        f"larger value than {timeout:g}": plans.deadline > timeout,
+        "strategy.most_bits= is for a quantizer that can take more bits: give "
+        "compression.quantizer=lloyd or eden, with fewer bits than the most": plans.most_bits
+        and not c.uplink.quantizer.finer_by(1),
+        "strategy.deadline= plans local steps and densities: give strategy.update=delta "
+        "or compression=topk": s.update == "gradient" and not (scalable or plans.most_bits),
+        "strategy.most_factor= is for a density: give compression=topk": plans.most_factor > 1
+        and not scalable,
+    }
+
+
+def _robust(c: Choice, s: Any) -> Rows:
+    how = s.aggregation
+    used = s.participation.needed(s.participation.drawn(c.config.nodes))
+    left_out = int(used * how.trim) if how.mean == "trimmed" else (used - 1) // 2
+    larger = "trim" if used >= MEDIAN else "number of nodes"
+    return {
+        f"strategy.mean={how.mean} of {used} updates a round leaves none out: give a larger "
+        f"{larger}, or strategy.mean=mean": how.mean != "mean" and not left_out
+    }
+
+
+def _sums(c: Choice, s: Any) -> Rows:
+    """Return the rows of an optimiser that adds up the nodes' changes.
+
+    The sums are right only if the server uses the changes of all nodes as they sent them, each with
+    the same weight in every round, and the nodes get the whole mean in the end.
+    """
+    among, how, follow = s.participation, s.aggregation, s.follow
+    forgets = c.downlink is not None and not c.downlink.sends_all
+    wrong = {
+        "strategy.fraction_train=1": among.fraction_train != 1,
+        "strategy.quorum=1": among.quorum != 1,
+        "strategy.mean=mean": how.mean != "mean",
+        "strategy.sender_exponent=0": how.sender_exponent != 0,
+        "strategy.weighted_by_key=null": how.weighted_by_key is not None,
+        "strategy.mask_received=false": s.mask_received,
+        "screen.clip=null": c.config.screen.clip is not None,
+        "downlink=average": follow == "steps" and forgets,
+        "strategy.follow=steps": follow == "weights",
+    }
+    ef21 = "strategy/optimizer=ef21 adds up the changes of all nodes, as the nodes sent them"
+    return {f"{ef21}: give {cure}": s.optimizer.incremental and wrong[cure] for cure in wrong}
+
+
+def _momenta(c: Choice, s: Any) -> Rows:
+    """Return the rows of an optimiser to which nodes send momenta; log what is doubtful."""
+    wrong = {
+        "strategy.update=gradient": s.update != "gradient",
+        "a downlink= other than full": c.downlink is None,
+        "strategy.follow=steps": s.follow != "steps",
+        "strategy.mask_received=false": s.mask_received,
+    }
+    adam = "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the"
+    momenta, rounds = s.optimizer.sends_momentum, c.config.rounds
+    warmup = getattr(s.optimizer, "warmup_steps", 0) if momenta else 0
+    if momenta and warmup >= rounds:
+        getLogger("flwr").warning(
+            "the warm-up of one_bit_adam takes all %d rounds, so no gradient is quantized: "
+            "give strategy.optimizer.warmup_steps= a smaller value than %d",
+            *(rounds, rounds),
+        )
+    for name, codec in (("compression", c.uplink), ("downlink", c.downlink)):
+        if codec and not codec.quantizer.exact and codec.exact_steps < warmup:
+            getLogger("flwr").warning(
+                "%s.exact_steps=%d ends before the warm-up of one_bit_adam, %d steps: its "
+                "second moment will be that of quantized gradients",
+                *(name, codec.exact_steps, warmup),
+            )
+    return {f"{adam} server's steps: give {cure}": momenta and wrong[cure] for cure in wrong}
+
+
+def _asynchronous(c: Choice, s: Any) -> Rows:
+    delta, mixing, several = s.update == "delta", s.mixing, s.sending.in_flight > 1
+    return {
+        f"strategy: buffer={s.buffer} is never full with pushes={s.pushes}": s.buffer > s.pushes,
+        "strategy: sender_exponent is from 0 to 1, and a value above 0 goes with a buffer above 1, "
+        f"not {s.sender_exponent:g} with buffer={s.buffer}": s.sender_exponent and s.buffer == 1,
+        "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": mixing.mix
+        and (not delta or s.buffer > 1 or s.server_lr > 1),
+        "strategy: proximal_mu, a number of at least 0, goes with update=delta": not delta
+        and mixing.proximal_mu,
+        "strategy: in_flight above 1 goes with downlink=full: a node keeps one version": several
+        and not c.exact_down,
+        "strategy: in_flight above 1 goes with methods that keep no memory": several
+        and c.uplink.memory_bytes(SOME),
+        **_updates(c, s),
+    }
+
+
+def _pipeline(c: Choice, s: Any) -> Rows:
+    config, flow, modules, back = c.config, s.flow, s.modules, not s.synthetic
+    several, each, crash = flow.micro_batches > 1, flow.batches_per_message, config.network.crash
+    plain = {
+        "trainable": config.trainable is None,
+        "adapter": config.adapter["_target_"] == "edgewire.task.finetuning.Adapter",
+        "local": config.local["_target_"] == "edgewire.task.local.LocalAlgorithm",
+        "model.file": config.model.file is None,
+        "model.dtype": config.model.dtype == "float32",
+    }
+    whole = "does not go with a cut model, which is trained whole: drop it"
+    return {
+        "strategy: trained_by=loss needs the labels: drop conditioned=false": not (
+            modules.conditioned or modules.trained_by != "loss"
+        ),
+        "strategy: batches_per_message does not go with micro_batches": each > 1 and several,
+        f"strategy: eval_every={s.record_every} must be a multiple of "
+        f"batches_per_message={each}": s.record_every % each,
+        "strategy: micro_batches goes with synthetic=false (algorithm=split_backprop)": several
+        and s.synthetic,
+        "strategy: module, hidden, trained_by and conditioned go with synthetic gradients "
+        "alone": back and modules != type(modules)(),
+        "strategy: schedule=async goes with synthetic gradients alone": back
+        and flow.schedule == "async",
+        "strategy: micro_batches goes with schedule=pipeline": several
+        and flow.schedule == "sequential",
+        "strategy: activations go down as they came up: downlink=full": c.downlink is not None,
+        **_recorded(c, s),
+        "a cut model's nodes step with each mini-batch: drop local_steps= and local_epochs=": (
+            config.local_steps is not None or config.local_epochs != 1
+        ),
+        **{f"{key}= {whole}": not fits for key, fits in plain.items()},
+        f"network.crash={crash:g} needs a timeout= here, the virtual seconds after which another "
+        "node takes a segment over": crash and config.timeout >= FOREVER,
+    }
+
+
+def _checked(c: Choice, s: Any) -> Rows:
+    needs = "a strategy whose file says _partial_: true needs it"
+    return {
+        f"{type(s).__name__} has no check_config(config): {needs}": not hasattr(s, "check_config")
+    }
+
+
+# The rows of strategies that compress messages themselves, by an attribute that such a kind has.
+OWN: dict[str, Callable[[Choice, Any], Rows]] = {
+    "aggregation": _averaging,
+    "mixing": _asynchronous,
+    "cutting": _pipeline,
+    "__class__": _checked,
+}
+
+
+def _check_receivers(c: Choice) -> None:
+    """Raise `ConfigError` for a method that is wrong for what receives its payloads.
+
+    With strategy.follow=steps the downlink's payloads are updates, otherwise differences of models.
+    """
+    optimizer = getattr(c.strategy, "optimizer", None)
+    momentum = getattr(optimizer, "momentum", 0) or getattr(optimizer, "sends_momentum", False)
+    sums = getattr(optimizer, "incremental", False)
+    gradients = getattr(c.strategy, "update", "") == "gradient" and not (momentum or sums)
+    updates = "gradients" if gradients else "models"
+    known = getattr(c.strategy, "knows_context", False)
+    for group, codec, receiver in (
+        ("compression", c.uplink, "sums" if sums else updates),
+        ("downlink", c.downlink, updates if c.repeats_steps else "differences"),
+        ("gradients", c.gradients, "gradients"),
+    ):
+        try:
+            if codec is not None:
+                codec.expect_receiver(receiver, contextual=known and group != "gradients")
+        except ValueError as error:
+            raise ConfigError(f"{group}: {error}") from error
+
+
+def _messages(c: Choice) -> Rows:
+    """Return the rows of every run, after those of its strategy."""
+    cut = not getattr(c.strategy, "sends_models", True)
+    return {
+        "compact_records=true is for messages with models: give compact_records=false with a "
+        "model that is cut over nodes": cut and c.config.compact_records,
+        "coder=context is for a downlink that sends changes, because they make the context: "
+        f"choose one such as downlink=topk, or {ENTROPY}": c.contextual
+        and (c.downlink is None or (c.downlink.exact and not c.repeats_steps)),
+        "gradients= is for activations' gradients, of a model that is cut over nodes: "
+        "it goes with strategy=synthetic_gradients or split_backprop": not cut
+        and not c.gradients.exact,
+    }

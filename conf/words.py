@@ -1,0 +1,213 @@
+"""Says in one line which word of a command line Hydra has refused, and what to give instead.
+
+Hydra's errors are texts of several lines. So the words are read again, by Hydra's own parser, and
+compared with the configuration that their choices of groups give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from itertools import product
+from typing import Any, cast
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from edgewire.conf.classes import GROUPS, HERE
+from edgewire.conf.load import compose_config
+
+
+def explained(error: BaseException, words: Sequence[str]) -> str:
+    """Return an error of Hydra's as one line; `words`: the command line that Hydra has read."""
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}: quote values with special characters, no ~"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        options = error.options or sorted(path.stem for path in (HERE / group).glob("*.yaml"))
+        return f"there is no {group}={name}. there are: {', '.join(options)}"
+    with suppress(HydraException, OmegaConfBaseException):  # an error of the choices themselves
+        for fault in faults(words):
+            return fault
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def faults(words: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with the words of a command line; its options are left out."""
+    several = bool({"-m", "--multirun"} & set(words))
+    chosen: list[list[str]] = []
+    values: list[Override] = []
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            continue
+        each = OverridesParser.create().parse_override(word)
+        group = (HERE / each.key_or_group).is_dir()
+        if each.is_sweep_override() and not several:
+            yield f"{word} has several values: quote a text, give [a,b], or add -m for a sweep"
+        elif each.is_delete() or each.key_or_group.startswith("hydra/"):
+            continue
+        elif group and not isinstance(each.value(), dict):
+            chosen.append([str(variant.input_line) for variant in _variants(each)])
+            value: Any = each.value()
+            names = value if isinstance(value, list) else [value]
+            if not each.is_sweep_override() and not all(isinstance(name, str) for name in names):
+                yield f"{word}: a group takes a name, as model=mlp"
+        else:
+            values += _variants(each)
+    for choices in product(*chosen):
+        config = yield from _composed(choices)
+        for each in values:
+            yield from _wrong_value(each, config)
+
+
+def _variants(word: Override) -> list[Override]:
+    """Return the overrides of a sweep's word, one for each value; of another word, the word."""
+    if not word.is_sweep_override():
+        return [word]
+    key, parser = word.get_key_element(), OverridesParser.create()
+    return [parser.parse_override(f"{key}={value}") for value in word.sweep_string_iterator()]
+
+
+def _composed(choices: Sequence[str]) -> Generator[str, None, DictConfig]:
+    """Return the configuration of choices of groups; yield those that have no place in it."""
+    parsed = OverridesParser.create().parse_overrides(list(choices))
+    inner = [each for each in parsed if "/" in each.key_or_group or each.package]
+    outer = [str(each.input_line) for each in parsed if each not in inner]
+    config = compose_config(outer, hydra=True)
+    for each in inner:
+        if each.package and OmegaConf.select(config, each.package) is None:
+            group = each.key_or_group
+            yield f"there is no place {each.package} for {group}@{each.package}=: give {group}=NAME"
+        elif each.key_or_group not in config.hydra.runtime.choices and not each.package:
+            yield unknown_key(each.key_or_group)
+    return compose_config(list(choices), hydra=True)
+
+
+def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
+    """Yield what is wrong with a key, or with the kind of its value; else what OmegaConf says."""
+    key, value = word.key_or_group, word.value()
+    owner = key.rpartition(".")[0]
+    above, node = _node(config, owner), _node(config, key)
+    entries = _named_by_users(config, key)
+    if owner and above is not None and not isinstance(above, DictConfig):
+        yield f"there is no key {key}: {owner} is one value"
+    elif node is None and not word.is_add():
+        yield _new_name(entries) if entries else unknown_key(key)
+    elif isinstance(node, DictConfig) and isinstance(value, dict) and not entries:
+        yield from (unknown_key(f"{key}.{each}") for each in value if each not in node)
+    elif isinstance(node, DictConfig) and value is not None and not isinstance(value, dict):
+        yield f"{key} is a group of keys, not one value: {key}.KEY=VALUE"
+    elif isinstance(node, ListConfig) and value is not None and not isinstance(value, list):
+        yield f"{key} must be a list: {key}=[NAME,NAME]"
+    try:
+        OmegaConf.update(config.copy(), key, value, force_add=word.is_add())
+    except OmegaConfBaseException as error:
+        said = _new_name(entries) if entries else f"{word.input_line}: {str(error).splitlines()[0]}"
+        yield said
+
+
+def unknown_key(key: str) -> str:
+    """Return the error message for a key that the configuration does not have."""
+    known, parts = known_keys(), key.replace("/", ".").split(".")
+    groups = {path.name for path in HERE.iterdir() if path.is_dir()}
+    other = f"{key} does not go with the other choices made: it belongs to"
+    if key in known:
+        return f"{other} another of its group"
+    if owners := _owners(parts[0], ".".join(parts[1:])) or _owners("/".join(parts[:-1]), parts[-1]):
+        return f"{other} {owners}"
+    near = _nearest(key, {k for k in known if "._" not in k}, groups)
+    hint = f"did you mean {near}?" if near else "python run.py --help lists all keys"
+    if not near and parts[0] in GROUPS:
+        hint = f"an option of a class of your own needs a plus sign: +{key}="
+    return f"there is no key {key}; {hint}"
+
+
+def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
+    """Return the known key that is most similar to `key`; None if no key is similar.
+
+    For a key in a group it searches the keys outside of all groups (`lr` for `optimizer.lr`), then
+    the group's keys, then the keys of the group's other choices. For a key without a group it
+    searches keys of this name in all groups (`optimizer.momentum` for `momentum`), then similar
+    keys and names of groups.
+    """
+    group, _, name = key.rpartition(".")
+    ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
+    if f"compression.{key}" in ends:  # two other groups have the same keys
+        ends = [k for k in ends if k.partition(".")[0] not in ("downlink", "gradients")]
+    if ends:
+        return " or ".join(ends[:3])
+    if group and name in known:
+        return name
+    inside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == group}
+    if group and inside:
+        if near := get_close_matches(name, inside, n=1, cutoff=0.6):
+            return inside[near[0]]
+        others = {str(k) for path in (HERE / group).glob("*.yaml") for k in OmegaConf.load(path)}
+        near = get_close_matches(name, others - {"defaults"}, n=1, cutoff=0.6)
+        owners = _owners(group, near[0]) if near else ""
+        return f"{group}.{near[0]}, which belongs to {owners}" if owners else None
+    meant = known if group else known | groups - {"hydra"}
+    return next(iter(get_close_matches(key, meant, n=1, cutoff=0.6)), None)
+
+
+def _new_name(mapping: str) -> str:
+    """Return the error message that says how to add an entry to a mapping with the user's names."""
+    return (
+        f"{mapping} takes new names whole, beside those that are there: "
+        f"'+{mapping}={{NAME:{{...}}}}'"
+    )
+
+
+def _named_by_users(config: DictConfig, key: str) -> str:
+    """Return `key` or the key around it whose entries users name (`network.classes`); "" if none.
+
+    Such a mapping has no keys of its own, but a declared type of all entries.
+    """
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        node = _node(config, prefix := ".".join(parts[:end]))
+        if isinstance(node, DictConfig) and is_dataclass(node._metadata.element_type):
+            return prefix
+    return ""
+
+
+def _node(config: DictConfig, key: str) -> Any:
+    """Return the node of a key, without resolving references; None if there is none."""
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node:
+            return None
+        node = node._get_node(part)
+    return node
+
+
+@cache
+def known_keys() -> list[str]:
+    """Return all keys of the default configuration."""
+    return [".".join(path) for path in _keys(compose_config([]))]
+
+
+def _owners(group: str, key: str) -> str:
+    """Return, as GROUP=CHOICE, up to three choices of a group that have a key or subgroup `key`."""
+    found = []
+    for file in sorted((HERE / group).glob("*.yaml")) if key else []:
+        content = cast(DictConfig, OmegaConf.load(file))
+        nested = [d for d in content.get("defaults", []) if OmegaConf.is_dict(d)]
+        if key in content or any(key in d for d in nested):
+            found.append(f"{group}={file.stem}")
+    return " or ".join(found[:3])
+
+
+def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name in node:
+        path = (*prefix, str(name))
+        yield path
+        if OmegaConf.is_dict(child := node._get_node(name)):
+            yield from _keys(cast(DictConfig, child), path)
