@@ -6,18 +6,18 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
-from functools import cache
-from typing import Any
+from pathlib import Path
+from string import Template
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.object_type import ObjectType
+from omegaconf import OmegaConf, open_dict
 
 from edgewire.command.exit import clear_errors
 from edgewire.command.job import job
-from edgewire.command.saved_config import command_line, started_in
+from edgewire.command.saved_config import command_line, options_first, quoted, started_in
 from edgewire.command.sweep import SWEEP, SweepEnd
 from edgewire.conf.load import HERE as CONF
+from edgewire.conf.load import compose_config
 from edgewire.machine.processes import orderly_exit
 from edgewire.machine.proxies import keep_loopback_direct
 
@@ -33,8 +33,11 @@ def run_hydra(words: list[str]) -> None:
     SweepEnd.code = 0
     keep_loopback_direct()
     with clear_errors(), orderly_exit(), unchecked_help(), SWEEP:
+        if {"-h", "--help"} & set(words):
+            print(help_text(words))
+            return
         sys.argv = [sys.argv[0], *command_line(words)]
-        with chdir(started_in(words)), one_repository():
+        with chdir(started_in(words)):
             main()
 
 
@@ -52,31 +55,22 @@ def unchecked_help() -> Iterator[None]:
         delattr(ArgumentParser, check)
 
 
-@contextmanager
-def one_repository() -> Iterator[None]:
-    """Let Hydra list its groups for `--help` with one copy of its config repository, not with 120.
+def help_text(words: list[str]) -> str:
+    """Return the help: the groups with their choices, and the keys that the words give.
 
-    Only this listing uses the shared copy. When Hydra composes a configuration, it changes its copy
-    of the repository, so it makes a new copy then.
+    Hydra's own `--help` reads all of conf/ once for each group, which takes seconds.
     """
-    list_options = ConfigLoaderImpl.get_group_options
-
-    @cache
-    def repository(loader: ConfigLoaderImpl, config: str | None, overrides: tuple[str, ...]) -> Any:
-        return loader._parse_overrides_and_create_caching_repo(config, list(overrides))[1]
-
-    def listed(
-        loader: ConfigLoaderImpl,
-        group_name: str,
-        results_filter: ObjectType | None = ObjectType.CONFIG,
-        config_name: str | None = None,
-        overrides: list[str] | None = None,
-    ) -> Any:
-        found = repository(loader, config_name, tuple(overrides or ()))
-        return found.get_group_options(group_name, results_filter)
-
-    setattr(ConfigLoaderImpl, list_options.__name__, listed)
-    try:
-        yield
-    finally:
-        setattr(ConfigLoaderImpl, list_options.__name__, list_options)
+    given = options_first(words)[0]
+    folders = [CONF, *([Path(given.config_dir).absolute()] if given.config_dir else [])]
+    search = f"hydra.searchpath=[{','.join(quoted(f'file://{each}') for each in folders[1:])}]"
+    config = compose_config([*given.overrides, search], hydra=True)
+    choices: dict[str, set[str]] = {}
+    for folder in folders:  # a glob with ** would not enter conf/experiment, a link
+        for file in (*folder.glob("*/*.yaml"), *folder.glob("*/*/*.yaml")):
+            choices.setdefault(file.parent.relative_to(folder).as_posix(), set()).add(file.stem)
+    lines = [f"{group}: {', '.join(sorted(names))}\n" for group, names in sorted(choices.items())]
+    groups = "".join(line for line in lines if not line.startswith("hydra"))
+    template = Template(config.hydra.help.template)
+    with open_dict(config):
+        del config["hydra"]
+    return template.safe_substitute(APP_CONFIG_GROUPS=groups, CONFIG=OmegaConf.to_yaml(config))
