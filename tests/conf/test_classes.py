@@ -216,7 +216,7 @@ def ours():
     """Yield the project's own strategy classes that YAML files name."""
     for file in sorted((HERE / "strategy").glob("*.yaml")):
         name = str(OmegaConf.load(file).get("_target_"))
-        if name.startswith("strategy."):
+        if name.startswith("edgewire."):
             yield pytest.param(target_of("strategy", name), id=file.stem)
 
 
@@ -225,11 +225,7 @@ OTHER = {  # valid values for options where default + 1 is not valid
     "mean": "median", "module": "gradient_of_loss", "quorum": 0.5, "schedule": "sequential",
     "trained_by": "nothing", "trim": 0.1, "weighted_by_key": "num-examples",
 }  # fmt: skip
-NEEDED = {  # the other options that an option needs
-    "batches_per_message": {"record_every": 2}, "micro_batches": {"synthetic": False},
-    "mix": {"update": "delta"}, "proximal_mu": {"update": "delta"},
-    "trained_by": {"module": "gradient_of_loss"},
-}  # fmt: skip
+NEEDED = {"trained_by": {"module": "gradient_of_loss"}}  # the other options that an option needs
 
 
 def another(default):
