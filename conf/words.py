@@ -6,7 +6,7 @@ compared with the configuration that their choices of groups give.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
@@ -62,9 +62,9 @@ def faults(words: Sequence[str]) -> Iterator[str]:
         else:
             values += _variants(each)
     for choices in product(*chosen):
-        config = yield from _composed(choices)
+        yield from _misplaced(choices)
         for each in values:
-            yield from _wrong_value(each, config)
+            yield from _wrong_value(each, _configuration(*choices))
 
 
 def _variants(word: Override) -> list[Override]:
@@ -75,19 +75,23 @@ def _variants(word: Override) -> list[Override]:
     return [parser.parse_override(f"{key}={value}") for value in word.sweep_string_iterator()]
 
 
-def _composed(choices: Sequence[str]) -> Generator[str, None, DictConfig]:
-    """Return the configuration of choices of groups; yield those that have no place in it."""
+@cache
+def _configuration(*choices: str) -> DictConfig:
+    """Return the configuration of choices of groups, with Hydra's own settings."""
+    return compose_config(list(choices), hydra=True)
+
+
+def _misplaced(choices: Sequence[str]) -> Iterator[str]:
+    """Yield what is wrong with choices of inner groups, or of groups at another place."""
     parsed = OverridesParser.create().parse_overrides(list(choices))
     inner = [each for each in parsed if "/" in each.key_or_group or each.package]
-    outer = [str(each.input_line) for each in parsed if each not in inner]
-    config = compose_config(outer, hydra=True)
+    config = _configuration(*(str(each.input_line) for each in parsed if each not in inner))
     for each in inner:
-        if each.package and OmegaConf.select(config, each.package) is None:
-            group = each.key_or_group
-            yield f"there is no place {each.package} for {group}@{each.package}=: give {group}=NAME"
-        elif each.key_or_group not in config.hydra.runtime.choices and not each.package:
-            yield unknown_key(each.key_or_group)
-    return compose_config(list(choices), hydra=True)
+        group, place = each.key_or_group, each.package
+        if place and _node(config, place) is None:
+            yield f"there is no place {place} for {group}@{place}=: give {group}=NAME"
+        elif not place and group not in config.hydra.runtime.choices:
+            yield unknown_key(group)
 
 
 def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
@@ -188,10 +192,10 @@ def _node(config: DictConfig, key: str) -> Any:
     return node
 
 
-@cache
 def known_keys() -> list[str]:
     """Return all keys of the default configuration."""
-    return [".".join(path) for path in _keys(compose_config([]))]
+    keys = (".".join(path) for path in _keys(_configuration()))
+    return [key for key in keys if key.partition(".")[0] != "hydra"]
 
 
 def _owners(group: str, key: str) -> str:
