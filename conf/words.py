@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
+from pathlib import Path
 from typing import Any, cast
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,17 +33,24 @@ def explained(error: BaseException, words: Sequence[str]) -> str:
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = error.options or sorted(path.stem for path in (HERE / group).glob("*.yaml"))
         return f"there is no {group}={name}. there are: {', '.join(options)}"
-    with suppress(HydraException, OmegaConfBaseException):  # an error of the choices themselves
-        for fault in faults(words):
-            return fault
+    if found := fault_of(words):
+        return found
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def faults(words: Sequence[str]) -> Iterator[str]:
+def fault_of(words: Sequence[str]) -> str:
+    """Return the first fault of a command line; "" if its choices alone cannot be composed."""
+    with suppress(HydraException, OmegaConfBaseException):
+        return next(_faults(words), "")
+    return ""
+
+
+def _faults(words: Sequence[str]) -> Iterator[str]:
     """Yield what is wrong with the words of a command line; its options are left out."""
     several = bool({"-m", "--multirun"} & set(words))
-    chosen: list[list[str]] = []
+    folders = [each for option, each in pairwise(words) if option in ("--config-dir", "-cd")]
+    chosen = [[f"hydra.searchpath=['file://{Path(each).absolute()}']"] for each in folders]
     values: list[Override] = []
     for word in words:
         if word.startswith("-") or "=" not in word:
@@ -51,6 +59,8 @@ def faults(words: Sequence[str]) -> Iterator[str]:
         group = (HERE / each.key_or_group).is_dir()
         if each.is_sweep_override() and not several:
             yield f"{word} has several values: quote a text, give [a,b], or add -m for a sweep"
+        elif each.key_or_group == "hydra.searchpath":
+            chosen.append([word])
         elif each.is_delete() or each.key_or_group.startswith("hydra/"):
             continue
         elif group and not isinstance(each.value(), dict):

@@ -61,7 +61,7 @@ def test_files_that_no_app_gets_are_named(own):
     (own / "whole" / "data" / "deep" / "table.csv").write_text("1,2")
     assert unsent_files(["single"]) == {}
     found = {"whole": ["data/deep/table.csv", "notes.txt"]}
-    assert unsent_files(["single", "whole@0123", "task"]) == found
+    assert unsent_files(["single", "whole@0123", "edgewire"]) == found
 
 
 def refused(words, machine=None):
@@ -167,7 +167,7 @@ def test_a_submitted_run_imports_no_package_that_is_not_allowed(allow, own):
 
 
 def test_a_submitted_run_may_name_the_apps_own_packages():
-    assert load_config(submitted({**plain(), "packages": ["task"]}), 2).packages == ["task"]
+    assert load_config(submitted({**plain(), "packages": ["edgewire"]}), 2).packages == ["edgewire"]
 
 
 def test_the_text_of_an_import_error_stays_on_this_machine(own, caplog):
