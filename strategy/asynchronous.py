@@ -24,11 +24,7 @@ from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
 from edgewire.compression.validation import FOREVER, expect_kinds
 from edgewire.conf.option_group import OptionGroup
-from edgewire.strategy.aggregation import (
-    MeanState,
-    SparseMean,
-    mean_of,
-)
+from edgewire.strategy.aggregation import MeanState, SparseMean, mean_of
 from edgewire.strategy.base import (
     FLOWER,
     NO_CODECS,

@@ -18,23 +18,9 @@ from ..coders.shared_context import Activity, SharedContext, recorded
 from ..decoder import MAX_SIZE, Update, declared, decode_update
 from ..layout import Layout
 from .headers import HEALS, DownlinkHeader
-from .node.state import (
-    Arrays,
-    NodeState,
-    checksum,
-    store_arrays,
-    stored_arrays,
-)
+from .node.state import Arrays, NodeState, checksum, store_arrays, stored_arrays
 from .records import values_of
-from .replica import (
-    ACTIVITY,
-    INITIAL_VERSION,
-    MODEL,
-    VERSION,
-    Optimizer,
-    Replica,
-    activity_of,
-)
+from .replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Optimizer, Replica, activity_of
 from .tensor_split import (
     Model,
     TensorSplit,
@@ -43,13 +29,7 @@ from .tensor_split import (
     form_as_declared,
     form_of_updates,
 )
-from .tied_weights import (
-    Ties,
-    form_with_copies,
-    narrowed,
-    widened,
-    widened_own,
-)
+from .tied_weights import Ties, form_with_copies, narrowed, widened, widened_own
 
 REPLICA = "edgewire-replica"  # the record in a node's state that holds its replica
 # The record of a second replica; its steps change only the coordinates that the node sent.

@@ -29,13 +29,7 @@ from ..wire_natives import NativeTensor
 from .headers import DownlinkHeader
 from .native_tensors import differing
 from .records import Vector
-from .tensor_split import (
-    Model,
-    TensorSplit,
-    expect_room,
-    form_as_declared,
-    form_of_models,
-)
+from .tensor_split import Model, TensorSplit, expect_room, form_as_declared, form_of_models
 
 Ties = tuple[tuple[int, int], ...]  # (copy's position, source's position), sorted by the copy's
 

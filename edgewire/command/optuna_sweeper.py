@@ -226,11 +226,7 @@ def distribution_of(override: Override) -> BaseDistribution:
 
     Raises `ConfigError` for a sweep that has none.
     """
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())

@@ -19,11 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    RegisterNodeRequest,
-    UnregisterNodeRequest,
-)
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 

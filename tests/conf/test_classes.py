@@ -34,9 +34,7 @@ from tests.conf.hostile import (
     refused,
     submitted,
 )
-from tests.conf.hostile import (
-    GROUPS as BAD_GROUPS,
-)
+from tests.conf.hostile import GROUPS as BAD_GROUPS
 from tests.runs import configured
 
 HALF = Participation(quorum=0.5)

@@ -7,10 +7,7 @@ import httpx
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeResponse,
-    PullMessagesRequest,
-)
+from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.fab import Fab

@@ -7,15 +7,7 @@ import pytest
 
 from edgewire.conf.network import Network
 from tests.applied import CODECS, expect_nothing_lost, record_applied, still_kept
-from tests.strategy.federation import (
-    AVERAGE,
-    LAYOUT,
-    MOMENTUM,
-    NODES,
-    TRAINED,
-    Federation,
-    Trainer,
-)
+from tests.strategy.federation import AVERAGE, LAYOUT, MOMENTUM, NODES, TRAINED, Federation, Trainer
 
 ROUNDS = 25
 LOSSY = Network(latency_ms=100.0, loss=0.25)

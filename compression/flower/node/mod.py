@@ -62,13 +62,7 @@ from ..tensor_split import (
     is_float,
     moved,
 )
-from ..tied_weights import (
-    Ties,
-    names_of,
-    narrowed_model,
-    still_tied,
-    without,
-)
+from ..tied_weights import Ties, names_of, narrowed_model, still_tied, without
 from ..uncompressed_warning import holds_floats, old_api
 from .state import MEMORY, NUMBERS, PENDING, NodeState, take_up
 

@@ -25,25 +25,14 @@ from ..timeouts import SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
 from ..uncompressed_warning import NO_DOWNLINK, UNKNOWN, Uncompressed
 from .delta_sync import DeltaSync, DeltaSyncState
-from .failure_policy import (
-    ONE_ROUND,
-    FailureLimits,
-    FailurePolicy,
-    FailurePolicyState,
-)
+from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
 from .inbox import count_received
 from .inferred_acks import InferredAcks, InferredAcksState
 from .model_replies import ModelReplies
 from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
-from .session import (
-    Encoded,
-    InitialModel,
-    Key,
-    ServerSession,
-    ServerSessionState,
-)
+from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
 
 ANY_REPLY = ReplyRules()
 

@@ -19,22 +19,9 @@ from ...layout import Layout
 from ...screening import Screening
 from ..native_tensors import Arrays, ByKind, distances
 from ..records import Vector
-from ..tensor_split import (
-    Model,
-    TensorSplit,
-    gathered_statistics,
-    is_moving,
-    statistics_of,
-)
+from ..tensor_split import Model, TensorSplit, gathered_statistics, is_moving, statistics_of
 from .statistics_averaging import mean
-from .statistics_screen import (
-    LEAST,
-    REACH,
-    StatisticsScreen,
-    StatisticsState,
-    median_of,
-    norm_of,
-)
+from .statistics_screen import LEAST, REACH, StatisticsScreen, StatisticsState, median_of, norm_of
 
 log = getLogger("edgewire")
 

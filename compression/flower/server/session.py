@@ -20,13 +20,7 @@ from ...layout import Layout
 from ...wire import StreamSizes, stream_sizes
 from ..acks import AckTracker, AckTrackerState
 from ..compact_records import compact, restored
-from ..headers import (
-    HEADER,
-    DownlinkHeader,
-    UplinkHeader,
-    read,
-    written,
-)
+from ..headers import HEADER, DownlinkHeader, UplinkHeader, read, written
 from ..message_size import Size, measured
 from ..native_tensors import (
     INITIAL,
@@ -38,22 +32,9 @@ from ..native_tensors import (
     native_payload,
     with_payload,
 )
-from ..records import (
-    Vector,
-    filled,
-    message_to,
-    payloads_in,
-    to_vector,
-    values_of,
-)
+from ..records import Vector, filled, message_to, payloads_in, to_vector, values_of
 from ..traffic import Traffic, flower_bytes, reason_of
-from .version_tracker import (
-    UNHEARD,
-    ModelSync,
-    ModelUpdate,
-    VersionTracker,
-    VersionTrackerState,
-)
+from .version_tracker import UNHEARD, ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
 
 SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
 # Key of an encoded message: the content's id, the node's version, the number of its last applied

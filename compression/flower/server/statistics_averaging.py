@@ -32,14 +32,7 @@ from ...batchnorm import exact_tensors, expect_matches, separate
 from ...layout import Layout
 from ..headers import EXAMPLES
 from ..native_tensors import differing, natives_of, with_natives
-from ..records import (
-    FlatArray,
-    flat_record,
-    layout_of,
-    records,
-    to_vector,
-    with_content,
-)
+from ..records import FlatArray, flat_record, layout_of, records, to_vector, with_content
 from ..tensor_split import form_of_updates
 from .reply_checks import weight_of
 

@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import Indices, PayloadError
-from ...batchnorm import (
-    Scale,
-    exact_tensors,
-    scale_of,
-    trained_entries,
-    variances,
-)
+from ...batchnorm import Scale, exact_tensors, scale_of, trained_entries, variances
 from ...decoder import Update
 from ...layout import Layout
 from ...screening import Screening

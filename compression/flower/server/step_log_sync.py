@@ -11,14 +11,7 @@ from ...layout import Layout
 from ...make import make_codec
 from ..node.state import checksum
 from ..records import payload_records
-from ..replica import (
-    ACTIVITY,
-    INITIAL_VERSION,
-    MODEL,
-    VERSION,
-    Replica,
-    activity_layout,
-)
+from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, activity_layout
 from .version_tracker import ModelUpdate
 
 RAW = make_codec(quantizer="float32", coder="raw")

@@ -9,15 +9,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any, cast
 
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from edgewire.machine.errors import Ended
