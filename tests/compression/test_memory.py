@@ -81,7 +81,7 @@ def close(left, right, scale):
     np.testing.assert_allclose(left, right, rtol=0, atol=2e-6 * scale)
 
 
-@pytest.mark.few(40)
+@pytest.mark.few(26)
 @pytest.mark.parametrize(
     ("variant", "quantizer", "feedback"),
     [*((variant, "float32", None) for variant in VARIANTS),
@@ -95,6 +95,7 @@ def test_sent_plus_kept_equals_given(variant, quantizer, feedback, normed, lenet
     expect_nothing_lost(codec, (lenet, normed))
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if not get("sparsifier", v[0]).incremental], ids=str
 )
