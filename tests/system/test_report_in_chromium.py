@@ -1,14 +1,11 @@
 """The report in a real browser: nothing is loaded, everything fits, is legible and has keys."""
 
-import shutil
-
 import pytest
 
 from edgewire.report.html.html_report import write_report
 from tests.report.html.made_runs import add_run, node, write_nodes
 
 pytestmark = pytest.mark.system
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS, SCHEMES = (400, 1400), ("light", "dark")
 # Return each text with too little contrast to the colour behind it, and how many texts there are.
 CONTRAST = """() => {
@@ -60,18 +57,6 @@ def report(tmp_path_factory):
                                    reason="time-out " * 12) for at in range(8)])  # fmt: skip
     write_report([folder], folder / "report", f"A title that is long: {'w' * 90}")
     return folder / "report" / "report.html"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"needs an installed Chromium: none of {', '.join(NAMES)} is on the PATH")
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture

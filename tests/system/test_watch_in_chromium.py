@@ -1,7 +1,6 @@
 """`report RUN --watch` in a browser: a real run from before its first round to its end."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,19 +11,7 @@ import pytest
 from tests.runs import ROOT
 
 pytestmark = pytest.mark.system
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 STATUS = "[role=status]"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on PATH")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @contextmanager
