@@ -14,7 +14,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import filled, flat_record, to_vector, update_record
 from edgewire.compression.flower.headers import SECONDS, TrainConfig
 from edgewire.compression.flower.native_tensors import Arrays, natives_of, with_natives
-from edgewire.compression.flower.records import reply_to, values_of
+from edgewire.compression.flower.records import content_of, reply_to, values_of
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import is_local
@@ -53,7 +53,7 @@ app = ClientApp(mods=[discreet])
 
 def _read(message: Message) -> tuple[Vector, TrainConfig, Arrays]:
     """Return a message's model, float32 (n,), its settings, and the tensors of other dtypes."""
-    content = values_of(message.content)
+    content = values_of(content_of(message))
     arrays = content["arrays"]
     return to_vector(arrays), TrainConfig.of(values_of(content["config"])), natives_of(arrays)
 

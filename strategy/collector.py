@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Message
 
+from edgewire.compression.flower.records import metadata_of
 from edgewire.compression.flower.timeouts import AdaptiveTimeout, SlowestReply
 from edgewire.strategy.ordered_grid import OrderedGrid
 
@@ -130,14 +131,14 @@ class RoundCollector:
         # The timeout is also the messages' time to live, so no node gets a message after it.
         began, self.seconds = grid.now, {}
         ids = list(grid.push_messages(messages, timeout))
-        waiting = {i: m.metadata.dst_node_id for i, m in zip(ids, messages, strict=True)}
+        waiting = {i: metadata_of(m)["_dst_node_id"] for i, m in zip(ids, messages, strict=True)}
         replies, good = dict[int, Message](), 0
         while waiting and good < quorum:
             arrived = grid.pull_before(ids, limit.deadline)
             if not arrived:
                 break
             for message in arrived:
-                node = waiting.pop(message.metadata.reply_to_message_id)
+                node = waiting.pop(metadata_of(message)["_reply_to_message_id"])
                 replies[node], self.seconds[node] = message, grid.now - began
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]

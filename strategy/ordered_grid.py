@@ -10,6 +10,7 @@ from logging import getLogger
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from edgewire.compression.flower.records import metadata_of
 from edgewire.compression.flower.timed_grid import GridWrapper, timed
 
 log = getLogger("edgewire")
@@ -51,8 +52,8 @@ class OrderedGrid(GridWrapper):
         while replies := super().pull_before(asked, deadline):
             found = []
             for reply in replies:
-                if reply.metadata.reply_to_message_id in asked:
-                    del asked[reply.metadata.reply_to_message_id]
+                if (answered := metadata_of(reply)["_reply_to_message_id"]) in asked:
+                    del asked[answered]
                     found.append(reply)
                 else:
                     self.refuse(reply)

@@ -62,10 +62,13 @@ _MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest floa
 
 def is_compact(content: RecordDict) -> bool:
     """Return whether a content's records are in compact form."""
+    return _is_alone(content) or _first(content, CARRIER) is not None
+
+
+def _is_alone(content: RecordDict) -> bool:
+    """Return whether the compact form is a record of its own, because no payload carries it."""
     record = values_of(content).get(HEADER)
-    if isinstance(record, ConfigRecord) and COMPACT in values_of(record):
-        return True
-    return _first(content, CARRIER) is not None
+    return record is not None and isinstance(record, ConfigRecord) and COMPACT in values_of(record)
 
 
 def compact(content: RecordDict) -> RecordDict:
@@ -99,9 +102,9 @@ def restored(content: RecordDict) -> RecordDict:
 
     Raises `PayloadError` for bytes that `compact` does not write.
     """
-    if not is_compact(content):
+    if (place := _first(content, CARRIER)) is None and not _is_alone(content):
         return content
-    if (place := _first(content, CARRIER)) is not None:
+    if place is not None:
         carrier = Reader(memoryview(place[2].data))
         data = carrier.take(carrier.varint())
         payload = _payload_of(place[2].data, carrier.position)
@@ -178,7 +181,7 @@ def _filled(metric: bool, values: dict[str, Any]) -> ConfigRecord | MetricRecord
 def _first(content: RecordDict, kind: str) -> Place | None:
     """Return where the first Array of a kind (`stype`) is; None if there is none."""
     for name, record in values_of(content).items():
-        if isinstance(record, ArrayRecord):
+        if ArrayRecord in type(record).__mro__:  # `isinstance` takes three calls
             for key, array in values_of(record).items():
                 if array.stype == kind:
                     return name, key, array

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..base import PayloadError
-from .records import filled, records, values_of
+from .records import filled, metadata_of, records, values_of
 
 HEADER = "edgewire"  # the name of the ConfigRecord that holds a header
 HEALS = "will be sent whole next time"  # ends an error; the server then sends the whole model
@@ -227,8 +227,7 @@ def brief(value: object) -> str:
 
 def trains(message: Message) -> bool:
     """Return whether a message is for training; then its reply holds a model or an update."""
-    metadata = message.__dict__["_metadata"].__dict__
-    return str(metadata["_message_type"]).partition(".")[0] == "train"
+    return str(metadata_of(message)["_message_type"]).partition(".")[0] == "train"
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:

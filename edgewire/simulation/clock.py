@@ -49,17 +49,13 @@ class _ServerLink:
     sending: float = 0.0
     receiving: float = 0.0
 
-    def send(self, at: float, size: int, mbps: float | None) -> float:
+    def send(self, at: float, size: int, mbps: float) -> float:
         """Return when `size` bytes that are sent from `at` on have left the server."""
-        if mbps is None:
-            return at
         self.sending = max(at, self.sending) + _transfer(size, mbps)
         return self.sending
 
-    def receive(self, at: float, size: int, mbps: float | None) -> float:
+    def receive(self, at: float, size: int, mbps: float) -> float:
         """Return when the server has received `size` bytes, the last of which was sent at `at`."""
-        if mbps is None:
-            return at
         self.receiving = max(at, self.receiving + _transfer(size, mbps))
         return self.receiving
 
@@ -135,7 +131,9 @@ class VirtualClock:
         """
         net, latency = self.network, self.network.latency_ms / 1e3
         reaches = sent if net.down_mbps is None else sent + _transfer(down, net.down_mbps)
-        received = latency + max(reaches, self.state.server.send(sent, down, net.server_mbps))
+        if net.server_mbps is not None:
+            reaches = max(reaches, self.state.server.send(sent, down, net.server_mbps))
+        received = latency + reaches
         waiting, crashes = 0.0, False
         if net.waiting != "none" or net.crash:
             waiting, crashes = self.draw_life(node)
@@ -155,10 +153,12 @@ class VirtualClock:
 
     def _busy_until(self, node: int) -> float:
         """Return a lower bound of the time until which a node is busy."""
-        free, waiting = self.state.free.get(node, 0.0), self.state.under_way.get(node)
-        busy = max(self.state.busy.get(node, 0.0), free)
-        if not waiting or node in self.state.gone:
+        state = self.state
+        free, busy = state.free.get(node, 0.0), state.busy.get(node, 0.0)
+        busy = free if free > busy else busy
+        if node not in state.under_way or node in state.gone:
             return busy
+        waiting = state.under_way[node]
         first = waiting[0]
         begins = max(first.received, free)
         if begins > first.expires:
@@ -170,7 +170,7 @@ class VirtualClock:
         """Return a node's seconds for local steps, and for encoding the model update."""
         encoding = self.network.encoding_seconds if steps else 0.0
         seconds = steps * self.network.seconds_per_step + encoding
-        return seconds / self.speed(node) if len(self._limits) else seconds
+        return seconds / self.speed(node) if self.network.classes else seconds
 
     def answer(self, task: Journey, steps: float, up: int) -> float:
         """Return when the reply arrives at the server, in virtual seconds, or `NEVER`.
@@ -180,9 +180,10 @@ class VirtualClock:
         fewer steps needs time too.
         """
         net, node = self.network, task.node
-        self.state.under_way[node].popleft()
-        if not self.state.under_way[node]:
-            del self.state.under_way[node]
+        under_way = self.state.under_way
+        under_way[node].popleft()
+        if not under_way[node]:
+            del under_way[node]
         start = max(task.received, self.state.free.get(node, 0.0))
         if node in self.state.gone:
             if net.rejoin_seconds is None:
@@ -198,7 +199,9 @@ class VirtualClock:
         if task.crashes:
             self.state.gone[node] = sent_back
             self.state.crashes[node] += 1
-        arrived = self.state.server.receive(sent_back + net.latency_ms / 1e3, up, net.server_mbps)
+        arrived = sent_back + net.latency_ms / 1e3
+        if net.server_mbps is not None:
+            arrived = self.state.server.receive(arrived, up, net.server_mbps)
         return NEVER if net.loss and self.draw_loss(node) else arrived
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:

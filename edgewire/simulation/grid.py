@@ -16,6 +16,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from edgewire.compression.flower.message_size import Size, measured
+from edgewire.compression.flower.records import content_of, metadata_of
 from edgewire.simulation.clock import NEVER, VirtualClock, steps_of
 from edgewire.simulation.other_link_clock import BandwidthModel
 from edgewire.simulation.replies import Replies
@@ -185,12 +186,12 @@ class LocalGrid(Grid):
         messages, sizes = list(messages), dict[int, tuple[Size, float]]()
         followed: list[tuple[str, int, Size]] = []
         for message in messages:
-            metadata = message.metadata.__dict__
+            metadata = metadata_of(message)
             node, state.number = metadata["_dst_node_id"], state.number + 1
             state.count[node] += 1
             message_id = f"{node}-{state.count[node]}"  # does not depend on messages to other nodes
             metadata["_message_id"] = message_id
-            content = message.content
+            content = content_of(message)
             if id(content) not in sizes:
                 size = measured(content, self._header)
                 sizes[id(content)] = size, self._reported(content, ConfigRecord)
@@ -324,11 +325,11 @@ class LocalGrid(Grid):
     def _arrive(self, message_id: str, in_bulk: bool) -> None:
         while message_id not in self._state.early:
             for reply in self._pool.get(in_bulk):
-                self._state.early[reply.metadata.reply_to_message_id] = reply
+                self._state.early[metadata_of(reply)["_reply_to_message_id"]] = reply
         reply, task = self._state.early.pop(message_id), self._state.sent.pop(message_id)
         steps, up = 0.0, (0, 0, 0)
         if not reply.has_error():
-            content = reply.content
+            content = content_of(reply)
             steps = self._reported(content, MetricRecord)
             up = measured(content, self._header)
         self.replied_bytes += up[2]

@@ -18,9 +18,9 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from edgewire.compression.flower.headers import EXAMPLES, LOSS
+from edgewire.compression.flower.headers import EXAMPLES, LOSS, trains
 from edgewire.compression.flower.message_size import size_of
-from edgewire.compression.flower.records import records
+from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.strategy.run.whole_files import replace_file
@@ -139,7 +139,7 @@ class NodeLog(GridWrapper):
         ids = list(super().push_messages(messages, ttl))
         self._sent(messages, now)
         for message, message_id in zip(messages, ids, strict=True):
-            self.state.open[message_id] = message.metadata.dst_node_id, now
+            self.state.open[message_id] = metadata_of(message)["_dst_node_id"], now
         while len(self.state.open) > OPEN:
             del self.state.open[next(iter(self.state.open))]
         self._refresh()
@@ -163,7 +163,7 @@ class NodeLog(GridWrapper):
         now = self._since(self._grid.now)
         self._sent(messages, now)
         for message in messages:  # their ids are not known here
-            node = message.metadata.dst_node_id
+            node = metadata_of(message)["_dst_node_id"]
             self.state.open[f"to {node}"] = node, now
         self._refresh()
         found = super().send_and_receive(messages, timeout=timeout)
@@ -187,10 +187,10 @@ class NodeLog(GridWrapper):
     def _sent(self, messages: Sequence[Message], now: float) -> None:
         sizes: dict[int, int] = {}  # nodes may get the same content
         for message in messages:
-            content = message.content
+            content = content_of(message)
             if id(content) not in sizes:
                 sizes[id(content)] = size_of(content)
-            activity = self._of(message.metadata.dst_node_id)
+            activity = self._of(metadata_of(message)["_dst_node_id"])
             activity.messages += 1
             activity.downlink_bytes += sizes[id(content)]
             activity.sent = now
@@ -199,8 +199,9 @@ class NodeLog(GridWrapper):
         if self._folder is not None and replies:
             now = self._since(self._grid.now)
             for reply in replies:
-                unknown = reply.metadata.src_node_id, now
-                node, sent = self.state.open.pop(reply.metadata.reply_to_message_id, unknown)
+                about = metadata_of(reply)
+                unknown = about["_src_node_id"], now
+                node, sent = self.state.open.pop(about["_reply_to_message_id"], unknown)
                 self._received(reply, node, sent, now)
             self._refresh()
         return replies
@@ -218,22 +219,22 @@ class NodeLog(GridWrapper):
         activity.mean_lag = (before + activity.lag) / activity.replies
         if reply.has_error():
             return
-        activity.uplink_bytes += size_of(reply.content)
+        activity.uplink_bytes += size_of(content_of(reply))
         self._measure(reply, activity)
 
     def _measure(self, reply: Message, activity: NodeActivity) -> None:
         """Store the metrics of a reply, which is not checked yet."""
-        content = reply.content
+        content = content_of(reply)
         if self._restored is not None:
             try:
                 content = self._restored(content)
             except ValueError:
                 return
         for _, metrics in records(content, MetricRecord):
-            trained = reply.metadata.message_type.startswith("train")
-            if trained:
-                activity.samples = _number(metrics.get(EXAMPLES), activity.samples)
-                activity.train_loss = _number(metrics.get(LOSS), activity.train_loss)
+            if trains(reply):
+                said = values_of(metrics)
+                activity.samples = _number(said.get(EXAMPLES), activity.samples)
+                activity.train_loss = _number(said.get(LOSS), activity.train_loss)
             else:
                 found: Mapping[str, Any] = {} if self._measured else metrics
                 with suppress(Exception):  # a hostile reply may hold anything

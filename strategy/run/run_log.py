@@ -31,6 +31,7 @@ Row = dict[str, Any]
 OFTEN = 60.0  # seconds from one writing of the newest model to the next
 log = getLogger("edgewire")
 HISTORY, MODEL, RESULT = "history.jsonl", "model.safetensors", "result.json"
+PLAIN = {bool, int, str, type(None)}  # values that JSON always has
 BLOWN_UP = 1000  # above this many times the loss before training, a model has diverged
 
 
@@ -265,9 +266,9 @@ def _json(row: Row, indent: int | None = None) -> str:
 def _finite(value: Any) -> Any:
     """Return a value with None in place of NaN and infinity, because JSON does not have these."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {k: v if type(v) in PLAIN else _finite(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [v if type(v) in PLAIN else _finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -14,7 +14,7 @@ from ...batchnorm import changes, matches
 from ...codec import Codec
 from ...coders.shared_context import SharedContext
 from ...layout import Layout
-from ..compact_records import compact, is_compact, restored, rounded
+from ..compact_records import compact, restored, rounded
 from ..headers import (
     DRIFT,
     HEADER,
@@ -41,6 +41,7 @@ from ..node_replica import MASKED, REPLICA, NodeReplica
 from ..privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from ..records import (
     Vector,
+    content_of,
     filled,
     flat_record,
     layout_of,
@@ -157,8 +158,9 @@ class CompressionMod:
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode the model in the message, call the app with it, and encode the app's update."""
         began = time.perf_counter()
-        compacted = is_compact(message.content)
-        asked = restored(message.content)
+        came = content_of(message)
+        asked = restored(came)
+        compacted = asked is not came
         header = read(asked, DownlinkHeader)
         name = _key_of_model_update(asked, header)
         if name is None:

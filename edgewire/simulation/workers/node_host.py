@@ -12,11 +12,13 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
+from edgewire.compression.flower.records import metadata_of, values_of
 from edgewire.machine.errors import Ended
 
 log = logging.getLogger("edgewire")
 
 
+KINDS = {ArrayRecord, ConfigRecord, MetricRecord}
 Answering = Callable[[Message, Context], Message]  # the type of a ClientApp
 
 
@@ -53,11 +55,12 @@ class NodeHost:
 
         An exception of the ClientApp becomes an error reply, as in Flower's own runtimes.
         """
-        node = message.metadata.dst_node_id
+        asked = metadata_of(message)
+        node = asked["_dst_node_id"]
         context = self.contexts.get(node) or self._new_context(node)
         try:
             reply = self._app(message, context)
-            if reply.metadata.reply_to_message_id != message.metadata.message_id:
+            if reply.metadata.reply_to_message_id != asked["_message_id"]:
                 raise ValueError("the ClientApp must return a reply to its message")
             if not reply.has_error() and not _is_content(reply.content):
                 raise ValueError("the ClientApp's reply must hold a RecordDict of Flower's records")
@@ -97,8 +100,10 @@ class NodeHost:
 
 
 def _is_content(content: Any) -> bool:
-    kinds = (ArrayRecord, ConfigRecord, MetricRecord)
-    return isinstance(content, RecordDict) and all(isinstance(r, kinds) for r in content.values())
+    if not isinstance(content, RecordDict):
+        return False
+    kinds = {*map(type, values_of(content).values())}
+    return kinds <= KINDS or all(issubclass(kind, tuple(KINDS)) for kind in kinds)
 
 
 def raised(reason: str) -> Error:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from flwr.app import Context, Message, RecordDict
 
+from edgewire.compression.flower.records import content_of
 from edgewire.machine.errors import EngineError
 from edgewire.simulation.workers.channel import Channel, Folders
 from edgewire.simulation.workers.limits import Limits
@@ -108,7 +109,7 @@ class InProcess:
 
 def _private(message: Message) -> Message:
     """Return a message with a copy of its content, because other messages may share the content."""
-    return message_of(message.content.copy(), message.metadata)
+    return message_of(content_of(message).copy(), message.metadata)
 
 
 @dataclass
