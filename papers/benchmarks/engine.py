@@ -5,8 +5,9 @@
     python -m papers.benchmarks.engine --population # 100,000 registered nodes and 1,000
 
 All programs do the same work (`papers.benchmarks.peers.Work`): FedAvg of LeNet-5 with 50 of 1,000
-nodes per round, 50 samples per node, batches of 10, and one local epoch. The local engine runs the
-whole application: configuration, ServerApp, Flower's FedAvg, payloads, records.
+nodes per round, 50 samples per node, batches of 10, and one local epoch. All use the same samples,
+and `loss` is the cross entropy of the global model on the same test images. The local engine runs
+the whole application: configuration, ServerApp, Flower's FedAvg, payloads, records.
 
 The programs alternate. Each one is compared with the plain loop's rounds just before and after it
 (`papers.benchmarks.timing`). Two plain loops at the same time show the limit of two processes on
@@ -40,34 +41,11 @@ from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run import Run
 from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.steps import evaluate
 from papers.benchmarks.echo import echo_local
-from papers.benchmarks.peers import PFL_MISSING, Work, add_losses, bare, pfl
+from papers.benchmarks.peers import FOREVER, PFL_MISSING, Work, add_losses, bare, overrides, pfl
 from papers.benchmarks.peers_ray import echo_ray
 from papers.benchmarks.timing import ROOT, AtOnce, Child, Pipe, Turns, compare
-
-FOREVER = 1_000_000
-
-
-def overrides(work: Work, rounds: int) -> list[str]:
-    """Return the command-line overrides that make the application do this work.
-
-    The images are scikit-learn's digits, enlarged to 28 x 28 pixels.
-    """
-    return [
-        "algorithm=fedavg",
-        "dataset=digits",
-        "dataset.size=28",
-        "model=lenet5",
-        "partition=sampled",
-        f"partition.samples={work.samples}",
-        f"nodes={work.nodes}",
-        f"strategy.fraction_train={work.cohort / work.nodes}",
-        f"batch_size={work.batch}",
-        f"lr={work.lr}",
-        "optimizer.momentum=0",
-        f"rounds={rounds}",
-        f"eval_every={FOREVER}",
-    ]
 
 
 class Paced(Run):
@@ -77,10 +55,15 @@ class Paced(Run):
 
     def round_done(self, server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Do what a run does after a round; then wait for a request if a block has ended."""
-        metrics = super().round_done(server_round, arrays)
+        metrics, self.arrays = super().round_done(server_round, arrays), arrays
         if not self.turns.lap():
             raise StopRun
         return metrics
+
+    def test_loss(self) -> float:
+        """Return the server's loss of the newest model on the test images."""
+        self.show(self.arrays)
+        return evaluate(self.model.module, self.objective, self.test, self.targets)["loss"]
 
 
 class StopRun(Exception):
@@ -100,7 +83,7 @@ def serve(workers: int, settings: list[str]) -> None:
         nodes = NodeLog(grid, output, objective.main.name, objective.defined)
         ordered, records = OrderedGrid(nodes), RunLog(output, objective)
         run = Paced(load_config(context.run_config, config.nodes), ordered, records, nodes)
-        pipe = Pipe(lambda: float(run.records.last["train_loss"] or 0))
+        pipe = Pipe(run.test_loss)
         run.turns = Turns(pipe.receive, pipe.report)
         with suppress(StopRun):
             run.start()

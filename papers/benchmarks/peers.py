@@ -11,18 +11,21 @@ import importlib.util
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgewire.conf.build import data_of, partition_of
+from edgewire.conf.load import compose_config, to_config
 from edgewire.task.process import configure_process
 from papers.benchmarks.timing import Child, compare, take_turns
 
+FOREVER = 1_000_000
 PFL_MISSING = (
     "pfl is not installed: uv pip install -e '.[bench]' (Python 3.11 or 3.12), then run this again"
 )
@@ -71,27 +74,46 @@ class LeNet5(nn.Module):
         return out
 
 
-def make_data(work: Work) -> tuple[Tensor, Tensor]:
-    """Return all images, float32 (nodes, samples, 1, 28, 28), and labels, int64 (nodes, samples).
+def overrides(work: Work, rounds: int) -> list[str]:
+    """Return the command-line overrides that make the application do this work.
 
-    Each class is a smooth pattern with noise. A tenth of the labels is random, so the loss falls
-    but does not reach 0. Near 0, tiny numbers would change the speed of arithmetic.
+    The images are scikit-learn's digits, enlarged to 28 x 28 pixels.
     """
-    rng = torch.Generator().manual_seed(work.seed)
-    coarse = torch.randn(10, 1, 7, 7, generator=rng)
-    patterns = F.interpolate(coarse, size=(28, 28), mode="bilinear")
-    labels = torch.randint(10, (work.nodes, work.samples), generator=rng)
-    images = torch.randn(work.nodes, work.samples, 1, 28, 28, generator=rng).add_(patterns[labels])
-    wrong = torch.rand(labels.shape, generator=rng) < 0.1
-    noise = torch.randint(10, labels.shape, generator=rng)
-    return images.div_(2**0.5), torch.where(wrong, noise, labels)
+    return [
+        "algorithm=fedavg",
+        "dataset=digits",
+        "dataset.size=28",
+        "model=lenet5",
+        "partition=sampled",
+        f"partition.samples={work.samples}",
+        f"nodes={work.nodes}",
+        f"strategy.fraction_train={work.cohort / work.nodes}",
+        f"batch_size={work.batch}",
+        f"lr={work.lr}",
+        "optimizer.momentum=0",
+        f"rounds={rounds}",
+        f"eval_every={FOREVER}",
+    ]
 
 
-@torch.no_grad()
-def training_loss(model: nn.Module, images: Tensor, labels: Tensor, nodes: int = 40) -> float:
-    """Return the mean cross entropy over the data of the first `nodes` nodes."""
-    logits = model(images[:nodes].flatten(0, 1))
-    return F.cross_entropy(logits, labels[:nodes].flatten()).item()
+def make_data(work: Work) -> tuple[Tensor, Tensor, Callable[[nn.Module], float]]:
+    """Return the application's data for this work, and a function that returns a model's test loss.
+
+    The data are all nodes' images, float32 (nodes, samples, 1, 28, 28), and their labels, int64
+    (nodes, samples).
+    """
+    config = to_config(compose_config(overrides(work, 1)))
+    data = data_of(config)
+    partition = partition_of(config, data)
+    places = torch.stack([partition.indices(node) for node in range(work.nodes)])
+    train, test = (cast(Tensor, data.transform(each.inputs)) for each in (data.train, data.test))
+    labels, truth = (cast(Tensor, each.targets) for each in (data.train, data.test))
+
+    @torch.no_grad()
+    def loss(model: nn.Module) -> float:
+        return F.cross_entropy(model(test), truth).item()
+
+    return train[places], labels[places], loss
 
 
 def bare_rounds(model: nn.Module, images: Tensor, labels: Tensor, work: Work) -> Iterator[None]:
@@ -180,9 +202,9 @@ def add_losses(result: dict[str, dict[str, Any]], children: Mapping[str, Child])
 def _serve(work: Work) -> None:
     configure_process()
     torch.manual_seed(work.seed)
-    model, (images, labels) = LeNet5(), make_data(work)
+    model, (images, labels, loss) = LeNet5(), make_data(work)
     run = bare_rounds(model, images, labels, work)
-    take_turns(run.__next__, lambda: training_loss(model, images, labels))
+    take_turns(run.__next__, lambda: loss(model))
 
 
 def main() -> None:

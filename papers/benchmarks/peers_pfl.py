@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgewire.task.process import configure_process
-from papers.benchmarks.peers import LeNet5, Work, make_data, training_loss
+from papers.benchmarks.peers import LeNet5, Work, make_data
 from papers.benchmarks.timing import Pipe, Turns
 
 FOREVER = 10**9
@@ -89,7 +89,7 @@ def main() -> None:
     configure_process()
     torch.manual_seed(work.seed)
     np.random.seed(work.seed)  # noqa: NPY002  # pfl draws from NumPy's global state
-    images, labels = make_data(work)
+    images, labels, loss = make_data(work)
     users = {node: [images[node], labels[node]] for node in range(work.nodes)}
     # The sampler that pfl recommends. It draws no node twice in a round.
     sampler = get_user_sampler("minimize_reuse", list(users))
@@ -115,7 +115,7 @@ def main() -> None:
             local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
-        callbacks=[TakeTurns(make_turns(lambda: training_loss(module, images, labels)))],
+        callbacks=[TakeTurns(make_turns(lambda: loss(module)))],
         send_metrics_to_platform=False,
     )
 

@@ -31,7 +31,8 @@ from edgewire.conf.load import compose_config, to_config
 from edgewire.conf.schema import Config
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import only
-from papers.benchmarks.engine import FOREVER, application
+from papers.benchmarks.engine import application
+from papers.benchmarks.peers import FOREVER
 from papers.benchmarks.timing import AtOnce, Child, Contestant, compare, take_turns
 
 BLOCK = 200  # updates that are timed together

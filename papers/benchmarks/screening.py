@@ -25,8 +25,7 @@ from edgewire.compression.flower.server.norm_screen import NormScreen, Screens
 from edgewire.conf.load import compose_config, run_config, to_config
 from edgewire.machine.job import Job
 from edgewire.simulation.local import run_local
-from papers.benchmarks.engine import FOREVER, overrides
-from papers.benchmarks.peers import Work
+from papers.benchmarks.peers import FOREVER, Work, overrides
 from papers.benchmarks.timing import ROOT
 
 CASES = {

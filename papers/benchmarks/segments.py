@@ -43,7 +43,8 @@ from edgewire.pipeline.node.stage import Place, Stage
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import only
-from papers.benchmarks.engine import FOREVER, application
+from papers.benchmarks.engine import application
+from papers.benchmarks.peers import FOREVER
 from papers.benchmarks.timing import Child, Contestant, compare, take_turns
 
 BLOCK = 40  # mini-batches that are timed together

@@ -39,8 +39,8 @@ from edgewire.conf.schema import Config
 from edgewire.task.process import configure_process
 from edgewire.task.rng import stream_seed
 from edgewire.task.tensors import only
-from papers.benchmarks.engine import FOREVER, application, on_ray
-from papers.benchmarks.peers import add_losses
+from papers.benchmarks.engine import application, on_ray
+from papers.benchmarks.peers import FOREVER, add_losses
 from papers.benchmarks.timing import Child, compare, take_turns
 
 MODELS = {"lenet5": 10, "mlp": 20}  # rounds per block

@@ -17,7 +17,7 @@ def test_lenet5_size() -> None:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_bare_round_is_the_mean_of_the_nodes(shuffle: bool) -> None:
     work = peers.Work(nodes=3, cohort=3, samples=20, shuffle=shuffle, batch=20)
-    images, labels = peers.make_data(work)
+    images, labels, _ = peers.make_data(work)
     torch.manual_seed(0)
     model = peers.LeNet5()
     start = [p.detach().clone() for p in model.parameters()]
