@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--most-seconds",
         type=float,
         default=0,
-        help="the CPU time of the longest case that is allowed (0: any)",
+        help="cases that take more CPU time are listed at the end (0: none)",
     )
 
 
@@ -164,10 +164,8 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail if a case was too slow; let Python free objects in the order that libraries need."""
+    """Let Python free objects in the order that libraries need."""
     gc.unfreeze()
-    if too_slow(session.config) and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -101,6 +101,7 @@ def test_a_stopped_run_keeps_its_files(server, command, tmp_path):
     assert result_of(folder)["ended"] == "interrupted"
 
 
+@pytest.mark.system
 def test_a_deadline_bounds_the_rounds(server, command):
     """Without the deadline, 2,000 epochs of a round would take 30 seconds and more."""
     words = ["engine=superlink", "algorithm=edgewire", "nodes=2", "rounds=4", "eval_every=1"]

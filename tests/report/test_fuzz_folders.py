@@ -26,7 +26,7 @@ from tests.report.html.made_runs import add_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and measures its processes")
 SHOWN = ("metrics", "traffic", "overrides", "config", "history", "nodes", "__repr__", "_repr_html_")
-FEW = 24  # folders in the normal tests
+FEW = 12  # folders in the normal tests
 SECONDS, MEGABYTES = 5, 300  # more than an empty folder takes
 WAIT = 60  # seconds
 
