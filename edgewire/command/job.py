@@ -32,7 +32,6 @@ from edgewire.conf.check import build, check_target, check_targets
 from edgewire.conf.load import run_config, typed
 from edgewire.conf.network import only_virtual
 from edgewire.conf.own_packages import look_in, sources_of, unsent_files
-from edgewire.conf.rules import check_flower
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.machine.errors import Ended, EngineError
@@ -324,6 +323,8 @@ def prepare(config: Config) -> None:
     """
     # `build` imports the strategy's module; EdgeWire's strategies would import torch.
     if str(config.strategy.get("_target_")).startswith("flwr."):
+        from edgewire.conf.rules import check_flower  # it imports Flower
+
         check_flower(build("strategy", config.strategy), config)
     check_targets(config)
     from edgewire.conf.build import (
