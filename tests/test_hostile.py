@@ -259,8 +259,8 @@ def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left
     (there / "app").mkdir(parents=True)
     (there / "app" / "bad.py").write_text(ON_RAY)
     about = (ROOT / "pyproject.toml").read_text()
-    about = about.replace("edgewire.strategy.app:app", "bad:server").replace(
-        "edgewire.client.app:app", "bad:nodes"
+    about = about.replace("edgewire.server_app:app", "bad:server").replace(
+        "edgewire.client_app:app", "bad:nodes"
     )
     about = re.sub("fab-include = .*", "", about)
     (there / "app" / "pyproject.toml").write_text(about)

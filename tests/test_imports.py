@@ -39,7 +39,7 @@ KNOWS = {
         "task",
     },
 }
-TOP = {"__main__", "import_names"}  # modules that are in no package
+TOP = {"__main__", "client_app", "import_names", "server_app"}  # modules that are in no package
 HOME = ROOT / "edgewire"  # its links name the folders beside it
 
 

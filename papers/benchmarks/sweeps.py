@@ -5,7 +5,7 @@
 `sweep`: seconds of the whole sweep on all cores (joblib, one run a core). `report`: seconds of the
 command that writes its report. `killed`: the same sweep is killed by SIGKILL when half of its runs
 are done, and continued with `continue=`; how many runs were done before, how many were made after,
-and how many of those done were made again. `start`: seconds of `from run import train` in a new
+and how many of those done were made again. `start`: seconds of `from edgewire import train` in a
 process; of a call with a wrong word after it; and of the command line with a wrong word.
 """
 
@@ -36,7 +36,7 @@ TIMES = 3  # how often a start is measured
 START = """
 import time
 begun = time.perf_counter()
-from run import RunFailed, train
+from edgewire import RunFailed, train
 imported = time.perf_counter()
 try:
     train("roundz=3")

@@ -59,7 +59,7 @@ def until_idle(client):
 def test_a_cell_is_interrupted_and_its_run_resumed(kernel, tmp_path):
     manager, client = kernel
     words = "'algorithm=edgewire', 'checkpoint_every=1', 'hydra.run.dir=run', rounds=100000"
-    client.execute(f"from run import train\ntrain({words})")
+    client.execute(f"from edgewire import train\ntrain({words})")
     deadline = time.monotonic() + 90
     while not (tmp_path / "run" / "checkpoint").exists():
         assert time.monotonic() < deadline
