@@ -1,4 +1,4 @@
-"""The results of runs as Python objects, for scripts and notebooks (`from edgewire import train`)."""
+"""The results of runs as Python objects, for scripts and notebooks (`edgewire.train`)."""
 
 from __future__ import annotations
 
