@@ -364,6 +364,8 @@ def prepare(config: Config) -> None:
 def set_up_logging(verbose: bool) -> None:
     """Show this project's warnings on the console; if `verbose`, all messages, also Flower's."""
     handler = RichHandler(console=console, show_path=False, show_time=False)
+    import flwr.supercore  # noqa: F401  # its import sets the level of its logger
+
     for name, level in (("edgewire", logging.WARNING), ("flwr", logging.ERROR)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
