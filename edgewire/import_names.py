@@ -36,7 +36,8 @@ def new_name(name: str) -> str | None:
 class SubpackagesBeside:
     """Finds the subpackages of `FOLDERS` in the folder in which the folder `edgewire` lies.
 
-    It also refuses to import their modules without `edgewire.` in front, from that folder.
+    It finds nothing for another package `edgewire`, such as one that an app brings. It also refuses
+    to import the subpackages' modules without `edgewire.` in front, from that folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +51,7 @@ class SubpackagesBeside:
     ) -> ModuleSpec | None:
         """Return the spec of a subpackage; None for other modules. Raises `ImportError`."""
         first, _, rest = name.partition(".")
-        if first == "edgewire" and rest in FOLDERS:
+        if first == "edgewire" and rest in FOLDERS and str(self._folder / first) in (path or ()):
             spec = ModuleSpec(name, None, is_package=True)
             spec.submodule_search_locations = [str(self._folder / rest)]
             return spec

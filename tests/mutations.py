@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import Update, decode_update
-from edgewire.compression.flower.compact_records import COMPACT, compact, is_compact, restored
+from edgewire.compression.flower.compact_records import COMPACT, compact, restored
 from edgewire.compression.flower.headers import HEADER, UplinkHeader
 from edgewire.compression.flower.message_size import CARRIER
 from edgewire.compression.flower.records import STYPE
@@ -104,7 +104,8 @@ class Mutator:
     def __call__(self, reply: Message) -> tuple[Message, list[str]]:
         """Return a mutated reply, and the names of the mutations."""
         reply, done = copy.deepcopy(reply), list[str]()
-        opened = is_compact(reply.content) and bool(self.draw.integers(2))
+        packed = restored(reply.content) is not reply.content
+        opened = packed and bool(self.draw.integers(2))
         if opened:
             reply.content = restored(reply.content)
         for _ in range(self.draw.integers(1, 3)):
@@ -119,7 +120,7 @@ class Mutator:
                 reply.content = compact(reply.content)
             except PayloadError:  # a value that compact records cannot hold
                 done.append("not compact")
-        elif is_compact(reply.content):
+        elif packed:
             done.append(f"lie_in_compact {self.lie_in_compact(reply)}")
         return reply, done
 

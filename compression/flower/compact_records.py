@@ -60,11 +60,6 @@ _LARGE = struct.Struct("<Q")
 _MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest float16, float32
 
 
-def is_compact(content: RecordDict) -> bool:
-    """Return whether a content's records are in compact form."""
-    return _is_alone(content) or _first(content, CARRIER) is not None
-
-
 def _is_alone(content: RecordDict) -> bool:
     """Return whether the compact form is a record of its own, because no payload carries it."""
     record = values_of(content).get(HEADER)

@@ -22,12 +22,14 @@ def use_package_of(folder: Path) -> None:
         return
     del sys.modules["edgewire"]
     for name in list(sys.modules):
-        _, _, rest = name.partition("edgewire.")
+        package, _, rest = name.partition(".")
         first = rest.partition(".")[0]
-        if first in _OF_APPS and any((place / first).is_dir() for place in (theirs, folder)):
+        if package != "edgewire" or first not in _OF_APPS:
+            continue
+        if any((place / first).is_dir() for place in (theirs, folder)):
             del sys.modules[name]
-    package = import_module("edgewire")
+    found = import_module("edgewire")
     for name, module in list(sys.modules.items()):
         parent, _, last = name.rpartition(".")
         if parent == "edgewire":
-            setattr(package, last, module)
+            setattr(found, last, module)

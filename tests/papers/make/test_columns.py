@@ -3,36 +3,9 @@
 import pytest
 
 from edgewire.report.errors import ResultsError
-from edgewire.report.runs import BESIDE, Run
+from edgewire.report.runs import BESIDE
 from papers.make.columns import COLUMNS, PageRow
-from tests.report.sweeps import RESULT
-
-ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
-
-
-def made(accuracies=ACCURACIES, seed=0, curve=(), **result):
-    """Return a run with an evaluation every 10 rounds; a round takes 1 MB up and 3 MB down."""
-    rounds = [10.0 * at for at in range(len(accuracies))]
-    columns = {
-        "round": rounds,
-        "accuracy": list(accuracies),
-        "uplink_bytes": [1e6 * at for at in rounds],
-        "downlink_bytes": [3e6 * at for at in rounds],
-        **dict(curve),
-    }
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    measured = {
-        "seed": seed,
-        "accuracy": accuracies[-1],
-        "best_accuracy": max(filter(None, accuracies), default=None),
-        "evaluations": len(accuracies),
-    }
-    return Run({"lr": "1"}, RESULT | measured | result, lambda: rows)
-
-
-def finals(*accuracies):
-    """Return runs with the seeds 0, 1, ... and these accuracies at their ends."""
-    return [made([accuracy], seed) for seed, accuracy in enumerate(accuracies)]
+from tests.report.sweeps import finals, made
 
 
 def shown(column, *runs, **given):

@@ -227,3 +227,28 @@ def test_edgewire_is_a_flower_app_too():
     assert found["sent"] == found["answered"] == 2
     assert 0 < 3 * found["up"] < found["down"]
     assert found["virtual"] > 0  # the nodes report their steps
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_app_uses_the_library_that_it_brings(tmp_path, workers):
+    """The app's `edgewire/` has the layout of a wheel; the simulator keeps its own modules."""
+    client = f"""{CLIENT}
+import edgewire.compression.layout
+WHERE = [edgewire.compression.layout.__file__, edgewire.__file__]
+@app.query()
+def who(message, context):
+    return Message(RecordDict({{"c": ConfigRecord({{"where": WHERE}})}}), reply_to=message)
+"""
+    server = f"""{SERVER}
+    for reply in grid.send_and_receive(ask(grid, "query")):
+        print(*reply.content["c"]["where"])
+"""
+    files = {"brings_client.py": client, "brings_server.py": server}
+    app = write(tmp_path / "toy", files, "brings_server:app", "brings_client:app")
+    theirs = app / "edgewire"
+    shutil.copytree(ROOT / "compression", theirs / "compression")
+    for name in ("__init__.py", "import_names.py"):
+        shutil.copy(ROOT / "edgewire" / name, theirs)
+    printed = simulate(app, "--nodes", "2", "--workers", workers, cwd=tmp_path)
+    line = f"{theirs / 'compression' / 'layout.py'} {theirs / '__init__.py'}"
+    assert printed.splitlines()[:2] == [line, line]
