@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+HOME = Path(__file__).parents[2]  # the folder of this package `edgewire`
 # What an app imports of EdgeWire. The program that loads the app keeps its own other parts, such as
 # `protocol`, also for the app.
 _OF_APPS = ("client", "compression", "conf", "pipeline", "strategy", "task")
@@ -18,7 +21,7 @@ def use_package_of(folder: Path) -> None:
     such as `edgewire.deploy`, stay imported, and are attributes of the app's package.
     """
     theirs = folder / "edgewire"
-    if not (theirs / "__init__.py").is_file() or theirs == Path(__file__).parents[1]:
+    if not (theirs / "__init__.py").is_file() or theirs == HOME / "edgewire":
         return
     del sys.modules["edgewire"]
     for name in list(sys.modules):
@@ -33,3 +36,17 @@ def use_package_of(folder: Path) -> None:
         parent, _, last = name.rpartition(".")
         if parent == "edgewire":
             setattr(found, last, module)
+
+
+@contextmanager
+def found_first() -> Iterator[None]:
+    """Within this context `sys.path` begins with the folder of this package.
+
+    A process that is spawned gets this path, and imports this package before it loads an app that
+    brings another one.
+    """
+    sys.path.insert(0, str(HOME))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(HOME))

@@ -18,12 +18,11 @@ from flwr.common.config import flatten_dict, fuse_dicts, parse_config_args, vali
 from flwr.serverapp import ServerApp
 
 from edgewire.machine.errors import Ended, UsageError, one_line
-from edgewire.machine.own_package import use_package_of
+from edgewire.machine.own_package import HOME, use_package_of
 from edgewire.simulation.workers.node_host import load_object
 from edgewire.task.errors import described
 
 T = TypeVar("T")
-HOME = Path(__file__).parents[3]  # of the package `edgewire`
 PAIRS = re.compile(r"\S+?=(?:'[^']*'|\"[^\"]*\"|\S+)")  # as in Flower's own parser
 
 

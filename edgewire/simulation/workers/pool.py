@@ -7,7 +7,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
@@ -17,6 +17,7 @@ from flwr.app import Context, Message, RecordDict
 
 from edgewire.compression.flower.records import content_of
 from edgewire.machine.errors import EngineError
+from edgewire.machine.own_package import found_first
 from edgewire.simulation.workers.channel import Channel, Folders
 from edgewire.simulation.workers.limits import Limits
 from edgewire.simulation.workers.node_host import NodeHost, NodeHostSpec, log, unavailable
@@ -234,7 +235,8 @@ class Processes:
     def _start(self, index: int, states: Mapping[int, RecordDict] | None = None) -> _Worker:
         here, there = self._mp.Pipe()
         others = [w.connection for w in self._workers] + [here]
-        others = others if self._mp.get_start_method() == "fork" else []
+        forks = self._mp.get_start_method() == "fork"
+        others = others if forks else []
         self._started += 1
         folders, names = self._folders.paths, (f"in-{self._started}", f"out-{self._started}")
         process = self._mp.Process(
@@ -244,7 +246,8 @@ class Processes:
         )
         hold_stops(signal.SIG_BLOCK)
         try:
-            process.start()
+            with nullcontext() if forks else found_first():
+                process.start()
         finally:
             hold_stops(signal.SIG_UNBLOCK)
         there.close()

@@ -229,11 +229,11 @@ def test_edgewire_is_a_flower_app_too():
     assert found["virtual"] > 0  # the nodes report their steps
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_app_uses_the_library_that_it_brings(tmp_path, workers):
+@pytest.mark.parametrize(("workers", "spawned"), [(1, False), (2, False), (2, True)])
+def test_an_app_uses_the_library_that_it_brings(tmp_path, workers, spawned):
     """The app's `edgewire/` has the layout of a wheel; the simulator keeps its own modules."""
     client = f"""{CLIENT}
-import edgewire.compression.layout
+import {"tensorflow, " * spawned}edgewire.compression.layout
 WHERE = [edgewire.compression.layout.__file__, edgewire.__file__]
 @app.query()
 def who(message, context):
@@ -243,7 +243,7 @@ def who(message, context):
     for reply in grid.send_and_receive(ask(grid, "query")):
         print(*reply.content["c"]["where"])
 """
-    files = {"brings_client.py": client, "brings_server.py": server}
+    files = {"tensorflow.py": "", "brings_client.py": client, "brings_server.py": server}
     app = write(tmp_path / "toy", files, "brings_server:app", "brings_client:app")
     theirs = app / "edgewire"
     shutil.copytree(ROOT / "compression", theirs / "compression")
