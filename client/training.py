@@ -204,7 +204,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
         metrics: Metrics = {LOSS: loss.item(), EXAMPLES: count(x), STEPS: 1}
         gradient = flat.collect_grad().cpu().numpy()
-        if len(gradient) < len(model):
+        if gradient.size < model.size:
             flat.collect_state()
             statistics = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, statistics])

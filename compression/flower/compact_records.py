@@ -60,12 +60,6 @@ _LARGE = struct.Struct("<Q")
 _MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest float16, float32
 
 
-def _is_alone(content: RecordDict) -> bool:
-    """Return whether the compact form is a record of its own, because no payload carries it."""
-    record = values_of(content).get(HEADER)
-    return record is not None and isinstance(record, ConfigRecord) and COMPACT in values_of(record)
-
-
 def compact(content: RecordDict) -> RecordDict:
     """Return a content with the same payloads and arrays, and all other records in compact form.
 
@@ -97,7 +91,12 @@ def restored(content: RecordDict) -> RecordDict:
 
     Raises `PayloadError` for bytes that `compact` does not write.
     """
-    if (place := _first(content, CARRIER)) is None and not _is_alone(content):
+    header = values_of(content).get(HEADER)  # beside a carrier there is none
+    alone = None if header is None else values_of(header)
+    if alone is not None and (COMPACT not in alone or not isinstance(header, ConfigRecord)):
+        return content
+    place = _first(content, CARRIER)
+    if place is None and alone is None:
         return content
     if place is not None:
         carrier = Reader(memoryview(place[2].data))
@@ -109,7 +108,8 @@ def restored(content: RecordDict) -> RecordDict:
         records = dict(values_of(content))
     else:
         records = dict(values_of(content))
-        alone = values_of(records.pop(HEADER))
+        del records[HEADER]
+        assert alone is not None
         if len(alone) > 1 or type(alone[COMPACT]) is not bytes:
             raise PayloadError("its compact records must be the only value of a record, as bytes")
         data = memoryview(alone[COMPACT])
