@@ -29,14 +29,9 @@ Streams = Sequence[NDArray[Any]]  # a payload's streams of values, in the order 
 Params = tuple[int, ...]  # the numbers that a quantizer's decoder needs
 Buffer = bytes | bytearray | memoryview
 Memory = dict[str, NDArray[Any]]  # by name, the arrays that methods store on a node between steps
-
-
 Bounds = NDArray[np.float64]
 
-
 DIVERGED = "training has diverged"  # part of the message of every error that reports it
-
-
 _FEW = 8192  # up to this length, the extremes of a vector take less time than its sum of squares
 
 
@@ -279,8 +274,32 @@ class Quantizer(Method, ABC):
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return a `Spec` for each stream; streams of floats come first, so that they are aligned.
 
+        A method of another package raises PayloadError for ``params`` that its method ``params()``
+        never returns. `expected_specs` does this for the methods of this package.
+        """
+
+    @classmethod
+    def of_params(cls, params: Params) -> Self:
+        """Return a method for which ``params()`` returns ``params``: its first options are these.
+
+        May raise any error for other ``params``, or return a method with others.
+        """
+        return cls(*params)
+
+    @classmethod
+    def expected_specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+        """Return the result of ``specs`` for untrusted ``params``.
+
         Raises PayloadError for ``params`` that the method ``params()`` never returns.
         """
+        if cls.id < PRIVATE:
+            try:
+                known = cls.of_params(params).params() == params
+            except (TypeError, ValueError, IndexError):
+                known = False
+            if not known:
+                raise PayloadError(f"payload holds the parameters {params}: {cls.name} has no such")
+        return cls.specs(params, parts)
 
     @classmethod
     @abstractmethod
@@ -351,12 +370,6 @@ def fallen(step: SparsifyContext) -> bool:
     better = bool(known and not first and step.loss < last[0])
     last[0] = step.loss if known else -np.inf
     return better
-
-
-def expect_params(params: Params, count: int = 0) -> None:
-    """Raise PayloadError unless a payload has ``count`` parameters for the quantizer's decoder."""
-    if len(params) != count:
-        raise PayloadError(f"payload holds {len(params)} quantizer parameters instead of {count}")
 
 
 def is_finite(values: Vector) -> bool:

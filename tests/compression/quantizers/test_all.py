@@ -9,9 +9,11 @@ import pytest
 from edgewire.compression.base import PayloadError, Rng
 from edgewire.compression.quantizers.bfloat16 import BFloat16
 from edgewire.compression.quantizers.drive import Drive
+from edgewire.compression.quantizers.eden import Eden
 from edgewire.compression.quantizers.float16 import Float16
 from edgewire.compression.quantizers.int4 import Int4
 from edgewire.compression.quantizers.int8 import Int8
+from edgewire.compression.quantizers.lloyd import Lloyd
 from edgewire.compression.quantizers.powersgd import PowerSgd
 from edgewire.compression.quantizers.qsgd import Qsgd
 from edgewire.compression.quantizers.scaling import BLOCK
@@ -191,13 +193,15 @@ def test_which_methods_need_feedback_and_which_are_unbiased():
         (Ternary, [(2,)]),
         (Sign, [(), (2,), (1 << 62,), (0, 0)]),
         (Drive, [(1,)]),
+        (Eden, [(), (0,), (5,), (1 << 40,), (2, 2)]),
+        (Lloyd, [(), (0,), (3,), (16,), (2, 2)]),
         (PowerSgd, [(), (2, 2), (0,), (65,), (1 << 40,)]),
     ],
 )
 def test_params_that_no_encoder_produces(quantizer, wrong):
     for params in wrong:
-        with pytest.raises(PayloadError):
-            quantizer.specs(params, parts_of((100,)))
+        with pytest.raises(PayloadError, match="has no such"):
+            quantizer.expected_specs(params, parts_of((100,)))
 
 
 def of(dtype, *values):
@@ -231,6 +235,8 @@ REFUSED = [
      "padding"),
     (Drive, (), 5, lambda n: (of("<u8", 7), of("<f4", n), of("u1", 9)), (*SCALES, -np.inf),
      "scale"),
+    (Lloyd, (2,), 8, lambda n: (of("<f4", *n), of("u1", 0), of("u1", 0)),
+     ((1, 0.5), (-1, 1), (1, np.inf), (np.nan, 1), (-0.0, 1)), "sizes"),
 ]  # fmt: skip
 
 
