@@ -99,7 +99,7 @@ def other(**values):
 
 BARE = {"choose": lambda self, given, step: given, "__module__": __name__}
 REFUSED = [
-    ("sparsifer", Own, ValueError, "'sparsifer'.*give one of sparsifier, quantizer, coder"),
+    ("sparsifer", Own, ValueError, "'sparsifer'.*there are sparsifier, quantizer, coder"),
     ("quantizer", Zstd, TypeError, "no dataclass derived from Quantizer"),
     ("coder", other(name="zstd", id=200), ValueError, "taken by zstd"),
     ("coder", other(name="other", id=2), ValueError, "taken by zstd"),
