@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -292,13 +292,8 @@ class Quantizer(Method, ABC):
 
         Raises PayloadError for ``params`` that the method ``params()`` never returns.
         """
-        if cls.id < PRIVATE:
-            try:
-                known = cls.of_params(params).params() == params
-            except (TypeError, ValueError, IndexError):
-                known = False
-            if not known:
-                raise PayloadError(f"payload holds the parameters {params}: {cls.name} has no such")
+        if cls.id < PRIVATE and not _writes(cls, params):
+            raise PayloadError(f"payload holds the parameters {params}: {cls.name} has no such")
         return cls.specs(params, parts)
 
     @classmethod
@@ -318,6 +313,14 @@ class Quantizer(Method, ABC):
         streams = self.encode(values, parts, {}, Rng(0, 0))
         decoded = self.decode(self.params(), streams, parts)
         return np.abs(decoded.astype(np.float64) - values)
+
+
+@lru_cache(maxsize=64)
+def _writes(quantizer: type[Quantizer], params: Params) -> bool:
+    try:
+        return quantizer.of_params(params).params() == params
+    except (TypeError, ValueError, IndexError):
+        return False
 
 
 class Coder(Method, ABC):
