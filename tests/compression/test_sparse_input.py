@@ -151,22 +151,6 @@ def cuts(draw):
 
 
 @given(cut=cuts(), data=st.data())
-def test_narrow_undoes_widen(cut, data):
-    layout, exact = cut
-    parts = separate(layout, exact)
-    count, trained = parts.exact_size, parts.layout.size
-    places = st.integers(0, trained - 1) if trained else st.nothing()
-    indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
-    values = np.arange(1, len(indices) + 1, dtype=np.float32)
-    statistics = -np.arange(1, count + 1, dtype=np.float32)
-    wide, mixed = widened(parts, indices, values, statistics)
-    found = parts.narrow(wide, mixed)
-    for left, right in zip(found, (indices, values, statistics), strict=True):
-        np.testing.assert_array_equal(left, right)
-        assert left.dtype == right.dtype
-
-
-@given(cut=cuts(), data=st.data())
 def test_widen_undoes_narrow_except_for_absent_statistics(cut, data):
     layout, exact = cut
     parts = separate(layout, exact)
