@@ -298,7 +298,7 @@ def _trained(
         indices = _check_indices(unpack(parsed.coder, bodies[0], spec), layout.size)
         bodies = bodies[1:]
     parts = parts_of(indices, layout)
-    specs = parsed.quantizer.specs(parsed.params, parts)
+    specs = parsed.quantizer.expected_specs(parsed.params, parts)
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]

@@ -156,7 +156,17 @@ def read_layout(
 
     The layout may have at most ``max_size`` entries and ``max_tensors`` tensors.
     """
-    shapes = _read_shapes(reader, max_size, max_tensors)
+    tensors = reader.varint()
+    if tensors > max_tensors:
+        raise PayloadError(f"payload declares {tensors} tensors; at most {max_tensors} are allowed")
+    listed: list[tuple[int, ...]] = []
+    size = 0
+    for _ in range(tensors):
+        listed.append(read_shape(reader, max_size))
+        size += math.prod(listed[-1])
+        if size > max_size:
+            raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
+    shapes = tuple(listed)
     if not has_names:
         names = tuple(str(tensor) for tensor in range(len(shapes)))
         return Layout(names, shapes, ("float32",) * len(shapes))
@@ -198,22 +208,6 @@ def skip(reader: Reader, table: bytes) -> bool:
         return False
     reader.position += len(table)
     return True
-
-
-def _read_shapes(
-    reader: Reader, max_size: int, max_tensors: int = MAX_TENSORS
-) -> tuple[tuple[int, ...], ...]:
-    tensors = reader.varint()
-    if tensors > max_tensors:
-        raise PayloadError(f"payload declares {tensors} tensors; at most {max_tensors} are allowed")
-    shapes: list[tuple[int, ...]] = []
-    size = 0
-    for _ in range(tensors):
-        shapes.append(read_shape(reader, max_size))
-        size += math.prod(shapes[-1])
-        if size > max_size:
-            raise PayloadError(f"payload declares more than the {max_size} entries allowed here")
-    return tuple(shapes)
 
 
 def read_shape(reader: Reader, max_size: int) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ _last: tuple[bytes, bytes] | None = None  # the carrier that was read last, and 
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _HALF, _SINGLE, _DOUBLE = struct.Struct("<e"), struct.Struct("<f"), struct.Struct("<d")
 _LARGE = struct.Struct("<Q")
+_PACKED = {UINT64: _LARGE, FLOAT16: _HALF, FLOAT32: _SINGLE, FLOAT64: _DOUBLE}
 _MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest float16, float32
 
 
@@ -268,14 +269,8 @@ def _value(reader: Reader, *, in_list: bool = False) -> Any:
         return reader.varint()
     if tag == NEGATIVE:
         return ~reader.varint()
-    if tag == UINT64:
-        return _LARGE.unpack(reader.take(8))[0]
-    if tag == FLOAT16:
-        return _HALF.unpack(reader.take(2))[0]
-    if tag == FLOAT32:
-        return _SINGLE.unpack(reader.take(4))[0]
-    if tag == FLOAT64:
-        return _DOUBLE.unpack(reader.take(8))[0]
+    if tag in _PACKED:
+        return _PACKED[tag].unpack(reader.take(_PACKED[tag].size))[0]
     if tag in (FALSE, TRUE):
         return tag == TRUE
     if tag == TEXT:

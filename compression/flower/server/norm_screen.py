@@ -174,24 +174,19 @@ class NormScreen:
                     f"its update is {long / usual:.3g} times as long as usual "
                     f"(screen.refuse={options.refuse:g})"
                 )
-            if not usual and model is not None and long * rate > REACH * self._reach(model):
-                raise PayloadError(
-                    "its update, the first, is many times as long as the model (screen.refuse=null "
-                    "accepts it; scale targets that are far above 1, or lower lr=)"
-                )
+            if not usual and model is not None:
+                self._state.origin = self._state.origin or max(norm_of(model), 1.0)
+                if long * rate > REACH * self._state.origin:
+                    raise PayloadError(
+                        "its update, the first, is many times as long as the model "
+                        "(screen.refuse=null accepts it; scale targets that are far above 1, or "
+                        "lower lr=)"
+                    )
         share = 1.0
         if options.clip is not None and usual and long > options.clip * usual:
             share = options.clip * usual / long
         self._used(node, long * share)
         return share
-
-    def _reach(self, model: Vector) -> float:
-        """Return the L2 norm of the run's first model, at least 1.
-
-        The first call stores it; later calls ignore `model`.
-        """
-        self._state.origin = self._state.origin or max(norm_of(model), 1.0)
-        return self._state.origin
 
     def _used(self, node: int, long: float) -> None:
         state = self._state
