@@ -11,8 +11,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, PayloadError, Vector, is_finite
@@ -30,8 +28,8 @@ from edgewire.strategy.base import (
     NO_CODECS,
     STEP_MESSAGE,
     Codecs,
-    EvaluateFn,
     ParameterServer,
+    Started,
     expect_positive,
 )
 from edgewire.strategy.collector import Stragglers, StragglersState
@@ -183,32 +181,16 @@ class Asynchronous(ParameterServer):
         policy = type(self.staleness).__name__
         FLOWER.info("asynchronous: a %s a push, staleness %s", self.update, policy)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run until `pushes` replies have arrived, with the arguments of Flower's `Strategy.start`.
-
-        `num_rounds` is not used. `timeout`: the seconds to wait for the reply to a message. The
-        server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
-        """
-        goes_on = self._begin()
-        grid = self._ordered(grid)
-        config = train_config or ConfigRecord({"lr": 0.1})
-        timeout = timeout if timeout < FOREVER else math.inf
-        pushes = Pushes(self, grid, initial_arrays, self.state, timeout, config)
-        result = Result()
+    def _train(self, run: Started) -> None:
+        """Run until `pushes` replies have arrived."""
+        timeout = run.timeout if run.timeout < FOREVER else math.inf
+        grid = self._ordered(run.grid)
+        pushes = Pushes(self, grid, run.arrays, self.state, timeout, run.train_config)
 
         def record(done: int) -> None:
-            self._evaluate(evaluate_fn, done, self.pushes, pushes.arrays, result)
+            self._evaluate(run, done, self.pushes, pushes.arrays)
 
-        if not goes_on:
+        if not run.goes_on:
             record(0)
         while self.state.done < self.pushes:
             if not pushes.advance(record):
@@ -216,8 +198,7 @@ class Asynchronous(ParameterServer):
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
             self._state_complete()
-        result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
-        return result
+        run.result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
 
 
 class Sent(NamedTuple):

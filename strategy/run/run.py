@@ -172,7 +172,7 @@ class Run:
 
     def _of_nodes(self, names: Iterable[str]) -> dict[str, float]:
         """Return those of the named metrics that the nodes' last evaluation has measured."""
-        measured = self.strategy.evaluate_metrics or {}
+        measured = self.strategy.evaluate_metrics or MetricRecord()
         return {name: cast(float, measured[name]) for name in names if name in measured}
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from edgewire.compression.base import PayloadError
@@ -35,6 +35,7 @@ from edgewire.pipeline.server.placement import Placement
 from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState, Task
 from edgewire.pipeline.server.snapshots import Snapshots
 from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
+from edgewire.strategy.base import Started
 from edgewire.strategy.lr_schedule import Rates
 from edgewire.strategy.ordered_grid import OrderedGrid
 
@@ -73,15 +74,12 @@ class Dispatcher:
         strategy: Scheduling,
         plan: Plan,
         grid: OrderedGrid,
-        arrays: ArrayRecord,
-        batches: int,
-        timeout: float,
-        config: ConfigRecord,
+        run: Started,
         state: PipelineState,
     ) -> None:
-        self._strategy, self._plan, self._grid = strategy, plan, grid
-        self._batches, self._timeout, self._config = batches, timeout, config
-        self._state = state
+        self._strategy, self._plan, self._grid, self._state = strategy, plan, grid, state
+        self._batches, self._timeout, self._config = run.rounds, run.timeout, run.train_config
+        arrays, batches = run.arrays, run.rounds
         self._micros = strategy.flow.micro_batches
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
@@ -184,7 +182,7 @@ class Dispatcher:
 
     def _rates(self, task: Task) -> list[float]:
         """Return a list with the learning rate of each mini-batch of a task."""
-        newest = cast(float, self._config.get("lr", 0.1))
+        newest = cast(float, self._config["lr"])
         numbers = range(task.batch, task.batch + max(task.batches, 1))
         return [self._strategy.rates.of(number, newest) for number in numbers]
 
