@@ -277,7 +277,8 @@ class Dispatcher:
             if failed and what in reason and 0 <= sender < len(self._sent):
                 self._report_bad_peer(sender, segment)
         gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        often = guilty is None and self._fails_often(segment)
+        failures = self._strategy.failures.failures_of(segment)
+        often = guilty is None and failures % TRIES == 0
         if often and self._placement.replace(segment, fails=True):
             self._hand_out(segment, anew=True)
         elif gone or (failed and NO_SEGMENT in reason):
@@ -362,10 +363,6 @@ class Dispatcher:
         if said % TRIES == 0:
             guilty = segment if said % (2 * TRIES) else by
             self._hand_out(guilty, self._placement.replace(guilty, fails=True))
-
-    def _fails_often(self, segment: int) -> bool:
-        """Return whether another node should take over: after every `TRIES` failures in a row."""
-        return self._strategy.failures.failures_of(segment) % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
         """Send the unanswered tasks of a segment to its node again.
