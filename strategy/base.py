@@ -1,7 +1,5 @@
 """The base class of EdgeWire's strategies, with traffic counters, saved state and failed nodes."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping

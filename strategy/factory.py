@@ -1,7 +1,5 @@
 """Makes the strategy that a YAML file in conf/strategy/ names; new strategies need no code here."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from flwr.serverapp.strategy import Strategy

@@ -1,7 +1,5 @@
 """Runs Flower's strategies over a compressed grid, round by round, and saves their state."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Means over all nodes of vectors beside the model, such as SCAFFOLD's control variates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

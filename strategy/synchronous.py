@@ -1,7 +1,5 @@
 """Synchronous sparse averaging: every node sends an update, and the server applies their mean."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque

@@ -1,7 +1,5 @@
 """Writes checkpoints of a run's strategy, results, grid and nodes; resumes runs from them."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Counts how many samples of each class the nodes have, where the server knows the partition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

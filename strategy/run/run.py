@@ -1,7 +1,5 @@
 """One run on the server: it starts the strategy, evaluates the model, writes the result files."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable
 from typing import Any, cast

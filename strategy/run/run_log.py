@@ -1,7 +1,5 @@
 """Writes a run's result files: `history.jsonl`, `result.json`, `model.safetensors`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

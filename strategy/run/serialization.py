@@ -11,8 +11,6 @@ The bytes are a safetensors file. The dataclass may hold:
 An array object that occurs twice is stored once, and is again one object after loading.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, deque
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ In the states of EdgeWire's strategies, the fields declare their types, from whi
 strategies have no declared types, so each value is saved with a tag.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -17,8 +17,6 @@ A reply's ArrayRecord may hold these payloads:
 - `copy`: a snapshot of the segment, if the server has asked for it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast

@@ -1,7 +1,5 @@
 """Trains one segment of a cut model, and the module that predicts the gradients of its output."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

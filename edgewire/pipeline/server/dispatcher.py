@@ -1,7 +1,5 @@
 """Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again."""
 
-from __future__ import annotations
-
 import math
 from typing import Protocol, cast
 

@@ -12,8 +12,6 @@ and later in the backward pass. In the last segment one task includes both passe
 `async` is the pipeline without a common clock: a segment continues as soon as it has an input, but
 at most `queue` messages ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
 

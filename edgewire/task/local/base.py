@@ -1,7 +1,5 @@
 """The base class of local algorithms, which takes the optimiser's step with each mini-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
