@@ -1,7 +1,5 @@
 """An asynchronous parameter server: it applies each update on arrival, scaled by staleness."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -41,6 +39,18 @@ from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
+
+
+class Sent(NamedTuple):
+    """The server's data about a message that a node has not replied to yet."""
+
+    node: int
+    number: int  # the count of messages to the node, from 1
+    when: float  # when it was sent, by the grid's `now`
+    version: int  # the version of the model in the message
+    seen: Seen | None  # the staleness policy's data about the time of sending
+    model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
+    statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
 
 @dataclass
@@ -199,18 +209,6 @@ class Asynchronous(ParameterServer):
                 break
             self._state_complete()
         run.result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
-
-
-class Sent(NamedTuple):
-    """The server's data about a message that a node has not replied to yet."""
-
-    node: int
-    number: int  # the count of messages to the node, from 1
-    when: float  # when it was sent, by the grid's `now`
-    version: int  # the version of the model in the message
-    seen: Seen | None  # the staleness policy's data about the time of sending
-    model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
-    statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
 
 class Pushes(Server):

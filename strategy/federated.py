@@ -33,9 +33,9 @@ from edgewire.compression.flower.server.reply_checks import ROUNDING
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_averaging import mean, values_of_array, wrapped
 from edgewire.compression.screening import Screening
+from edgewire.strategy.aggregation import NodeMeans
 from edgewire.strategy.base import RunStrategy, Started
-from edgewire.strategy.node_means import NodeMeans
-from edgewire.strategy.run.tagged import Tagged, to_plain
+from edgewire.strategy.run.serialization import Tagged, expect_savable
 from edgewire.task.objectives import Objective
 
 TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
@@ -289,7 +289,7 @@ def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
     found = {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
     for name, value in found.items():
         try:
-            to_plain(value.value, lambda array: 0)
+            expect_savable(value.value)
         except TypeError as error:
             raise TypeError(f"{type(strategy).__name__}.{name}: {error}") from error
     return found

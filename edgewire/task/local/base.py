@@ -142,8 +142,6 @@ class LocalAlgorithm:
 
     def loss(self, run: LocalRun, batch: Batch) -> Tensor:
         """Return the loss of a mini-batch, computed in the type of `autocast`."""
-        if self.autocast is None:
-            return run.objective.loss(run.flat.module, *batch)
         with self.precision(run.flat):
             return run.objective.loss(run.flat.module, *batch)
 
