@@ -261,7 +261,9 @@ class Pushes(Server):
         for node in self._scheduler.ready(state.done, idle=not state.flight):
             self._send(node)
         replies = self._grid.pull_before(state.flight, self._deadline())
-        if not replies and not self._anybody():
+        # On a virtual clock it may be known that no reply will arrive, and no node appear.
+        ended = self._deadline() == math.inf and self._grid.virtual_seconds is not None
+        if not replies and ended:
             if state.done % strategy.record_every:
                 self._sum_up()
                 record(state.done)
@@ -332,10 +334,6 @@ class Pushes(Server):
         return min(
             self._state.next_look, math.inf if oldest is None else oldest.when + self._timeout
         )
-
-    def _anybody(self) -> bool:
-        """Return whether a reply may still arrive, or a node may still appear."""
-        return self._deadline() < math.inf or bool(self._grid.virtual_seconds is None)
 
     def _send(self, node: int) -> None:
         """Send a node the newest model."""

@@ -28,7 +28,7 @@ from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
-from edgewire.pipeline.server.options import Flow, GradientModules
+from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
 from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState, Task
 from edgewire.pipeline.server.snapshots import Snapshots
@@ -45,7 +45,6 @@ class Scheduling(Protocol):
     """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
 
     synthetic: bool
-    modules: GradientModules
     flow: Flow
     segment_every: int
     record_every: int
