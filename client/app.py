@@ -1,7 +1,5 @@
 """The ClientApp: for each message it trains or evaluates on the node's data, and replies."""
 
-from __future__ import annotations
-
 from typing import cast
 from weakref import ref
 

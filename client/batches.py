@@ -1,7 +1,5 @@
 """The samples of each node: their indices, the prepared tensors, and mini-batches."""
 
-from __future__ import annotations
-
 import functools
 from collections import OrderedDict
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Local training: computes a node's update from the server's model and the node's data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from math import isfinite

@@ -1,7 +1,5 @@
 """Collects a round's replies until enough have arrived or the timeout ends; tracks stragglers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Other programs read this file during the run (docs/run-files.md).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
