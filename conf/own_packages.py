@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,6 +25,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
+from edgewire.conf.classes import with_targets
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import ALLOW, NodeGrants, abbreviate
 from edgewire.import_names import FOLDERS as SUBPACKAGES
@@ -192,15 +193,11 @@ def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:
 
     The first of `packages` that has the name is taken. Raises `ConfigError` if none has it.
     """
-    if isinstance(node, list):
-        return [qualified(group, each, packages) for each in node]
-    if not isinstance(node, Mapping):
-        return node
-    found = {key: qualified(f"{group}.{key}", each, packages) for key, each in node.items()}
-    name = found.get("_target_")
-    if isinstance(name, str) and name.isidentifier():
-        found["_target_"] = _qualified_name(f"{group}._target_", name, packages)
-    return found
+
+    def new(key: str, name: str) -> str:
+        return _qualified_name(key, name, packages) if name.isidentifier() else name
+
+    return with_targets(node, new, group)
 
 
 def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:

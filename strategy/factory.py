@@ -15,7 +15,7 @@ from edgewire.compression.flower.native_tensors import Initial
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import local_of, objective_of, strategy_of
-from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
+from edgewire.conf.check import codec_of, downlink_of, gradients_of
 from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import Codecs, ParameterServer

@@ -22,8 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.logging import RichHandler
 
-from edgewire.command.caller import caller
-from edgewire.command.exit import Diverged, Failed, clear_errors
+from edgewire.command.exit import Diverged, Failed, caller, clear_errors
 from edgewire.command.run_lock import ended_with_parent, run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep

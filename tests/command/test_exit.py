@@ -48,7 +48,7 @@ BAD = [
     (["downlink.changes={}"], "downlink.changes: Value '{}' is not a valid bool"),
     (["gradients=-1"], "gradients is a group of keys, not one value"),
     (["screen=[1]"], "screen is a group of keys, not one value"),
-    (["screen=${lr}"], "screen cannot be of type float"),
+    (["screen=${lr}"], "screen is a group of keys, not one value"),
     (["dataset.classes=${lr}"], "dataset.classes is a list of names, not a float"),
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from edgewire.conf.build import data_of, optimizer_of, partition_of
-from edgewire.conf.check import check_target
-from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.check import check_target, codec_of, downlink_of
 from edgewire.conf.load import compose_config, load_config, run_config, to_config
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy import factory
