@@ -112,7 +112,7 @@ def test_losses_are_accepted_with_a_time_out():
 
 
 GROUPS_OF_VALUES = [*FREE, "strategy", "engine", "screen", "downlink", "gradients"]
-NO_KEYS = ["+nonsense=3", "++nonsense=3", "+model.nonsense=3"]
+NO_KEYS = ["+nonsense=3", "++nonsense=3", "+model.nonsense=3", "+defaults=[{hydra/launcher:x}]"]
 NO_KEYS += [f"+{group}.nonsense={value}" for group in GROUPS_OF_VALUES for value in (1, "{a:1}")]
 
 
@@ -167,38 +167,11 @@ def test_the_command_line_overrides_a_preset():
     assert made.nodes == 3
 
 
-def test_presets_are_the_published_settings():
-    for name in ("fedavg", "fedavg_f2i"):
-        made = config(f"algorithm={name}")
-        assert (made.nodes, made.rounds, made.local_epochs) == (10, 10, 1)
-
-
 def test_the_default_is_compressed_both_ways():
     made = config()
     assert made.algorithm == "fedavg_f2i_both"
     same = config("algorithm=fedavg_f2i", "downlink=f2i", "rounds=20")
     assert replace(made, algorithm=same.algorithm) == same
-
-
-def test_presets_have_the_listed_downlinks():
-    plain, exact = (False, "float32", "entropy"), (True, "float32", "entropy")
-    both = dict.fromkeys(
-        ("fedavg_f2i_both", "fedavg_f2i_steps", "fedavg_f2i_long"), (True, "int8", "zstd")
-    )
-    lossy = {"edgewire": (True, "lloyd", "context"), "stc": (True, "lloyd", "entropy")}
-    lossy |= {"edgewire_gradients": lossy["edgewire"], "edgewire_async": lossy["edgewire"]}
-    lossy["edgewire_sampled"] = lossy["edgewire"]
-    lossy |= {"qafel": (True, "qsgd", "entropy"), "flasc": (True, "float16", "entropy")}
-    lossy["one_bit_adam"] = (True, "sign", "entropy")
-    special = {"sgd": (True, "float32", "raw"), **lossy, **both}
-    whole = (
-        *("fedavg", "fedavg_f2i", "fedasync", "fedbuff", "asgd", "comp_asgd", "adacomp"),
-        *("synthetic_gradients", "split_backprop", "diloco"),
-    )
-    for name in (choice for group, choice in CHOICES if group == "algorithm"):
-        made = config(f"algorithm={name}").downlink
-        expected = special.get(name, plain if name in whole else exact)
-        assert (made.changes, made.quantizer, made.coder) == expected, name
 
 
 def test_the_configuration_survives_flowers_run_config():
@@ -223,16 +196,6 @@ def test_asynchronous_runs_derive_settings_from_updates_in_place_of_rounds():
     assert plain.rounds == 10
     alone = config("strategy=asynchronous", "rounds=3")
     assert alone.rounds == alone.strategy["pushes"]
-
-
-def test_adacomps_setting_is_the_papers():
-    for name in ("asgd", "comp_asgd", "adacomp"):
-        made = config(f"algorithm={name}")
-        assert (made.nodes, made.batch_size, made.lr) == (200, 10, 0.1)
-        assert made.network.waiting == "uniform"
-        assert made.compression.density == (None if name == "asgd" else 0.01)
-    shares = config("network=classes").network.classes.values()
-    assert [(c.share, c.speed) for c in shares] == [(0.3, 1.0), (0.4, 0.1), (0.3, 0.01)]
 
 
 def test_settings_are_chosen_on_a_part_of_the_training_set():
