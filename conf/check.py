@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -45,17 +45,30 @@ def expect_declared(node: DictConfig, prefix: str = "") -> None:
     attribute that nothing reads, or a default value in place of the group's value.
     """
     kind = OmegaConf.get_type(node)
-    declared = [entry.name for entry in fields(kind)] if is_dataclass(kind) else None
+    if is_dataclass(kind):
+        names = [entry.name for entry in fields(kind)]
+        expect_keys(prefix, map(str, node), names, names, "--help says which there are")
     for name in map(str, node):
-        if declared is not None and name not in declared:
-            near = get_close_matches(name, declared, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else "--help says which there are"
-            raise ConfigError(f"there is no key {prefix}{name}; {hint}")
         child = node._get_node(name)
         if isinstance(child, DictConfig) and isinstance(child._value(), dict):  # not null or ???
             expect_declared(child, f"{prefix}{name}.")
-    for name in declared or ():
-        if name not in map(str, node):
+
+
+def expect_keys(
+    prefix: str, found: Iterable[str], known: list[str], needed: Iterable[str], more: str
+) -> None:
+    """Raise `ConfigError` for a found key that is not known, and for a needed one that is missing.
+
+    `prefix`: goes before the keys in the error. `more`: its hint if no known key is similar.
+    """
+    given = [*found]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else more
+            raise ConfigError(f"there is no key {prefix}{name}; {hint}")
+    for name in needed:
+        if name not in given:
             raise ConfigError(f"~{prefix}{name}: every run has that key; give it another value")
 
 

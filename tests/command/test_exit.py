@@ -1,7 +1,6 @@
 """A mistake ends in one line that says what to do, before torch is loaded.
 
-Each kind of mistake has one case here. Mistakes that `edgewire.conf.check` refuses are in
-`tests/conf`.
+Each kind of mistake has one case here; refused combinations are in `tests/conf/test_rules.py`.
 """
 
 import json
@@ -50,7 +49,7 @@ BAD = [
     (["gradients=-1"], "gradients is a group of keys, not one value"),
     (["screen=[1]"], "screen is a group of keys, not one value"),
     (["screen=${lr}"], "screen is a group of keys, not one value"),
-    (["dataset.classes=${lr}"], "dataset.classes is a list of names, not a float"),
+    (["dataset.classes=${lr}"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
     (["compression.denisty=1"], "no key compression.denisty; did you mean compression.density?"),
@@ -80,6 +79,17 @@ BAD = [
     (["dataset.root=~/x"], "~/x"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null"),
     (["nodes=-1"], "nodes must be a number of at least 1, not -1"),
+    (["lr=nan"], "lr must be a number above 0, not nan"),
+    (["lr=inf"], "lr must be a number above 0, not inf"),
+    (["seed=99999999999999999999"], "seed must be below 4294967296"),
+    (["dataset.holdout=1"], "dataset.holdout must be below 1"),
+    (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
+    (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
+    (["+strategy.bata=1"], "strategy.bata is not an option"),
+    (["~lr"], "~lr: every run has that key"),
+    (["~timeout"], "~timeout: every run has that key"),
+    (["downlink=f2i", "downlink.density=0.1"], "downlink: option density"),
+    (["downlink=full", "downlink.quantizer=int8"], "choose another downlink"),
     (["nodes=1.5"], "nodes"),
     (["compression.quantizer=int9"], "int9"),
     (["compression=f2i", "compression.level=99"], "level"),
@@ -146,6 +156,7 @@ LATER = [
     (["device=cuda:77"], "device=cuda:77"),
     (["device=toaster"], "device=toaster"),
     (["optimizer.momentum=-1"], "momentum"),
+    (["optimizer.momentum=x"], "optimizer.momentum must be float"),
     (["schedule=step", "schedule.step_size=0"], "schedule.step_size must not be 0"),
     (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
     (["partition=dirichlet", "partition.alpha=0.01", "nodes=300"], "larger partition.alpha"),
