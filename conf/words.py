@@ -137,7 +137,8 @@ def unknown_key(key: str) -> str:
     """
     dotted = key.replace("/", ".")
     group, name = dotted.partition(".")[0], dotted.rpartition(".")[2]
-    known, owners = known_keys(), _owners(group)
+    keys = (".".join(path) for path in _keys(_configuration()))
+    known, owners = [k for k in keys if not k.startswith("hydra.")], _owners(group)
     belongs = {k: f"belongs to {' or '.join(found[:3])}" for k, found in owners.items()}
     if key in known or dotted in owners:
         choices = belongs.get(dotted, "belongs to another of its group")
@@ -185,12 +186,6 @@ def _node(config: DictConfig, key: str) -> Any:
             return None
         node = node._get_node(part)
     return node
-
-
-def known_keys() -> list[str]:
-    """Return all keys of the default configuration."""
-    keys = (".".join(path) for path in _keys(_configuration()))
-    return [key for key in keys if key.partition(".")[0] != "hydra"]
 
 
 def _owners(group: str) -> dict[str, list[str]]:

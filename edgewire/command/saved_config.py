@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from argparse import Namespace
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any, NoReturn, cast
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from edgewire.conf.classes import with_targets
@@ -181,12 +181,8 @@ def with_loggers(words: list[str]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a text in quotes, as the value of an override.
-
-    Hydra's parser wants two backslashes for one only before a quote, and at the end.
-    """
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
+    """Return a text in quotes, as the value of an override."""
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _config_dir(file: Path) -> list[str]:
