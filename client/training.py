@@ -33,7 +33,7 @@ from edgewire.conf.build import (
     share_of,
     vectors_of,
 )
-from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.check import codec_of, downlink_of
 from edgewire.conf.schema import Config
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import NUMPYS, FlatModel, to_array

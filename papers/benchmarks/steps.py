@@ -33,7 +33,7 @@ from edgewire.compression.base import Indices, Memory
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import data_of, model_of, partition_of
-from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.check import codec_of, downlink_of
 from edgewire.conf.load import compose_config, to_config
 from edgewire.conf.schema import Config
 from edgewire.task.process import configure_process

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from edgewire import RunFailed, sweep, train
 from edgewire.command import python_api
-from edgewire.command.caller import caller
+from edgewire.command.exit import caller
 from edgewire.conf.load import HERE
 from edgewire.report.errors import ResultsError
 from edgewire.report.run_result import RunResult
