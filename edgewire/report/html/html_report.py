@@ -24,7 +24,7 @@ from edgewire.report.html.page_tables import (
 )
 from edgewire.report.html.pictures import GREY, draw_all, legend_of
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
-from edgewire.report.link_time import FORMULA, named_links
+from edgewire.report.link_time import named_links
 from edgewire.report.runs import Row, Run
 from edgewire.report.table import Table, safe_cell
 
@@ -148,7 +148,6 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         section_titles={section.id: section.short.lower() for section in sections},
         legend=legend_of(report.coloured),
         notes=_notes(report),
-        formula=FORMULA,
     )
     (out / PAGE).write_text(page, encoding="utf-8")
     return report

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 
+from edgewire.conf.network import Network
 from edgewire.report.columns import Cell, Column, mean, number, quantity, value_or_words, words
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from edgewire.report.html.node_table import NotableNode
 from edgewire.report.html.run_data import ReportGroup, ReportRuns
 from edgewire.report.html.run_records import RunRecord, ended_early
-from edgewire.report.link_time import Link, seconds_over
+from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.runs import number as known
 from edgewire.report.runs import sent_bytes, whole_bytes
@@ -33,7 +34,7 @@ def _ratio(value: float) -> str:
     return f"{value:,.3g}×" if value < 1000 else f"{value:,.0f}×"
 
 
-def summary_table(report: ReportRuns, links: Sequence[Link]) -> Table:
+def summary_table(report: ReportRuns, links: Mapping[str, Network]) -> Table:
     """Return the main table: a row for each group, its main metric, bytes, time and failures."""
     columns = [
         *_names(report),
@@ -109,26 +110,26 @@ def _bytes() -> list[Column]:
     return columns
 
 
-def _times(report: ReportRuns, links: Sequence[Link]) -> list[Column]:
+def _times(report: ReportRuns, links: Mapping[str, Network]) -> list[Column]:
     columns = []
-    for speeds in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
+    for rates in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
 
-        def recorded(group: ReportGroup, speeds: object = speeds) -> float | None:
-            return group.mean("link_seconds") if recorded_link(group) == speeds else None
+        def recorded(group: ReportGroup, rates: object = rates) -> float | None:
+            return group.mean("link_seconds") if recorded_link(group) == rates else None
 
-        down, up = ("∞" if rate is None else f"{rate:g}" for rate in speeds)
+        down, up = ("∞" if rate is None else f"{rate:g}" for rate in rates)
         said = f"virtual time at {down} Mbit/s down, {up} up, as the run recorded it"
         show = number(recorded, human_seconds)
         columns.append(Column(f"time, {down}/{up} Mbit/s", show, help=said))
-    typical = [link for link in links if link.name == TYPICAL]
-    return [*columns, *_estimates(typical, f"time, {TYPICAL} (estimate)")]
+    typical = {f"time, {name} (estimate)": links[name] for name in links if name == TYPICAL}
+    return [*columns, *_estimates(typical)]
 
 
-def _estimates(links: Sequence[Link], name: str = "") -> list[Column]:
-    """Return a column of estimated times for each link. `name`: its head; "": the link's name."""
+def _estimates(links: Mapping[str, Network]) -> list[Column]:
+    """Return a column of estimated times for each head and link."""
     return [
-        Column(name or link.name, number(partial(estimated, link), human_seconds), help=link.speeds)
-        for link in links
+        Column(head, number(partial(estimated, link), human_seconds), help=speeds(link))
+        for head, link in links.items()
     ]
 
 
@@ -139,7 +140,7 @@ def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | Non
     return known(group.first.get("link_down_mbps")), known(group.first.get("link_up_mbps"))
 
 
-def estimated(link: Link, group: ReportGroup) -> float | None:
+def estimated(link: Network, group: ReportGroup) -> float | None:
     """Return the estimated seconds over a link, the mean over runs that sent bytes; or None.
 
     A diverged run ended too early, so its time says nothing.
@@ -158,7 +159,7 @@ def estimated(link: Link, group: ReportGroup) -> float | None:
     return sum(whole) / len(whole) if whole else None
 
 
-def time_table(report: ReportRuns, links: Sequence[Link]) -> Table | None:
+def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:
     """Return the estimated times of the groups over each link; None if no time can be estimated."""
     columns = [Column("group", _label, numeric=False), *_estimates(links)]
     title = "Estimated time of a run over links"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edgewire.conf.network import Network
 from edgewire.report.curves import Curve, evenly, front, mean_curve
 from edgewire.report.estimate import estimate
 from edgewire.report.format import human_bytes, human_seconds
@@ -32,7 +33,7 @@ from edgewire.report.html.picture_axes import (
     shortened,
 )
 from edgewire.report.html.run_data import ReportGroup, ReportRuns
-from edgewire.report.link_time import Link, seconds_over
+from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.runs import by_seed, number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
@@ -47,7 +48,7 @@ RECORD, OTHER = "EdgeWire's record", "other records"
 PARTS = (PAYLOAD, VALUES, INDICES, HEADER, RECORD, OTHER)
 
 
-def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Link],
+def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str, Network],
              folder: Path) -> dict[str, list[Picture]]:  # fmt: skip
     """Write the pictures of a report into a folder; return them by the section of the page.
 
@@ -71,7 +72,7 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
             "time": [
                 draw_curves(report, "virtual_time", virtual, metric,
                             f"Test {name} over virtual time, as recorded"),
-                *(_over_link(report, link, metric) for link in links),
+                *(_over_link(report, *link, metric) for link in links.items()),
             ],
             "bytes": [
                 *(_bytes_a_round(report, way, rounds) for way in WAYS),
@@ -157,15 +158,15 @@ def _add_curve(canvas: Canvas, group: ReportGroup, curve: Curve) -> None:
     canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
 
 
-def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
+def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
     axis = Axis(
-        f"estimated time, {link.name}",
-        lambda rows, group: seconds_over(link, rows, group.first, group.settings),
+        f"estimated time, {name}",
+        lambda rows, group: seconds_over(network, rows, group.first, group.settings),
         human_seconds,
         log=True,
     )
-    title = f"Test {report.metric.name} over the estimated time, {link.name}"
-    return draw_curves(report, f"time_{link.name}", axis, metric, title, link.speeds)
+    title = f"Test {report.metric.name} over the estimated time, {name}"
+    return draw_curves(report, f"time_{name}", axis, metric, title, speeds(network))
 
 
 def _bytes_a_round(report: ReportRuns, way: str, rounds: Axis) -> Canvas | None:
