@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import decimals, human_bytes, human_seconds
-from edgewire.report.html.node_table import SLOW, NodeRecord, NotableNode, notable
+from edgewire.report.html.node_table import SLOW, NodeRecord, notable
 from edgewire.report.html.run_data import (
     ReportGroup,
     ReportRuns,
@@ -236,19 +236,25 @@ def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
         return Finding(
             question, "Not recorded.", ["The runs hold no file `nodes.json` with lags."], "nodes"
         )
-    found = notable(nodes)
-    slow = [node for node in found if node.slow and not node.record.unanswered]
+    slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
     lost = Counter(f"node {n.place}" for n in nodes if n.unanswered)
     failed = Counter[str]()
     for node in nodes:
         failed[f"node {node.place}"] += int(node.failures)
-    sentences = [_slowest(slow)] if slow else []
+    sentences = []
+    if slow:
+        first = slow[0]
+        sentences.append(
+            f"In {first.group.label}, seed {first.seed}, the replies of node {first.place} take "
+            f"{human_seconds(first.lag)} in the mean, {_times(first.times)} the lag of the "
+            "fastest quarter."
+        )
     if lost:
         sentences.append(f"Without an answer to the last message: {_listed(list(lost))}.")
     if failing := [(name, count) for name, count in failed.most_common(3) if count]:
         text = ", ".join(f"{name} ({count})" for name, count in failing)
         sentences.append(f"Most failures: {text}.")
-    slowest = dict.fromkeys(f"node {each.record.place}" for each in slow)
+    slowest = dict.fromkeys(f"node {node.place}" for node in slow)
     answer = f"{_listed(list(slowest)).capitalize()}." if slow else (
         f"None: no mean lag is above {SLOW:g} times the usual one."
     )  # fmt: skip
@@ -261,16 +267,6 @@ def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
 def _listed(names: Sequence[str], most: int = 10) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _slowest(slow: Sequence[NotableNode]) -> str:
-    first = slow[0]
-    record = first.record
-    return (
-        f"In {record.group.label}, seed {record.seed}, the replies of node {record.place} take "
-        f"{human_seconds(record.lag)} in the mean, {_times(first.times)} the lag of the fastest "
-        "quarter."
-    )
 
 
 def _settings(report: ReportRuns) -> Finding:

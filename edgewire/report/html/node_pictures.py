@@ -3,61 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from itertools import groupby
 
 import numpy as np
 
 from edgewire.report.curves import evenly
 from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.html.canvas import LIGHT, Canvas, LegendEntry, colour_of
-from edgewire.report.html.node_table import NodeRecord, by_run
+from edgewire.report.html.canvas import LIGHT, Canvas, LegendEntry, mark_of, row_canvas
+from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.picture_axes import Axis, Ticks, column, set_scale, shortened
 from edgewire.report.html.run_data import ReportRuns
 
 NODES, CLASSES = 100, 30  # most nodes and classes of a heat map
-BAR = 38  # points of height for a group
-
-
-class Strip(NamedTuple):
-    """A value of each node that a picture shows, and the texts of the picture."""
-
-    name: str
-    title: str
-    label: str
-    value: Callable[[NodeRecord], float | None]
-    ticks: Ticks | None = None
-    scale: float = 1.0
 
 
 def node_strips(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Canvas | None]:
     """Draw the values that nodes have recorded; None in place of a picture without data."""
     metric = report.metric
-    strips = [
-        Strip("node_metric", f"{metric.name.capitalize()} of each node",
-              metric.axis.removeprefix("test "), lambda node: node.accuracy, None, metric.scale),
-        Strip("node_loss", "Training loss of each node", "training loss",
-              lambda node: node.train_loss),
-        Strip("node_bytes_up", "Bytes up of each node", "bytes up",
-              lambda node: node.uplink_bytes, human_bytes),
-        Strip("node_lag", "Seconds from a message to its reply", "mean lag",
-              lambda node: node.lag, human_seconds),
+
+    def main(node: NodeRecord) -> float | None:
+        found = node.count(node.group.metric.name)
+        found = node.count("accuracy") if found is None else found
+        return None if found is None else found * metric.scale
+
+    return [
+        _node_strip(nodes, "node_metric", f"{metric.name.capitalize()} of each node",
+                    metric.axis.removeprefix("test "), main),
+        _node_strip(nodes, "node_loss", "Training loss of each node", "training loss",
+                    lambda node: node.count("train_loss")),
+        _node_strip(nodes, "node_bytes_up", "Bytes up of each node", "bytes up",
+                    lambda node: node.count("uplink_bytes"), human_bytes),
+        _node_strip(nodes, "node_lag", "Seconds from a message to its reply", "mean lag",
+                    lambda node: node.lag, human_seconds),
     ]  # fmt: skip
-    return [_node_strip(nodes, strip) for strip in strips]
 
 
-def _node_strip(nodes: Sequence[NodeRecord], strip: Strip) -> Canvas | None:
+def _node_strip(
+    nodes: Sequence[NodeRecord],
+    name: str,
+    title: str,
+    label: str,
+    value: Callable[[NodeRecord], float | None],
+    ticks: Ticks | None = None,
+) -> Canvas | None:
     """Draw a value of each node as a point: one line of points for each group."""
     groups: dict[int, list[tuple[NodeRecord, float]]] = {}
     for node in nodes:
-        if (found := strip.value(node)) is not None:
-            groups.setdefault(node.group.rank or 0, []).append((node, found * strip.scale))
+        if (known := value(node)) is not None:
+            groups.setdefault(node.group.rank or 0, []).append((node, known))
     if not any(len(points) > 1 for points in groups.values()):
         return None
-    height = 58 + BAR * len(groups)
+    rows = [points for _, points in sorted(groups.items())]
+    labels = [shortened(mark_of(points[0][0].group).text, 60) for points in rows]
     note = "A point is a node; the bar is the median, the grey box holds half of the nodes."
-    canvas = Canvas(strip.name, strip.title, note, (), height, left=14)
+    canvas = row_canvas(labels, name, title, note)
     axes = canvas.axes
-    for place, (_, points) in enumerate(sorted(groups.items())):
+    for place, points in enumerate(rows):
         group, values = points[0][0].group, np.array([found for _, found in points])
         low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
         axes.fill_betweenx([place - 0.2, place + 0.2], low, high, color=LIGHT["rule"], linewidth=0)
@@ -66,25 +67,21 @@ def _node_strip(nodes: Sequence[NodeRecord], strip: Strip) -> Canvas | None:
         spread = place + 0.32 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
         (drawn,) = axes.plot(
             values, spread, linestyle="none", marker="o", markersize=3.2, alpha=0.7,
-            color=LIGHT[colour_of(group.rank)], markeredgewidth=0,
+            color=LIGHT[mark_of(group).colour], markeredgewidth=0,
         )  # fmt: skip
         worst = [points[int(np.argmin(values))], points[int(np.argmax(values))]]
         ends = ", ".join(f"node {node.place}: {found:.4g}" for node, found in worst)
         canvas.tip(drawn, f"{group.label}: {len(values)} nodes; lowest and highest: {ends}")
-        axes.text(0, place - 0.3, shortened(f"{group.key}  {group.label}", 60), fontsize=10.5,
-                  va="bottom", transform=axes.get_yaxis_transform())  # fmt: skip
-    axes.set(ylim=(len(groups) - 0.6, -0.85), yticks=[])
-    axes.spines["left"].set_visible(False)
-    axes.grid(visible=False)
-    set_scale(axes, "x", Axis(strip.label, column(""), strip.ticks))
-    axes.set_xlabel(strip.label)
+    set_scale(axes, "x", Axis(label, column(""), ticks))
+    axes.set_xlabel(label)
     return canvas
 
 
 def label_maps(nodes: Sequence[NodeRecord]) -> list[Canvas]:
     """Draw the classes of each node's samples, for at most three different divisions."""
     seen: dict[tuple[tuple[float, ...], ...], list[NodeRecord]] = {}
-    for run in by_run(nodes):
+    for _, of_a_run in groupby(nodes, key=lambda node: (node.group.label, node.seed)):
+        run = list(of_a_run)
         if any(sum(node.labels) > 0 for node in run):
             seen.setdefault(tuple(node.labels for node in run), run)
     # seeds draw the division anew: one of each group's is shown

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
+from typing import Any
 
 from edgewire.conf.network import Network
 from edgewire.report.columns import Cell, Column, mean, number, quantity, value_or_words, words
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
-from edgewire.report.html.node_table import NotableNode
+from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.run_data import ReportGroup, ReportRuns
 from edgewire.report.html.run_records import RunRecord, ended_early
 from edgewire.report.link_time import seconds_over, speeds
@@ -213,49 +214,51 @@ def _most(counts: Counter[str]) -> str:
     return most + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
 
 
-def nodes_table(nodes: Sequence[NotableNode]) -> Table | None:
+def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any], Cell]:
+    """Return the function that shows a number of a run's or a node's record."""
+    return number(methodcaller("count", key), form)
+
+
+def nodes_table(nodes: Sequence[NodeRecord]) -> Table | None:
     """Return the table of the nodes that are slow, silent or failed; None without such nodes."""
 
-    def count(key: str, form: Callable[[float], str] = _count) -> Callable[[NotableNode], Cell]:
-        return lambda each: quantity(getattr(each.record, key), form)
+    def lag(node: NodeRecord) -> Cell:
+        return quantity(node.lag, human_seconds, "bad" if node.slow else "")
 
-    def lag(each: NotableNode) -> Cell:
-        return quantity(each.record.lag, human_seconds, "bad" if each.slow else "")
+    def failures(node: NodeRecord) -> Cell:
+        return quantity(node.failures, _count, "bad" if node.failures else "")
 
-    def failures(each: NotableNode) -> Cell:
-        return quantity(each.record.failures, _count, "bad" if each.record.failures else "")
+    def state(node: NodeRecord) -> Cell:
+        if node.unanswered:
+            return words("does not answer", "bad")
+        return words("slow" if node.slow else "answers")
+
+    def reason(node: NodeRecord) -> Cell:
+        told = node.told.get("reason")
+        return words(one_line(told) if isinstance(told, str) else "")
 
     columns = [
-        Column("node", lambda each: Cell(str(each.record.place), each.record.place),
+        Column("node", lambda node: Cell(str(node.place), node.place),
                help="its place in the list of nodes"),
-        Column("group", lambda each: _label(each.record.group), numeric=False),
-        Column("seed", count("seed", "{:.0f}".format)),
-        Column("state", _node_state, numeric=False),
+        Column("group", lambda node: _label(node.group), numeric=False),
+        Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
+        Column("state", state, numeric=False),
         Column("mean lag", lag, help="seconds from a message to its reply"),
-        Column("× usual", lambda each: quantity(each.times, _ratio),
+        Column("× usual", lambda node: quantity(node.times, _ratio),
                help="the lag, divided by that of the run's fastest quarter of nodes"),
-        Column("replies", count("replies")),
-        Column("messages", count("messages")),
+        Column("replies", _counted("replies")),
+        Column("messages", _counted("messages")),
         Column("failures", failures),
-        Column("bytes up", count("uplink_bytes", human_bytes)),
-        Column("bytes down", count("downlink_bytes", human_bytes)),
-        Column("last failure", lambda each: words(each.record.reason), numeric=False),
+        Column("bytes up", _counted("uplink_bytes", human_bytes)),
+        Column("bytes down", _counted("downlink_bytes", human_bytes)),
+        Column("last failure", reason, numeric=False),
     ]  # fmt: skip
     title = "Nodes that are slow, do not answer, or have failed"
     return Table.of(columns, nodes, "nodes", title) if nodes else None
 
 
-def _node_state(node: NotableNode) -> Cell:
-    if node.record.unanswered:
-        return words("does not answer", "bad")
-    return words("slow" if node.slow else "answers")
-
-
 def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all runs, with the command that resumes or repeats each."""
-
-    def count(key: str, form: Callable[[float], str] = _count) -> Callable[[RunRecord], Cell]:
-        return lambda record: quantity(record.count(key), form)
 
     def size(way: str) -> Callable[[RunRecord], Cell]:
         return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
@@ -269,11 +272,11 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         Column("seed", lambda record: value_or_words(record.seed)),
         Column("outcome", outcome, numeric=False),
         Column("metric", lambda record: _value(record.value)),
-        Column("round", count("round")),
+        Column("round", _counted("round")),
         Column("bytes up", size("uplink")),
         Column("bytes down", size("downlink")),
-        Column("failures", count("failures")),
-        Column("real time", count("seconds", human_seconds)),
+        Column("failures", _counted("failures")),
+        Column("real time", _counted("seconds", human_seconds)),
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
     ]
     return Table.of(columns, records, "runs", "All runs")

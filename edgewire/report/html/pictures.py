@@ -7,7 +7,6 @@ from pathlib import Path
 
 from edgewire.conf.network import Network
 from edgewire.report.curves import Curve, evenly, front, mean_curve
-from edgewire.report.estimate import estimate
 from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.html.canvas import (
     LIGHT,
@@ -15,9 +14,8 @@ from edgewire.report.html.canvas import (
     Canvas,
     LegendEntry,
     Picture,
-    colour_of,
-    is_dashed,
-    marker_of,
+    mark_of,
+    row_canvas,
 )
 from edgewire.report.html.node_pictures import label_maps, node_strips
 from edgewire.report.html.node_table import NodeRecord
@@ -41,7 +39,6 @@ GREY = 60  # curves of groups in grey
 GREY_POINTS = 40  # points of such a curve
 POINTS = 160  # points of a curve in colour
 WAYS = {"uplink": "up", "downlink": "down"}
-BAR = 38  # points of height for a stacked bar
 VALUES, INDICES, HEADER, PAYLOAD = "values", "indices", "payload header", "payload"
 RECORD, OTHER = "EdgeWire's record", "other records"
 # the order in bars and of their colours; a payload whose parts are not known is one part
@@ -99,16 +96,6 @@ def _differ(report: ReportRuns, key: str) -> bool:
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
 
-def legend_of(groups: Sequence[ReportGroup]) -> list[LegendEntry]:
-    """Return the legend of the groups that are drawn in colour."""
-    return [
-        LegendEntry(
-            f"{g.key}  {g.label}", colour_of(g.rank), marker_of(g.rank or 0), is_dashed(g.rank)
-        )
-        for g in groups
-    ]
-
-
 def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
                 note: str = "") -> Canvas | None:  # fmt: skip
     """Draw the mean curve of each group with its band; return None if no group has a curve."""
@@ -116,13 +103,22 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     coloured = [(g, c) for g, c in coloured if len(c.x) > 1]
     if not coloured:
         return None
-    canvas = Canvas(name, title, note, legend_of([group for group, _ in coloured]))
+    canvas = Canvas(name, title, note, [mark_of(group) for group, _ in coloured])
     for group in evenly(report.others, GREY):
         if (found := averaged(group, x, y)) is not None:
             found = found.at(evenly(range(len(found.x)), GREY_POINTS))
             canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
     for group, whole in coloured:
-        _add_curve(canvas, group, whole.at(evenly(range(len(whole.x)), POINTS)))
+        drawn, mark = whole.at(evenly(range(len(whole.x)), POINTS)), mark_of(group)
+        line = drawn.add_to(
+            canvas.axes,
+            LIGHT[mark.colour],
+            linestyle="--" if mark.dashed else "-",
+            marker=mark.marker,
+            markevery=(min(group.rank or 0, len(drawn.x) - 1), max(len(drawn.x) // 5, 1)),
+        )
+        seeds = f"{count} seeds" if (count := len(group.histories)) > 1 else "1 seed"
+        canvas.tip(line, f"{mark.text}, {seeds}: {drawn.mean[-1]:.4g} at the end")
     limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
     number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
@@ -136,26 +132,6 @@ def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
         for rows in group.histories.values()
     )
     return mean_curve(seeds, "interval", log_x=x.log)
-
-
-def _add_curve(canvas: Canvas, group: ReportGroup, curve: Curve) -> None:
-    rank, colour = group.rank or 0, LIGHT[colour_of(group.rank)]
-    if (curve.low < curve.high).any():
-        canvas.axes.fill_between(
-            curve.x, curve.low, curve.high, color=colour, alpha=0.14, linewidth=0, zorder=2
-        )
-    (line,) = canvas.axes.plot(
-        curve.x,
-        curve.mean,
-        color=colour,
-        linestyle="--" if is_dashed(group.rank) else "-",
-        marker=marker_of(rank),
-        markevery=(min(rank, len(curve.x) - 1), max(len(curve.x) // 5, 1)),
-        zorder=3,
-    )
-    count = len(group.histories)
-    seeds = f"{count} seeds" if count > 1 else "1 seed"
-    canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
 
 
 def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
@@ -189,7 +165,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
         f"{metric.name}_by_bytes_{WAYS[way]}",
         f"Test {metric.name} against bytes {WAYS[way]}",
         "The dashed line is the Pareto front: no other group has fewer bytes and is as good.",
-        legend_of([group for group, _, _ in points if group.rank is not None]),
+        [mark_of(group) for group, _, _ in points if group.rank is not None],
     )
     axes, sizes, values = canvas.axes, [p[1] for p in points], [p[2] for p in points]
     best = front(sizes, values, higher=metric.higher)
@@ -200,18 +176,19 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     )  # fmt: skip
     bars: list[tuple[float, float, float]] = []
     for group, size, value in sorted(points, key=lambda point: point[0].rank is not None):
-        half = None if group.rank is None else _bar(group, value)
-        if half is not None:
-            bars.append((value, value - half[0][0], value + half[1][0]))
-        rank = group.rank
-        (point, _, _) = drawn = axes.errorbar(
-            size, value, yerr=half, color=LIGHT[colour_of(rank)], linestyle="none",
-            marker="." if rank is None else marker_of(rank), elinewidth=1, capsize=2.5,
-            markersize=4 if rank is None else 7, zorder=2 if rank is None else 4,
+        half = None
+        seeds = by_seed(group.runs, metric.name, metric.scale).values()
+        bar = mean_curve(([(0, 0, seed)] for seed in seeds), "interval")
+        if bar is not None and len(seeds) > 1 and group.rank is not None:
+            half = [value - bar.low, bar.high - value]
+            bars.append((value, float(bar.low[0]), float(bar.high[0])))
+        mark, grey = mark_of(group), group.rank is None
+        (point, _, _) = axes.errorbar(
+            size, value, yerr=half, color=LIGHT[mark.colour], linestyle="none", elinewidth=1,
+            capsize=2.5, marker=mark.marker, markersize=4 if grey else 7, zorder=2 if grey else 4,
         )  # fmt: skip
-        assert drawn is not None
         text = f"{metric.text(value / metric.scale)} at {human_bytes(size)} {WAYS[way]}"
-        canvas.tip(point, f"{group.key}  {group.label}: {text}".strip())
+        canvas.tip(point, f"{mark.text}: {text}")
     limit(axes, values, 0.1 if bars else 0.25, bars)
     finish(axes, Axis(f"all bytes {WAYS[way]} of a run", all_bytes(way), human_bytes, log=True),
            Axis(metric.axis, column(metric.name)))  # fmt: skip
@@ -221,15 +198,6 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
             annotation_clip=True,
         )  # fmt: skip
     return canvas
-
-
-def _bar(group: ReportGroup, mean: float) -> list[list[float]] | None:
-    """Return the lengths of a point's bar below and above: as the bands of curves."""
-    values = list(by_seed(group.runs, group.metric.name, group.metric.scale).values())
-    if len(values) == 2:
-        return [[mean - min(values)], [max(values) - mean]]
-    half = None if (found := estimate(values)) is None else found.half
-    return None if half is None else [[half], [half]]
 
 
 def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
@@ -264,9 +232,9 @@ def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
         return None
     used = [part for part in PARTS if any(parts.get(part) for _, parts in rows)]
     entries = [LegendEntry(part, f"part{PARTS.index(part)}") for part in used]
-    height = 58 + BAR * len(rows)
+    labels = [shortened(mark_of(group).text, 48) for group, _ in rows]
     title = f"Where the bytes {WAYS[way]} go"
-    canvas = Canvas(f"parts_{WAYS[way]}", title, "", entries, height, left=14)
+    canvas = row_canvas(labels, f"parts_{WAYS[way]}", title, legend=entries)
     axes = canvas.axes
     for place, (group, parts) in enumerate(rows):
         total, start = sum(parts.values()), 0.0
@@ -282,11 +250,6 @@ def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
                 axes.text(start + share / 2, place, f"{share:.0f} %", fontsize=9.5,
                           ha="center", va="center")  # fmt: skip
             start += share
-        name = f"{group.key}  {group.label}"
-        axes.text(0, place - 0.34, shortened(name, 48), fontsize=10.5, va="bottom")
-        axes.text(100, place - 0.34, human_bytes(total), fontsize=10.5, va="bottom", ha="right")
-    axes.set(xlim=(0, 100), ylim=(len(rows) - 0.6, -0.85), yticks=[])
-    axes.set_xlabel("share of all bytes (%)")
-    axes.grid(visible=False)
-    axes.spines["left"].set_visible(False)
+        axes.text(100, place - 0.3, human_bytes(total), fontsize=10.5, va="bottom", ha="right")
+    axes.set(xlim=(0, 100), xlabel="share of all bytes (%)")
     return canvas

@@ -77,11 +77,6 @@ class ReportGroup(Group):
         """Whether the server applies each update when it arrives."""
         return "staleness" in self.first
 
-    @property
-    def cut(self) -> bool:
-        """Whether the model is divided over several nodes."""
-        return bool(self.first.get("segments"))
-
     @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
