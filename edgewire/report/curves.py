@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.estimate import student
 from edgewire.report.format import NOTHING, one_line, whole
 from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import Group, Row, group_runs, main_metric, read_runs, varying
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it

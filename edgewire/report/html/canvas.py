@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
 
-from edgewire.report.files.reader import file_name
 from edgewire.report.html.run_data import ReportGroup
+from edgewire.report.reader import file_name
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -99,19 +99,6 @@ class LegendEntry(NamedTuple):
     dashed: bool = False
 
 
-class Picture(NamedTuple):
-    """A drawn picture: the name of its files without their ending, its texts, its SVG inline.
-
-    `legend`: the entries that explain its fills; the legend of groups is on the page once.
-    """
-
-    name: str
-    title: str
-    note: str
-    svg: str
-    legend: Sequence[LegendEntry]
-
-
 def mark_of(group: ReportGroup) -> LegendEntry:
     """Return how pictures show a group: grey points, or its colour, line and marker."""
     if (rank := group.rank) is None:
@@ -124,7 +111,8 @@ class Canvas:
     """A picture that is being drawn: `axes`, and below them a legend that only the files show.
 
     `name`: names its files (`file_name`). `height`: points without the legend. `legend`: the
-    entries of the legend.
+    entries of the legend; `fills`: those of fills, as the legend of groups is on the page once.
+    `svg`: the picture for a page, when it is saved.
     """
 
     def __init__(
@@ -141,7 +129,8 @@ class Canvas:
 
         self.name, self.title, self.note = file_name(name), title, note
         self._height, self._tips = height, dict[str, str]()
-        self._fills = [entry for entry in legend if not entry.marker]
+        self.fills = [entry for entry in legend if not entry.marker]
+        self.svg = ""
         whole = height + LEGEND_LINE * len(legend) + (6 if legend else 0)
         self._figure = Figure(figsize=(WIDTH / 72, whole / 72), facecolor=LIGHT["surface"])
         bottom = whole - height + BOTTOM
@@ -166,8 +155,8 @@ class Canvas:
         artist.set_gid(name)
         self._tips[name] = text
 
-    def save(self, folder: Path) -> Picture:
-        """Write NAME.svg and NAME.png into a folder; return the picture with its SVG inline."""
+    def save(self, folder: Path) -> None:
+        """Write NAME.svg and NAME.png into a folder."""
         out = StringIO()
         quick = {"compress_level": 2}  # the default takes as long as drawing
         with catch_warnings():
@@ -178,8 +167,7 @@ class Canvas:
             self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
         svg = with_tips(out.getvalue(), self._tips)
         (folder / f"{self.name}.svg").write_text(svg, encoding="utf-8")
-        body = inline(svg, self.name, self.title, self._height)
-        return Picture(self.name, self.title, self.note, body, self._fills)
+        self.svg = inline(svg, self.name, self.title, self._height)
 
 
 def row_canvas(

@@ -10,14 +10,15 @@ from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import decimals, human_bytes, human_seconds
 from edgewire.report.html.node_table import SLOW, NodeRecord, notable
 from edgewire.report.html.run_data import (
+    NEARLY,
+    WAYS,
     ReportGroup,
     ReportRuns,
-    is_uncompressed,
     reference_of,
     unlike,
 )
-from edgewire.report.metric import MainMetric
 from edgewire.report.runs import by_seed, whole_bytes
+from edgewire.report.table import plain, sent
 
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
@@ -63,13 +64,10 @@ class Comparison(NamedTuple):
     @property
     def number(self) -> str:
         """The difference with its sign and its interval, without its unit."""
-        return "" if self.difference is None else signed(self.difference, self.group.metric)
-
-
-def signed(found: Estimate, metric: MainMetric) -> str:
-    """Return a difference of a main metric as text, with its sign and its interval."""
-    places = metric.places(found.mean)
-    return "+" * (round(found.mean, places) > 0) + found.text(places)
+        if (found := self.difference) is None:
+            return ""
+        places = self.group.metric.places(found.mean)
+        return "+" * (round(found.mean, places) > 0) + found.text(places)
 
 
 def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | None:
@@ -141,7 +139,7 @@ def _short(found: Sequence[Comparison], counts: Counter[str]) -> str:
 
 def _sentence(found: Comparison) -> str:
     group, metric = found.group, found.group.metric
-    kind = "uncompressed" if is_uncompressed(found.reference) else "less compressed"
+    kind = "uncompressed" if (found.reference.whole_ratio or 0) < NEARLY else "less compressed"
     other = unlike(group, found.reference)[:3]
     also = f" They also differ in {', '.join(other)}." if other else ""
     saved = f"{_times(group.whole_ratio)} fewer bytes than Flower"
@@ -210,19 +208,19 @@ def _times(ratio: float | None) -> str:
 
 def _bytes(report: ReportRuns) -> Finding:
     runs = [run for group in report.groups for run in group.runs]
-    found = {way: [whole_bytes(run.result, way) for run in runs] for way in ("uplink", "downlink")}
-    total = {way: sum(sent for sent, _ in each) for way, each in found.items()}
-    plain = sum(plain for each in found.values() for _, plain in each)
+    found = {way: [whole_bytes(run.result, way) for run in runs] for way in WAYS}
+    total = {way: sum(size for size, _ in each) for way, each in found.items()}
+    whole = sum(size for each in found.values() for _, size in each)
     answer = f"{human_bytes(total['uplink'])} up and {human_bytes(total['downlink'])} down"
-    ratio = plain / sum(total.values()) if sum(total.values()) else None
+    ratio = whole / sum(total.values()) if sum(total.values()) else None
     many = len(runs) > 1
     known = [g for g in report.groups if g.whole_ratio is not None]
-    sentences = [f"Flower without compression would send {human_bytes(plain)}, {_times(ratio)} as "
+    sentences = [f"Flower without compression would send {human_bytes(whole)}, {_times(ratio)} as "
                  "many."]  # fmt: skip
     if len(known) > 1:
         least = min(known, key=lambda g: sum(g.sent_mean(way) for way in total))
         up, down = (human_bytes(least.sent_mean(way)) for way in total)
-        fewer = " and ".join(_times(least.sent_ratio(way)) for way in total)
+        fewer = " and ".join(_times(least.ratio(plain(way), sent(way))) for way in total)
         sentences.append(
             f"{least.label} sends the fewest: {up} up and {down} down a run, {fewer} fewer than "
             "Flower."

@@ -87,7 +87,6 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
     histories.write()
     links = named_links()
     nodes = read_nodes(report.coloured)
-    pictures = draw_all(report, nodes, links, out)
     main = summary_table(report, links) if report.groups else None
     if main is not None:
         main.write_csv(out / SUMMARY)
@@ -103,7 +102,7 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         report=report,
         findings=findings(report, nodes),
         main=main,
-        pictures={section: drawn for section, drawn in pictures.items() if drawn},
+        pictures=draw_all(report, nodes, links, out),
         tables=tables,
         nodes=nodes,
         legend=[mark_of(group) for group in report.coloured],

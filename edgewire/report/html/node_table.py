@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from edgewire.report.files.reader import read_json, readable
-from edgewire.report.html.run_data import ReportGroup
-from edgewire.report.html.run_records import ended_early
+from edgewire.report.html.run_data import ReportGroup, ended_early
+from edgewire.report.reader import read_json, readable
 from edgewire.report.runs import Run, number
 
 RUNS = 3  # runs of a group whose nodes are shown

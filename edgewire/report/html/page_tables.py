@@ -9,19 +9,28 @@ from operator import methodcaller
 from typing import Any
 
 from edgewire.conf.network import Network
-from edgewire.report.columns import Cell, Column, mean, number, quantity, value_or_words, words
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
 from edgewire.report.html.node_table import NodeRecord
-from edgewire.report.html.run_data import ReportGroup, ReportRuns
-from edgewire.report.html.run_records import RunRecord, ended_early
+from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord, ended_early
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.runs import number as known
 from edgewire.report.runs import sent_bytes, whole_bytes
-from edgewire.report.table import Table
+from edgewire.report.table import (
+    Cell,
+    Column,
+    Table,
+    mean,
+    number,
+    plain,
+    quantity,
+    ratio,
+    sent,
+    value_or_words,
+    words,
+)
 
-WAYS = {"uplink": "up", "downlink": "down"}
 TYPICAL = "lte"  # the link whose estimate is in the main table
 MOST_CELLS = 12  # columns of settings; more groups are counted instead
 REMARKS = "remarks"
@@ -104,10 +113,9 @@ def _bytes() -> list[Column]:
     divided = "bytes of Flower without compression, divided by the bytes sent"
     columns = []
     for way, word in WAYS.items():
-        size = number(methodcaller("sent_mean", way), human_bytes)
-        ratio = number(methodcaller("sent_ratio", way), _ratio)
+        size, times = mean(sent(way), human_bytes), ratio(plain(way), sent(way), _ratio)
         columns.append(Column(f"bytes {word}", size, help=said))
-        columns.append(Column(f"ratio {word}", ratio, help=divided))
+        columns.append(Column(f"ratio {word}", times, help=divided))
     return columns
 
 
@@ -271,7 +279,7 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         Column("group", lambda record: words(record.group), numeric=False),
         Column("seed", lambda record: value_or_words(record.seed)),
         Column("outcome", outcome, numeric=False),
-        Column("metric", lambda record: _value(record.value)),
+        Column("metric", lambda record: record.value or Cell(NOTHING)),
         Column("round", _counted("round")),
         Column("bytes up", size("uplink")),
         Column("bytes down", size("downlink")),
@@ -280,10 +288,3 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
     ]
     return Table.of(columns, records, "runs", "All runs")
-
-
-def _value(text: str) -> Cell:
-    try:
-        return Cell(text, float(text.removesuffix(" %")))
-    except ValueError:
-        return Cell(text)
