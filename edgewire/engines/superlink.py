@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
@@ -77,20 +77,19 @@ def run_on_superlink(
     stopped, or has left no result.
     """
     refuse(job, address=address, certificate=certificate, wait=wait)
-    superlink = Superlink(str(address), certificate)
-    text = superlink.control()
-    try:
-        with orderly_exit(), one_line_errors(str(address)):
-            _run(job, superlink, text, wait)
-    except EngineError as error:
-        lost = isinstance(error.__cause__, httpx.HTTPError | click.ClickException)
-        if lost and (job.folder / PLACE).exists():
-            hint = f"once it is there again, `python run.py resume={job.folder}` resumes the run"
-            raise EngineError(f"{error}; {hint}") from error
-        raise
-    finally:
-        text.close()
-        superlink.close()
+    with (
+        closing(Superlink(str(address), certificate)) as superlink,
+        closing(superlink.control()) as control,
+    ):
+        try:
+            with orderly_exit(), one_line_errors(str(address)):
+                _run(job, superlink, control, wait)
+        except EngineError as error:
+            lost = isinstance(error.__cause__, httpx.HTTPError | click.ClickException)
+            if lost and (job.folder / PLACE).exists():
+                again = f"`python run.py resume={job.folder}` resumes the run"
+                raise EngineError(f"{error}; once it is there again, {again}") from error
+            raise
 
 
 def refuse(
