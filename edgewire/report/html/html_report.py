@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import THEME, mark_of
 from edgewire.report.html.findings import findings
@@ -164,7 +166,8 @@ def _render(**values: Any) -> str:
 def outline(marker: str) -> str:
     """Return a marker of matplotlib's name as the points of an SVG's polygon, 9 units wide."""
     from matplotlib.markers import MarkerStyle
+    from matplotlib.transforms import Affine2D
 
     found = MarkerStyle(marker)
-    path = found.get_path().transformed(found.get_transform().scale(9, -9))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in path.to_polygons()[0])
+    path = found.get_path().transformed(found.get_transform() + Affine2D().scale(9, -9))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in np.asarray(path.to_polygons()[0]).tolist())
