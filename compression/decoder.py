@@ -161,7 +161,7 @@ def decode_update(
     if apart is not None:
         cut, borders = separate(parsed.layout, parsed.exact), None
         if indices is not None:
-            borders = cut.borders_of(indices)
+            borders = find(indices, cut.borders)
             indices = cut.widen_indices(
                 indices, borders
             )  # delete the narrower indices before the values are widened

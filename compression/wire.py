@@ -184,7 +184,15 @@ def parse(
     """
     vector = layout if layout is None or of_vector else layout.without(own)
     view = memoryview(payload).cast("B")
-    form, view = _checked(view, vector, context, own_payload=own_payload)
+    form = _form_of(view)
+    if len(view) < form.prefix + form.checksum or (form is _LONG and view[:3] != MAGIC):
+        raise PayloadError("these bytes are no payload")
+    if form is _LONG and view[3] != VERSION:
+        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
+    view, checksum = view[: -form.checksum], view[-form.checksum :]
+    if not own_payload and _checksum([view], form, vector, context) != checksum:
+        what = "damaged" if form is _LONG else "damaged, or for another model or another context"
+        raise PayloadError(f"payload is {what}: its checksum does not match")
     sparsifier, quantizer, coder = view[form.ids]
     flags = view[form.flags] ^ form.mark
     if flags & ~(NAMED | EXACT | OWN):
@@ -248,30 +256,6 @@ def sizes_of(parsed: Parsed) -> StreamSizes:
     indices = parsed.selected is not None and parsed.repeated is None and at < len(sizes)
     taken = sizes[at] if indices else 0
     return StreamSizes(taken, sum(sizes) - taken)
-
-
-def _checked(
-    view: memoryview,
-    layout: Layout | None,
-    context: SharedContext | None,
-    *,
-    own_payload: bool = False,
-) -> tuple[_Form, memoryview]:
-    """Return a payload's form, and its bytes before the checksum, which is right.
-
-    ``layout``: the layout of the vector; None if it is not known. ``own_payload``: True to leave
-    the checksum unchecked.
-    """
-    form = _form_of(view)
-    if len(view) < form.prefix + form.checksum or (form is _LONG and view[:3] != MAGIC):
-        raise PayloadError("these bytes are no payload")
-    if form is _LONG and view[3] != VERSION:
-        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
-    view, checksum = view[: -form.checksum], view[-form.checksum :]
-    if not own_payload and _checksum([view], form, layout, context) != checksum:
-        what = "damaged" if form is _LONG else "damaged, or for another model or another context"
-        raise PayloadError(f"payload is {what}: its checksum does not match")
-    return form, view
 
 
 def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:

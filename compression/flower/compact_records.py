@@ -20,7 +20,6 @@ ConfigRecord. All other arrays of a message do not change.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -93,12 +92,7 @@ def restored(content: RecordDict) -> RecordDict:
     Raises `PayloadError` for bytes that `compact` does not write.
     """
     header = values_of(content).get(HEADER)  # beside a carrier there is none
-    alone = None if header is None else values_of(header)
-    if alone is not None and (COMPACT not in alone or not isinstance(header, ConfigRecord)):
-        return content
-    place = _first(content, CARRIER)
-    if place is None and alone is None:
-        return content
+    place = _first(content, CARRIER) if header is None else None
     if place is not None:
         carrier = Reader(memoryview(place[2].data))
         data = carrier.take(carrier.varint())
@@ -106,14 +100,15 @@ def restored(content: RecordDict) -> RecordDict:
         content = _with_array(content, place, STYPE, payload)
         if _first(content, CARRIER) is not None:
             raise PayloadError("its compact records stand before two payloads")
-        records = dict(values_of(content))
-    else:
-        records = dict(values_of(content))
-        del records[HEADER]
-        assert alone is not None
+        records = values_of(content)
+    elif isinstance(header, ConfigRecord) and COMPACT in values_of(header):  # in a record alone
+        records = {k: record for k, record in values_of(content).items() if k != HEADER}
+        alone = values_of(header)
         if len(alone) > 1 or type(alone[COMPACT]) is not bytes:
             raise PayloadError("its compact records must be the only value of a record, as bytes")
         data = memoryview(alone[COMPACT])
+    else:
+        return content
     return filled(RecordDict, {**records, **_read_records(data, records)})
 
 
@@ -229,7 +224,7 @@ def _written(name: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return bytes((BYTES,)) + varint(len(value)) + value
     if isinstance(value, list) and not any(isinstance(each, list) for each in value):
-        return bytes((LIST,)) + varint(len(value)) + _joined(name, value)
+        return bytes((LIST,)) + varint(len(value)) + b"".join(_written(name, v) for v in value)
     raise PayloadError(
         f"the value {name[:40]!r} in a message cannot be sent in compact form "
         f"(compact_records): {repr(value)[:80]}"
@@ -241,10 +236,6 @@ def rounded(value: float) -> float:
     kind = _HALF if abs(value) <= _MOST_HALF else _SINGLE
     found: float = kind.unpack(kind.pack(value))[0]
     return found
-
-
-def _joined(name: str, values: Iterable[Any]) -> bytes:
-    return b"".join(_written(name, value) for value in values)
 
 
 def _name(reader: Reader) -> str:

@@ -4,6 +4,8 @@ from functools import cache
 
 import numpy as np
 
+from edgewire.compression.scatter import find
+
 N = 300_000
 
 
@@ -21,5 +23,5 @@ def heavy():
 
 def widened(cut, indices, values, exact):
     """Join selected trained entries and all exact entries, as the decoder does."""
-    borders = cut.borders_of(indices)
+    borders = find(indices, cut.borders)
     return cut.widen_indices(indices, borders), cut.merge(values, exact, borders)
