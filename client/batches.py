@@ -110,7 +110,8 @@ class Samples:
         False: the samples of the whole training set.
         """
         order = self._orders.get(node.index)
-        total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
+        samples = self._part(node, held_back=False) if order is None else order.samples
+        total = samples.shape[0]  # `len` takes four calls
         size = min(self.config.batch_size, total)
         epoch, position = divmod(number, total // size)
         if order is None or order.epoch != epoch:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, Vector
-from edgewire.compression.decoder import quiet
 from edgewire.compression.flower.native_tensors import (
     NONE,
     Arrays,
@@ -69,7 +68,6 @@ class SparseMean:
             state.sent = np.zeros(size, dtype=np.float32)
         self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
 
-    @quiet
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
         """Add a node's update to the weighted sum.
 
@@ -88,7 +86,6 @@ class SparseMean:
             if self._exponent:
                 self._state.sent[indices] += np.float32(weight)  # the indices are distinct
 
-    @quiet
     def take(self) -> tuple[Indices | None, Vector]:
         """Return the mean of the added updates, and begin a new mean.
 

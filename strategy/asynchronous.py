@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from numpy.typing import NDArray
 
-from edgewire.compression.base import Indices, PayloadError, Vector, is_finite
-from edgewire.compression.decoder import decode_update, quiet
+from edgewire.compression.base import Indices, PayloadError, Vector, is_finite, quiet
+from edgewire.compression.decoder import decode_update
 from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from edgewire.compression.flower.replica import MODEL
@@ -358,6 +358,7 @@ class Pushes(Server):
             return model_update.received.vector
         return decode_update(model_update.arrays[MODEL].data, self.layout).dense()
 
+    @quiet
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply the update in a reply, or count the reply as a failure and log the reason."""
         try:
@@ -373,7 +374,6 @@ class Pushes(Server):
         metrics = found.metrics
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 
-    @quiet
     def _apply(self, sent: Sent, found: ReceivedUpdate) -> None:
         """Take a step with a node's update, or add the update to the buffer.
 

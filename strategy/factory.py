@@ -6,8 +6,8 @@ from flwr.serverapp.strategy import Strategy
 
 from edgewire.compression.batchnorm import expect_matches
 from edgewire.compression.layout import Layout
-from edgewire.conf.build import local_of, objective_of, strategy_of
-from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
+from edgewire.conf.build import local_of, objective_of
+from edgewire.conf.check import build, codec_of, downlink_of, gradients_of
 from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.strategy.base import Codecs, ParameterServer, RunStrategy
@@ -23,7 +23,8 @@ def made(config: Config, data: Data | None = None) -> RunStrategy:
     itself, and gets the codecs and the seed here. All other strategies are Flower's or a user's.
     Raises `ConfigError` for unknown options, and for refused combinations (`edgewire.conf.rules`).
     """
-    strategy, local, objective = strategy_of(config), local_of(config), objective_of(config)
+    strategy = build("strategy", config.strategy)
+    local, objective = local_of(config), objective_of(config)
     try:
         local.check_strategy(config.strategy)
     except ValueError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from edgewire.compression.base import DIVERGED, PayloadError, is_finite
+from edgewire.compression.base import DIVERGED, PayloadError, is_finite, quiet
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import (
@@ -328,6 +328,7 @@ class Rounds(Server):
         resting = self._exchange.resting()
         return [node for node in nodes if node not in resting] or nodes, needed
 
+    @quiet
     def _aggregate(
         self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
     ) -> None:

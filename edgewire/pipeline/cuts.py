@@ -14,7 +14,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
-from edgewire.conf.codecs import codec_of, gradients_of
+from edgewire.conf.check import codec_of, gradients_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.costs import Cost, balanced, costs_of, measure
 from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm

@@ -34,7 +34,7 @@ def only(tensors: Tensors) -> Tensor:
 
 def count(tensors: Tensors) -> int:
     """Return the number of samples."""
-    return len(leaves(tensors)[0])
+    return leaves(tensors)[0].shape[0]
 
 
 def taken(tensors: Tensors, index: Tensor) -> Tensors:

@@ -13,7 +13,7 @@ from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.conf.build import data_of, model_of
-from edgewire.conf.codecs import codec_of
+from edgewire.conf.check import codec_of
 from edgewire.conf.network import Network
 from edgewire.strategy.staleness import Polynomial
 from tests.local_runs import local_run

@@ -45,7 +45,7 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.node.mod import codec_seed
 from edgewire.compression.flower.records import payload_records
 from edgewire.conf.build import data_of
-from edgewire.conf.codecs import codec_of, gradients_of
+from edgewire.conf.check import codec_of, gradients_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.messages import (
     ACTIVATIONS,
