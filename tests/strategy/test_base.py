@@ -12,29 +12,14 @@ from tests.runs import configured
 from tests.strategy.federation import Federation, Trainer, strategy_of
 
 
-class Lines(logging.Handler):
-    """A log handler that stores the messages."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
-
-
 @pytest.mark.parametrize(("way", "unit"), [("run", "ROUND"), ("push", "PUSH")])
-def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch):
-    shown, logger = Lines(), logging.getLogger("flwr")
-    monkeypatch.setattr(logger, "handlers", [shown])
+def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch, caplog):
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     monkeypatch.setattr(logger, "propagate", False)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
+    with caplog.at_level(logging.INFO, logger="flwr"):
         getattr(Federation(Trainer()), way)(3)
-    finally:
-        logger.setLevel(level)
-    first, what, *rest = shown.lines
+    first, what, *rest = caplog.messages
     assert first.startswith("Starting ")
     assert "gradient" in what
     assert rest == [f"[{unit} {i}/3] {{'models': {i + 1}}}" for i in range(4)]
