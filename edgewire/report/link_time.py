@@ -209,8 +209,8 @@ def own_links(settings: Mapping[str, str]) -> Network:
             return value if 0 < value < 1e12 else None
         return None
 
-    limits = map(read, ("up_mbps", "down_mbps", "server_mbps"))
-    return Network(*limits, read("latency_ms") or 0.0)
+    up, down, server = map(read, ("up_mbps", "down_mbps", "server_mbps"))
+    return Network(up, down, server, read("latency_ms") or 0.0)
 
 
 def seconds_over(

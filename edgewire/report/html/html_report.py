@@ -10,6 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import THEME, mark_of
 from edgewire.report.html.findings import findings
@@ -106,7 +108,8 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         tables=tables,
         nodes=nodes,
         legend=[mark_of(group) for group in report.coloured],
-        notes=_notes(report),
+        coloured=COLOURED,
+        grey=GREY,
     )
     (out / PAGE).write_text(page, encoding="utf-8")
     return report
@@ -116,26 +119,6 @@ def default_title(folders: Sequence[Path]) -> str:
     """Return the title of a report: the last two parts of the folders' paths."""
     names = ["/".join(folder.resolve().parts[-2:]).lstrip("/") for folder in folders]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _notes(report: ReportRuns) -> list[str]:
-    """Return what the pictures leave out."""
-    notes = []
-    able = sum(group.metric == report.metric for group in report.groups)
-    if (others := able - COLOURED) > 0:
-        drawn = f"the {others} others"
-        if others > GREY:
-            drawn = f"{GREY} of the {others} others, evenly chosen by it"
-        notes.append(
-            f"The pictures show the {COLOURED} groups with the best {report.metric.name} in "
-            f"colour, and {drawn}, in grey. The tables show all {len(report.groups)} groups."
-        )
-    if (left := len(report.groups) - able) > 0:
-        notes.append(
-            f"Groups with another main metric than {report.metric.name} are in the tables only: "
-            f"{left} of {len(report.groups)}."
-        )
-    return notes
 
 
 def _render(**values: Any) -> str:
@@ -164,7 +147,8 @@ def _render(**values: Any) -> str:
 def outline(marker: str) -> str:
     """Return a marker of matplotlib's name as the points of an SVG's polygon, 9 units wide."""
     from matplotlib.markers import MarkerStyle
+    from matplotlib.transforms import Affine2D
 
     found = MarkerStyle(marker)
-    path = found.get_path().transformed(found.get_transform().scale(9, -9))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in path.to_polygons()[0])
+    path = found.get_path().transformed(found.get_transform() + Affine2D().scale(9, -9))
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in np.asarray(path.to_polygons()[0]))
