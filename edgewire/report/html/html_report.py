@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgewire.report.format import one_line
-from edgewire.report.html.canvas import THEME, mark_of
+from edgewire.report.html.canvas import mark_of
 from edgewire.report.html.findings import findings
 from edgewire.report.html.node_table import RUNS, notable, read_nodes
 from edgewire.report.html.page_tables import (
@@ -135,10 +135,6 @@ def _render(**values: Any) -> str:
     environment.filters["code"] = lambda text: Markup(CODE.sub(r"<code>\1</code>", escape(text)))
     environment.filters["outline"] = outline
     return environment.get_template(TEMPLATE).render(
-        style=Markup((FILES / "report.css").read_text()),
-        script=Markup((FILES / "report.js").read_text()),
-        theme=THEME,
-        markup=Markup,
         runs_of_nodes=RUNS,
         **values,
     )
