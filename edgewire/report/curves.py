@@ -219,18 +219,6 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figure that the command line describes; return the exit code."""
-    asked = _parser().parse_args(arguments)
-    groups = group_runs(read_runs(asked.folders)[0])
-    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
-    figure.axes[0].set_yscale("log" if asked.log else "linear")
-    if asked.least is not None:
-        most = figure.axes[0].dataLim.y1
-        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
-    figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m edgewire.report.curves", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument(
@@ -244,7 +232,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--extremes", action="store_true", help="the band: least to most")
     parser.add_argument("--out", type=_png, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
-    return parser
+    asked = parser.parse_args(arguments)
+    groups = group_runs(read_runs(asked.folders)[0])
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
+    figure.axes[0].set_yscale("log" if asked.log else "linear")
+    if asked.least is not None:
+        most = figure.axes[0].dataLim.y1
+        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
+    figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
+    return 0
 
 
 def _png(text: str) -> Path:
@@ -257,7 +253,7 @@ def evenly(values: Sequence[Each], most: int) -> list[Each]:
     """Return at most `most` of the values, evenly chosen, with the first and the last."""
     if len(values) <= most:
         return list(values)
-    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+    return [values[round(at * (len(values) - 1) / max(most - 1, 1))] for at in range(most)]
 
 
 def front(sent: Sequence[float], values: Sequence[float], *, higher: bool) -> list[int]:

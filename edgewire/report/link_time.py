@@ -209,12 +209,8 @@ def own_links(settings: Mapping[str, str]) -> Network:
             return value if 0 < value < 1e12 else None
         return None
 
-    return Network(
-        read("up_mbps"),
-        read("down_mbps"),
-        read("server_mbps"),
-        latency_ms=read("latency_ms") or 0.0,
-    )
+    up, down, server = map(read, ("up_mbps", "down_mbps", "server_mbps"))
+    return Network(up, down, server, read("latency_ms") or 0.0)
 
 
 def seconds_over(

@@ -24,6 +24,7 @@ from edgewire.report.runs import (
     HYDRA,
     REFERENCE,
     Run,
+    failed_line,
     group_runs,
     read_history,
     read_overrides,
@@ -205,7 +206,8 @@ class SweepResult(Sequence[RunResult]):
             runs = []
         self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
         found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
-        self.failed = {folder: _line(folder) for folder, names in found if FAILED in names}
+        unknown = f"failed; {FAILED} does not say why"
+        self.failed = {f: failed_line(f) or unknown for f, names in found if FAILED in names}
         self.not_begun = [folder for folder, names in found if NOT_BEGUN in names]
 
     def __len__(self) -> int:
@@ -213,9 +215,6 @@ class SweepResult(Sequence[RunResult]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._runs[index]
-
-    def __iter__(self) -> Iterator[RunResult]:
-        return iter(self._runs)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -247,14 +246,6 @@ class SweepResult(Sequence[RunResult]):
         """Return a line for each job without a result."""
         lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
         return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
-
-
-def _line(folder: Path) -> str:
-    """Return why a job has failed."""
-    try:
-        return str(read_json(folder / FAILED)["line"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"failed; {FAILED} does not say why: {error!r}"
 
 
 def _without_resolvers(value: Any) -> Any:

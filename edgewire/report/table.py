@@ -21,13 +21,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from edgewire.report.estimate import Estimate
 from edgewire.report.format import (
     NOTHING,
     human_bytes,
     human_seconds,
     markdown_table,
-    percent,
     whole,
 )
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric
@@ -173,23 +171,14 @@ def _with_deviation(key: str, share: bool = True) -> Callable[[Group], Cell]:
     """Show the mean of a number with its sample standard deviation; a share in %."""
 
     def show(row: Group) -> Cell:
-        found = row.estimate(key)
-        text = _of_share(found) if share else _of_value(found)
-        return Cell(text, None if found is None else found.mean)
+        if (found := row.estimate(key)) is None:
+            return Cell(NOTHING)
+        text = f"{100 * found.mean:.2f}" if share else f"{found.mean:.4g}"
+        if found.std is not None:
+            text += f" ± {100 * found.std:.2f}" if share else f" ± {found.std:.2g}"
+        return Cell(text + " %" * share, found.mean)
 
     return show
-
-
-def _of_share(found: Estimate | None) -> str:
-    if found is None or found.std is None:
-        return percent(None if found is None else found.mean)
-    return f"{100 * found.mean:.2f} ± {100 * found.std:.2f} %"
-
-
-def _of_value(found: Estimate | None) -> str:
-    if found is None:
-        return NOTHING
-    return f"{found.mean:.4g}" if found.std is None else f"{found.mean:.4g} ± {found.std:.2g}"
 
 
 def main_columns(metric: MainMetric) -> dict[str, Column]:

@@ -27,31 +27,11 @@ LEGEND_LINE, LEGEND_CHARACTERS = 15, 60  # height of a line of the legend; its l
 ROW = 38  # height of a group in pictures with a row for each group
 DPI = 144  # of a PNG
 
+CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 # CSS variable -> the colour on a light page and on a dark page
 THEME = {
-    "surface": ("#ffffff", "#14171c"),
-    "ink": ("#1c2128", "#e6e9ee"),
-    "muted": ("#57606b", "#a3adba"),
-    "rule": ("#dfe3e8", "#2d333c"),
-    "other": ("#b9c0c9", "#4a525e"),
-    "group0": ("#1b69b6", "#6fb5f7"),
-    "group1": ("#b84a08", "#ff9d61"),
-    "group2": ("#0a7559", "#4ecfa4"),
-    "group3": ("#a0428a", "#e79ad4"),
-    "group4": ("#836000", "#e3bb4f"),
-    "group5": ("#485768", "#b6c3d1"),
-    "part0": ("#a5caee", "#23557f"),
-    "part1": ("#b0dccb", "#1d604e"),
-    "part2": ("#f4c09a", "#80461d"),
-    "part3": ("#d3c5ea", "#54417b"),
-    "part4": ("#e6d891", "#6a5c1a"),
-    "part5": ("#dadee3", "#474f5a"),
-    "heat0": ("#f4f6f9", "#1b1f26"),
-    "heat1": ("#d5e6f7", "#1c3247"),
-    "heat2": ("#a8cdf0", "#1f4a70"),
-    "heat3": ("#71abe2", "#2a6aa3"),
-    "heat4": ("#3b85cc", "#4b95d8"),
-    "heat5": ("#124e8c", "#9bcdfb"),
+    name: (light, dark)
+    for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\);", CSS)
 }
 LIGHT = {name: light for name, (light, dark) in THEME.items()}
 VARIABLES = {light: f"var(--{name})" for name, light in LIGHT.items()}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgewire.report.format import one_line
-from edgewire.report.html.canvas import THEME, mark_of
+from edgewire.report.html.canvas import mark_of
 from edgewire.report.html.findings import findings
 from edgewire.report.html.node_table import RUNS, notable, read_nodes
 from edgewire.report.html.page_tables import (
@@ -108,7 +108,8 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         tables=tables,
         nodes=nodes,
         legend=[mark_of(group) for group in report.coloured],
-        notes=_notes(report),
+        coloured=COLOURED,
+        grey=GREY,
     )
     (out / PAGE).write_text(page, encoding="utf-8")
     return report
@@ -118,26 +119,6 @@ def default_title(folders: Sequence[Path]) -> str:
     """Return the title of a report: the last two parts of the folders' paths."""
     names = ["/".join(folder.resolve().parts[-2:]).lstrip("/") for folder in folders]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _notes(report: ReportRuns) -> list[str]:
-    """Return what the pictures leave out."""
-    notes = []
-    able = sum(group.metric == report.metric for group in report.groups)
-    if (others := able - COLOURED) > 0:
-        drawn = f"the {others} others"
-        if others > GREY:
-            drawn = f"{GREY} of the {others} others, evenly chosen by it"
-        notes.append(
-            f"The pictures show the {COLOURED} groups with the best {report.metric.name} in "
-            f"colour, and {drawn}, in grey. The tables show all {len(report.groups)} groups."
-        )
-    if (left := len(report.groups) - able) > 0:
-        notes.append(
-            f"Groups with another main metric than {report.metric.name} are in the tables only: "
-            f"{left} of {len(report.groups)}."
-        )
-    return notes
 
 
 def _render(**values: Any) -> str:
@@ -154,10 +135,6 @@ def _render(**values: Any) -> str:
     environment.filters["code"] = lambda text: Markup(CODE.sub(r"<code>\1</code>", escape(text)))
     environment.filters["outline"] = outline
     return environment.get_template(TEMPLATE).render(
-        style=Markup((FILES / "report.css").read_text()),
-        script=Markup((FILES / "report.js").read_text()),
-        theme=THEME,
-        markup=Markup,
         runs_of_nodes=RUNS,
         **values,
     )
@@ -170,4 +147,4 @@ def outline(marker: str) -> str:
 
     found = MarkerStyle(marker)
     path = found.get_path().transformed(found.get_transform() + Affine2D().scale(9, -9))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in np.asarray(path.to_polygons()[0]).tolist())
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in np.asarray(path.to_polygons()[0]))

@@ -25,7 +25,7 @@ from edgewire.report.runs import (
     Group,
     Row,
     Run,
-    expect_numbers,
+    expect_result,
     failed_line,
     find_runs,
     group_runs,
@@ -380,7 +380,7 @@ def run_so_far(folder: Path) -> Run | None:
             metric.name: known.get(metric.name),
             **result,
         }
-        expect_numbers(found)
+        expect_result(found)
     except (OSError, ValueError, KeyError, TypeError, ResultsError):
         return None
     return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
