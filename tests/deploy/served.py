@@ -1,6 +1,7 @@
 """A SuperLink in this process with the calls of `deploy.server.api`, and nodes that use it."""
 
 import datetime
+import hashlib
 import socket
 import threading
 import time
@@ -15,6 +16,7 @@ from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
@@ -75,12 +77,13 @@ class Server:
         self._thread.join()
         self._socket.close()
 
-    def begin_run(self):
-        """Begin a run; return the Flower grid of its ServerApp."""
+    def begin_run(self, app=b""):
+        """Begin a run of an app's bundle; return the Flower grid of its ServerApp."""
+        digest = self.state.store_fab(Fab(hashlib.sha256(app).hexdigest(), app, {}))
         run = self.state.create_run(
-            None, None, None, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
+            "a/b", "1", digest, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
         )
-        task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
+        self.task = task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
         token = self.state.claim_task(task)
         self.state.activate_task(task)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, 1

@@ -1,6 +1,5 @@
 """A node's bundled calls (`edgewire.deploy.server.api`): they pull messages and push replies."""
 
-import hashlib
 import time
 
 import httpx
@@ -9,8 +8,6 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.fab import Fab
 
 from edgewire.deploy.compact_bundle import FORM
 from edgewire.deploy.device.app_runner import answered, message_of
@@ -102,18 +99,12 @@ def test_a_node_with_another_key_gets_nothing(server, node):
 
 def test_an_apps_bundle_is_sent_compressed(server, node):
     content = b"the same again " * 20000
-    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-    run = server.state.create_run(
-        "a/b", "1", server.state.store_fab(fab), {}, NOOP_FEDERATION_ID, None, "<id:none>",
-        TaskType.SERVER_APP,
-    )  # fmt: skip
-    task = server.state.get_run_info(run_ids=[run])[0].primary_task_id
-    server.state.claim_task(task)
-    server.state.activate_task(task)
-    request = GetFabRequest(node=node.node, hash_str=fab.hash_str, run_id=run)
+    run = server.begin_run(content).run
+    request = GetFabRequest(node=node.node, hash_str=run.fab_hash, run_id=run.run_id)
     assert node.fleet.call(request, GetFabResponse).fab.content == content
     other = FakeNode(server.address)  # this node sends the headers of Flower's own nodes
-    found = other.call(GetFabRequest(node=other.node, hash_str=fab.hash_str, run_id=run), "get-fab")
+    request.node.CopyFrom(other.node)
+    found = other.call(request, "get-fab")
     assert found.num_bytes_downloaded < len(content) / 50
     assert GetFabResponse.FromString(found.content).fab.content == content
     other.leave()
