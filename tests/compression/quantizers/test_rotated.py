@@ -10,7 +10,10 @@ from edgewire.compression.quantizers.rotation import CHUNK, batches, random_bits
 from tests.compression.quantizers.values import MOST, normal, selected
 
 
-def round_trip(values, quantizer=Drive(), seed=0):
+DRIVE = Drive()
+
+
+def round_trip(values, quantizer=DRIVE, seed=0):
     parts = selected(len(values))
     streams = quantizer.encode(values, parts, {}, Rng(seed, 1))
     return quantizer.decode(quantizer.params(), streams, parts)
