@@ -57,13 +57,8 @@ _last: tuple[bytes, bytes] | None = None  # the carrier that was read last, and 
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _HALF, _SINGLE, _DOUBLE = struct.Struct("<e"), struct.Struct("<f"), struct.Struct("<d")
 _LARGE = struct.Struct("<Q")
+_PACKED = {UINT64: _LARGE, FLOAT16: _HALF, FLOAT32: _SINGLE, FLOAT64: _DOUBLE}
 _MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest float16, float32
-
-
-def _is_alone(content: RecordDict) -> bool:
-    """Return whether the compact form is a record of its own, because no payload carries it."""
-    record = values_of(content).get(HEADER)
-    return record is not None and isinstance(record, ConfigRecord) and COMPACT in values_of(record)
 
 
 def compact(content: RecordDict) -> RecordDict:
@@ -97,7 +92,12 @@ def restored(content: RecordDict) -> RecordDict:
 
     Raises `PayloadError` for bytes that `compact` does not write.
     """
-    if (place := _first(content, CARRIER)) is None and not _is_alone(content):
+    header = values_of(content).get(HEADER)  # beside a carrier there is none
+    alone = None if header is None else values_of(header)
+    if alone is not None and (COMPACT not in alone or not isinstance(header, ConfigRecord)):
+        return content
+    place = _first(content, CARRIER)
+    if place is None and alone is None:
         return content
     if place is not None:
         carrier = Reader(memoryview(place[2].data))
@@ -109,7 +109,8 @@ def restored(content: RecordDict) -> RecordDict:
         records = dict(values_of(content))
     else:
         records = dict(values_of(content))
-        alone = values_of(records.pop(HEADER))
+        del records[HEADER]
+        assert alone is not None
         if len(alone) > 1 or type(alone[COMPACT]) is not bytes:
             raise PayloadError("its compact records must be the only value of a record, as bytes")
         data = memoryview(alone[COMPACT])
@@ -268,14 +269,8 @@ def _value(reader: Reader, *, in_list: bool = False) -> Any:
         return reader.varint()
     if tag == NEGATIVE:
         return ~reader.varint()
-    if tag == UINT64:
-        return _LARGE.unpack(reader.take(8))[0]
-    if tag == FLOAT16:
-        return _HALF.unpack(reader.take(2))[0]
-    if tag == FLOAT32:
-        return _SINGLE.unpack(reader.take(4))[0]
-    if tag == FLOAT64:
-        return _DOUBLE.unpack(reader.take(8))[0]
+    if tag in _PACKED:
+        return _PACKED[tag].unpack(reader.take(_PACKED[tag].size))[0]
     if tag in (FALSE, TRUE):
         return tag == TRUE
     if tag == TEXT:

@@ -41,8 +41,8 @@ from edgewire.pipeline.picture import show
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
+from edgewire.report.run_result import summary_table
 from edgewire.report.runs import HYDRA, read_result
-from edgewire.report.summary import summary_table
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 

@@ -1,7 +1,5 @@
 """Plans a cut model: its parts, their costs, and the tensors that are sent between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from edgewire.report.errors import ResultsError
 from edgewire.report.estimate import Estimate, estimate
-from edgewire.report.files.reader import folders as folders_below
-from edgewire.report.files.reader import (
+from edgewire.report.format import NOTHING, one_line
+from edgewire.report.metric import ACCURACY, MainMetric, main_of
+from edgewire.report.reader import (
+    ResultsError,
     lines_of,
     open_file,
     parse_json,
@@ -27,8 +28,7 @@ from edgewire.report.files.reader import (
     readable,
     refuse,
 )
-from edgewire.report.format import NOTHING, one_line
-from edgewire.report.metric import ACCURACY, MainMetric, main_of
+from edgewire.report.reader import folders as folders_below
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.curves import evenly
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric, main_of
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     BESIDE,
     NUMBERS,

@@ -1,9 +1,13 @@
+import sys
+
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 from edgewire.deploy import doctor, keys
 from edgewire.deploy.doctor import WRONG
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.served import Server
+from tests.deploy.servers import COUNTING
 
 
 @pytest.fixture
@@ -35,6 +39,26 @@ def place(tmp_path_factory):
         words = ["--keys", str(folder), "--superlink", server.address, "register", "kitchen"]
         assert keys.main(words) == 0
         yield server, folder
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def fab():
+    """Yield the counting app's bundle; forget the modules that a node has imported of it."""
+    yield build_fab_from_disk(COUNTING)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "counting"]:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -20,13 +20,13 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, sign_message
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
 from edgewire.deploy import compact_bundle
+from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
@@ -138,11 +138,7 @@ class FakeNode:
         if not content:
             return None
         (_, head), *parts = compact_bundle.parts_of(content, 1 << 30)
-        response, objects = fleet_pb2.PullMessagesResponse.FromString(head), dict(parts)
-        name = response.messages_list[0].metadata.message_id
-        message = inflate_object_from_contents(name, objects)
-        message.metadata.__dict__["_message_id"] = name
-        return message
+        return message_of(fleet_pb2.PullMessagesResponse.FromString(head), dict(parts))
 
     def reply_to(
         self, message, content, *, confirm=True, source=None, bare=False, below=(), instead=None,

@@ -5,11 +5,10 @@ import signal
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, RecordDict
-from flwr.cli.build import build_fab_from_disk
 
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.processes import ROOT, eventually
-from tests.deploy.servers import COUNTING, Field
+from tests.deploy.servers import Field
 
 KILLED = str(ROOT / "tests" / "deploy" / "killed.py")
 POINTS = [
@@ -29,11 +28,6 @@ def expected(count):
     for number in range(count):
         total = (total + (number + 0.1)) / 3
         yield number + 1, float(total.sum())
-
-
-@pytest.fixture(scope="module")
-def fab():
-    return build_fab_from_disk(COUNTING)
 
 
 @pytest.mark.few(1)

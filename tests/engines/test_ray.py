@@ -18,7 +18,7 @@ from flwr.proto.run_pb2 import RunStatus
 from safetensors.torch import load_file
 
 from edgewire.engines.control import cause_of
-from edgewire.engines.ray import run_on_ray
+from edgewire.engines.ray import refuse, run_on_ray
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import Job
 from tests.proxied import dead_proxies
@@ -220,20 +220,32 @@ def test_a_stopped_asynchronous_run_can_be_resumed(
     assert left_over() == []
 
 
+VIRTUAL = {"only_virtual": "network.loss=0.1: give network.loss=0"}
+
+
 @pytest.mark.parametrize(
-    ("values", "arguments", "message"),
+    ("job", "arguments", "message"),
     [
         ({}, {"actors": -1}, "at least one actor, not -1"),
         ({}, {"actors": 2, "address": "127.0.0.1:9"}, "number of actors is the cluster's"),
         ({}, {"address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9"),
-        ({"lr": 0.1}, {}, r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"),
+        ({"run_config": {"lr": 0.1}}, {}, r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"),
+        (VIRTUAL, {}, r"network\.loss=0\.1: give network\.loss=0, or engine=local$"),
+        ({"verbose": True}, {}, r"ray\.log in the run folder"),
+        ({"device": "cuda:0"}, {}, r"device=cuda:0 without engine\.gpus_per_client="),
     ],
 )
 def test_wrong_arguments(
-    app: Path, values: dict[str, Any], arguments: dict[str, Any], message: str
+    app: Path, job: dict[str, Any], arguments: dict[str, Any], message: str
 ) -> None:
+    given: dict[str, Any] = {"run_config": {}, **job}
     with pytest.raises(UsageError, match=message):
-        run_on_ray(Job(app, values, 2, app), **arguments)
+        run_on_ray(Job(app, nodes=2, folder=app, **given), **arguments)
+
+
+def test_a_cluster_elsewhere_may_have_the_gpus() -> None:
+    job = Job(Path(), {}, 3, Path(), device="cuda:0")
+    refuse(job, gpus_per_client=0.5, address="auto")
 
 
 def test_another_apps_package_in_the_way(app: Path, tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import Update
 from edgewire.compression.flower.native_tensors import Initial
 from edgewire.compression.layout import Layout
-from edgewire.strategy.aggregation import ReportedState, ReportedTensors
-from edgewire.strategy.node_means import NodeMeans
+from edgewire.strategy.aggregation import NodeMeans, ReportedState, ReportedTensors
 from edgewire.strategy.run.serialization import from_bytes, to_bytes
 from tests.strategy.event_loop import POLICIES, WAITS, at_once
 from tests.strategy.federation import LAYOUT, MOMENTUM, TRAINED, Federation, Trainer, always, start

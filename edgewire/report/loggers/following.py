@@ -25,8 +25,8 @@ from hydra.types import RunMode
 from edgewire.conf.check import check_target
 from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.report.files.reader import GrowingFile, file_name, read_json, readable
-from edgewire.report.loggers.base import Ended, LoggedRun, Logger, LoggerError
+from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
+from edgewire.report.reader import GrowingFile, file_name, read_json, readable
 from edgewire.report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come

@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from edgewire.report.files.reader import file_name
-from edgewire.report.loggers.base import Ended, LoggedRun, Logger, LoggerError, final, grouped
+from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError, final, grouped
+from edgewire.report.reader import file_name
 from edgewire.report.runs import Row
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}

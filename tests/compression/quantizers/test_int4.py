@@ -35,15 +35,3 @@ def test_int4_scales_are_rounded_up(largest, bits):
     values = np.float32([0, -largest])
     halves, _ = Int4().encode(values, whole(values), {}, Rng(0, 1))
     assert halves.tolist() == [bits]
-
-
-def hostile_int4(scale=0x3F80, byte=0x11, last=0x01):
-    return np.array([scale], dtype="<u2"), np.array([byte, last], dtype="u1")
-
-
-def test_int4_accepts_valid_streams():
-    decoded = Int4.decode((64,), hostile_int4(byte=0x97, last=0x0F), parts_of((3,)))
-    assert decoded.tolist() == [7, -7, -1]
-    top = Int4.decode((64,), hostile_int4(scale=0x7E12, byte=0x97), parts_of((3,)))
-    assert np.isfinite(top).all()
-    Int4.decode((64,), hostile_int4(last=0x71), parts_of((4,)))

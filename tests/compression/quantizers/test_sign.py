@@ -54,14 +54,6 @@ def test_sign_of_selected_values_has_means_of_tensors():
     )
 
 
-def test_sign_by_hand():
-    parts = parts_of((5,), (5,))
-    values = np.float32([1, -1, 3, -3, -5, 0, -0.0, 2, -4, 6])
-    means, packed = Sign().encode(values, parts, {}, Rng(0, 1))
-    assert means.tolist() == [-3, -4, 2, 2]
-    assert packed.tolist() == [0b11100101, 0b10]
-
-
 @pytest.mark.parametrize("value", [MOST, -MOST, 3e38, LEAST, -LEAST, -0.0])
 def test_sign_means_at_the_ends_of_float32(value):
     values = np.full(1000, value, dtype=np.float32)

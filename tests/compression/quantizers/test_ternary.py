@@ -36,15 +36,6 @@ def test_ternary_keeps_tensors_of_one_entry():
     np.testing.assert_array_equal(Ternary.decode((), streams, parts), values)
 
 
-def test_ternary_packing_by_hand():
-    parts = parts_of((6,))
-    values = np.float32([1, -1, 0, 1, 1, -1])
-    scales, packed = Ternary(0.0).encode(values, parts, {}, Rng(0, 1))
-    last = 0 + 3 + 9 + 27 + 81
-    assert packed.tolist() == [2 * 1 + 0 * 3 + 1 * 9 + 2 * 27 + 2 * 81, last]
-    np.testing.assert_array_equal(Ternary.decode((), (scales, packed), parts), values)
-
-
 @pytest.mark.parametrize("size", [1, 5, 65_534, 65_535, 65_536, 200_003])
 def test_ternary_packing_of_any_size(size):
     values = np.random.default_rng(size).integers(-1, 2, size).astype(np.float32)

@@ -7,17 +7,6 @@ from edgewire.compression.layout import Layout
 from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
 
 
-def test_topk_takes_the_largest_of_residual_and_update():
-    residual = np.zeros(N, dtype=np.float32)
-    for g, (indices, values, _), memory in run(make("topk", density=0.1), 4):
-        residual += g
-        expected = np.sort(np.argsort(-np.abs(residual), kind="stable")[: int(0.1 * N)])
-        np.testing.assert_array_equal(indices, expected)
-        np.testing.assert_array_equal(values, residual[expected])
-        residual[expected] = 0
-        np.testing.assert_array_equal(memory["residual"], residual)
-
-
 def test_topk_of_each_tensor():
     _, (indices, _, _), _ = next(run(make("topk", density=0.1, scope="tensor"), 1))
     segments = np.searchsorted(indices, LAYOUT.offsets)

@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
 
 from edgewire.deploy.device.apps import OtherApp
 from edgewire.deploy.device.backoff import WORTH_WAITING, Wait
@@ -17,15 +16,7 @@ from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.device.node_loop import Device
 from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.processes import eventually
-from tests.deploy.servers import COUNTING
 from tests.deploy.test_killed import content, expected
-
-
-@pytest.fixture(scope="module")
-def fab():
-    yield build_fab_from_disk(COUNTING)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "counting"]:
-        del sys.modules[name]
 
 
 class World:
@@ -68,6 +59,12 @@ class World:
     def ask(self, kind="count"):
         self.names.append(self.superlink.ask(content(len(self.names)), f"train.{kind}"))
 
+    def exchange(self, count=1):
+        """Ask questions, one after another; run the node's loop once after each."""
+        for _ in range(count):
+            self.ask()
+            self.steps()
+
     def until_replied(self):
         """Run the node's loop until its last reply arrives; return the errors before this reply."""
         failed = []
@@ -106,9 +103,7 @@ def world(fab, tmp_path, monkeypatch):
 def test_a_node_replies_to_message_after_message(bundled, world, caplog):
     w = world(bundled=bundled)
     w.steps()
-    for _ in range(4):
-        w.ask()
-        w.steps()
+    w.exchange(4)
     assert w.is_as_expected()
     assert len({m["process"] for m in w.said()}) == 1
     assert w.superlink.calls.count("get_fab") == w.superlink.calls.count("get_run") == 1
@@ -188,14 +183,11 @@ def test_after_two_interrupted_pushes_every_object_arrives(world):
 def test_a_redelivered_message_gets_the_same_reply(world):
     w = world()
     w.steps()
-    for _ in range(3):
-        w.ask()
-        w.steps()
+    w.exchange(3)
     for name in (w.names[2], w.names[0]):  # the last message, and an earlier one
         w.superlink.queue.append(w.superlink.delivered[name])
         w.steps()
-    w.ask()
-    w.steps()
+    w.exchange()
     assert w.is_as_expected()
     assert w.superlink.calls.count("push_messages") == 5
 
@@ -203,8 +195,7 @@ def test_a_redelivered_message_gets_the_same_reply(world):
 def test_a_restarted_node_has_the_same_id(world, caplog):
     w = world()
     w.steps()
-    w.ask()
-    w.steps()
+    w.exchange()
     w.die()
     w.begin()
     caplog.clear()
@@ -233,8 +224,7 @@ def test_a_node_waits_while_its_disk_is_full(world, monkeypatch):
     assert not w.superlink.replies
     monkeypatch.setattr(os, "fsync", real)
     w.steps()
-    w.ask()
-    w.steps()
+    w.exchange()
     assert w.is_as_expected()
 
 
@@ -287,8 +277,7 @@ def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
 def test_another_app_needs_another_process(world, fab):
     w = world()
     w.steps()
-    w.ask()
-    w.steps()
+    w.exchange()
     w.superlink.begin_run(78)
     w.superlink.fab += b"\0"  # a zip file may have bytes after its end
     w.superlink.digest = hashlib.sha256(w.superlink.fab).hexdigest()

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from edgewire.report.loggers import Logger, LoggerError, following
-from edgewire.report.loggers.base import final, grouped
+from edgewire.report.loggers import Logger, LoggerError, final, following, grouped
 from edgewire.report.loggers.following import how_ended, logging_run, thinned
 from tests.report.loggers.runs import finish, made_run, row, write
 
