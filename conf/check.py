@@ -113,13 +113,13 @@ def _check_fields(node: Any, prefix: str) -> None:
     expect_within_bounds(prefix, node)
     for name, kind in get_type_hints(type(node)).items():
         value, key = getattr(node, name), prefix + name
-        if value is not None and list[str] in (kind, *get_args(kind)):
-            if not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-                raise ValueError(f"{key} must be a list of names: {key}=[NAME,NAME]")
-        elif is_dataclass(value):
+        names = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        if is_dataclass(value):
             _check_fields(value, f"{key}.")
         elif is_dataclass(kind):
             raise ValueError(f"{key} is a group of keys, not one value: {key}.KEY=VALUE")
+        elif list[str] in (kind, *get_args(kind)) and not (names or value is None):
+            raise ValueError(f"{key} must be a list of names: {key}=[NAME,NAME]")
 
 
 def codec_of(config: Config) -> Codec:

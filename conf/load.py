@@ -54,22 +54,15 @@ def typed(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
     `packages`, whose imports may take seconds.
     """
     expect_declared(composed)
-    packages = import_packages(_packages_of(composed), machine)
-    kinds = group_types()
     try:
+        packages = import_packages(_packages_of(composed), machine)
         config = cast(Config, OmegaConf.to_object(_counting(composed)))
         for key in (*GROUPS, *OWN):
             setattr(config, key, qualified(key, getattr(config, key), packages))
-        values = {key: _group(key, getattr(config, key), kind) for key, kind in kinds.items()}
-        groups = OmegaConf.unsafe_merge(OmegaConf.create(dict(kinds)), _literal(values))
-        vars(config).update(cast(dict[str, Any], OmegaConf.to_object(groups)))
-    except OmegaConfBaseException as error:
-        line, key = str(error).splitlines()[0], error.full_key
-        if "ListConfig" in line:
-            raise ConfigError(f"{key} must be a list: {key}=[NAME,NAME]") from error
-        raise ConfigError(f"{key}: {line}" if key else line) from error
-    except ValueError as error:  # a dataclass refuses its own values
-        raise ConfigError(str(error)) from error
+        for key, kind in group_types().items():
+            setattr(config, key, _own(key, getattr(config, key), kind))
+    except (OmegaConfBaseException, ValueError) as error:  # a dataclass refuses its own values
+        raise ConfigError(str(error).splitlines()[0]) from error
     if machine is not None:
         confine(config, machine)
     check_values(config)
@@ -85,32 +78,40 @@ def _packages_of(composed: DictConfig) -> list[str]:
     return found
 
 
-def _group(key: str, node: Any, kind: type[Any]) -> dict[str, Any]:
-    """Return the values of a group of `group_types` as its dataclass takes them.
+def _own(key: str, node: Any, kind: type[Any]) -> Any:
+    """Return a group of `group_types` as its dataclass, with its keys typed.
 
     If the dataclass has a field `own`, the group may name a `_target_`; `own` then holds the
     `_target_` and all keys that are not declared. Raises `ConfigError` for a key that is not
     declared if there is no `_target_`, and for a declared key that is missing.
     """
     if not isinstance(node, dict):
+        if key in OWN:
+            raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
         raise ConfigError(f"{key} is a group of keys, not one value: {key}.KEY=VALUE")
     names = [entry.name for entry in fields(kind) if entry.name != "own"]
-    values = {name: node[name] for name in names if name in node}
     others = {str(name): value for name, value in node.items() if name not in names}
     target = others.pop("_target_", None) if key in OWN else None
+    given = {name: node[name] for name in names if name in node}
     needed = [name for name in names if name in declared()[key]]
     more = f"{key}._target_= may have more keys" if key in OWN else METHODS
-    expect_keys(f"{key}.", [*values, *({} if target else others)], names, needed, more)
-    for name in values:
-        if isinstance(values[name], dict):
-            raise ConfigError(f"{key}.{name} is one value, and no group of keys")
+    expect_keys(f"{key}.", [*given, *({} if target else others)], names, needed, more)
     if target is not None and not isinstance(target, str):
         raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")
-    if key in OWN and not (target or values["name"]):
-        raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
     if target:
-        values |= {"name": target.rpartition(".")[2], "own": {"_target_": target, **others}}
-    return values
+        given["name"] = target.rpartition(".")[2]
+    if key in OWN and not given["name"]:
+        raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
+    typed = OmegaConf.structured(kind)
+    for name, value in given.items():
+        try:
+            typed[name] = _literal(value)
+        except OmegaConfBaseException as error:
+            raise ConfigError(_of_another_type(f"{key}.{name}", value, error)) from error
+    found: Any = OmegaConf.to_object(typed)
+    if key in OWN:
+        found.own = {"_target_": target, **others} if target else {}
+    return found
 
 
 def _literal(node: Any) -> Any:
@@ -121,6 +122,15 @@ def _literal(node: Any) -> Any:
         return {key: _literal(each) for key, each in node.items()}
     # OmegaConf reads \${ as ${, and \\ before it as one backslash.
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
+
+
+def _of_another_type(key: str, value: Any, error: Exception) -> str:
+    """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
+    if value and isinstance(value, dict):
+        return f"there is no key {key}.{next(iter(value))}: {key} is one value"
+    if "ListConfig" in str(error):
+        return f"{key} must be a list: {key}=[NAME,NAME]"
+    return f"{key}: {str(error).splitlines()[0]}"
 
 
 def _counting(composed: DictConfig) -> DictConfig:
