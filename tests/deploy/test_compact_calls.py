@@ -11,9 +11,9 @@ from flwr.proto.node_pb2 import Node
 from edgewire.deploy.compact_bundle import FORM
 from edgewire.deploy.device.client import COMPACT, ServerRefusal, says_bundled
 from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.signed_header import sign_header
 from edgewire.protocol.choose_grid import bundled
-from tests.deploy.entering import Nowhere
 from tests.deploy.served import FakeNode, Server, question
 
 
@@ -97,9 +97,9 @@ class Counted:
         return kind(node_id=5) if kind is ActivateNodeResponse else kind(success=True)
 
 
-def test_a_node_that_pulls_sends_no_heartbeats():
+def test_a_node_that_pulls_sends_no_heartbeats(tmp_path):
     fleet = Counted(0.3)
-    member = Membership(fleet, Nowhere(), registers=False, beats=0.02)
+    member = Membership(fleet, NodeFolder(tmp_path), registers=False, beats=0.02)
     member.enter()
     time.sleep(0.6)
     member.stop()
