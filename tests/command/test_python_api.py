@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from edgewire import RunFailed, sweep, train
 from edgewire.command import python_api
-from edgewire.command.caller import caller
+from edgewire.command.exit import caller
 from edgewire.conf.load import HERE
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.run_result import RunResult
 from tests.local_runs import at_row, raising
 from tests.runs import model_bytes, result_of

@@ -10,6 +10,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from edgewire.conf.classes import KINDS
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import ConfigError
 from tests.runs import composed
@@ -63,6 +64,7 @@ IID = {"_target_": "flwr_datasets.partitioner.IidPartitioner", "num_partitions":
 OWN_SGD = {"_target_": "edgewire.task.optimizers.SGD"}
 WRAPPER = "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping"
 GROUPS = [
+    *((group, harm) for group in KINDS for harm in (RUN, OPEN)),
     ("optimizer", {**SGD, "momentum": RUN}),
     ("optimizer", {**SGD, "momentum": [RUN]}),
     ("optimizer", {**SGD, "momentum": {"deep": {"deeper": RUN}}}),
@@ -116,7 +118,8 @@ WORDS = [
     "device='${oc.env:SECRET}'", 'device="\\${oc.env:SECRET}"', "model=${oc.env:SECRET}",
     "model=$\\{oc.env:SECRET\\}", "+strategy.x=${oc.env:SECRET}", "+x={a:[$\\{oc.env:SECRET\\}]}",
     "device=str(${oc.env:SECRET})", "lr=0.1,0.2", "lr=choice(1,2)", "model=glob(*)",
-    "seed=range(1,9)", "strategy._target_=torch.utils.collect_env.run",
+    "seed=range(1,9)", "compression.exact=['${oc.env:SECRET}']",
+    "strategy._target_=torch.utils.collect_env.run",
     "+optimizer._args_=[x]", "optimizer={_target_:builtins.open,file:BAIT,mode:w}",
     "+strategy.optimizer={_target_:torch.utils.collect_env.run,command:'echo >> BAIT'}",
     "++partition._target_=os.system", "schedule._target_=edgewire.task.datasets.folder.os.system",

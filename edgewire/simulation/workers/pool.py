@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from flwr.app import Message, RecordDict
 
-from edgewire.compression.flower.records import content_of
+from edgewire.compression.flower.records import content_of, filled, values_of
 from edgewire.machine.errors import EngineError
 from edgewire.machine.own_package import found_first
 from edgewire.simulation.workers.channel import Channel, Folders
@@ -105,7 +105,8 @@ class InProcess:
 
 def _private(message: Message) -> Message:
     """Return a message with a copy of its content, because other messages may share the content."""
-    return message_of(content_of(message).copy(), message.metadata)
+    content = filled(RecordDict, values_of(content_of(message)))
+    return message_of(content, message.__dict__["_metadata"])
 
 
 @dataclass
