@@ -133,17 +133,6 @@ def test_updates_larger_than_a_snapshot_are_not_sent():
     assert model_update is server.steps.model_update(None)
 
 
-def test_nodes_with_the_same_version_get_the_same_object():
-    server = Server().go(3)
-    assert server.steps.model_update(2) is server.steps.model_update(2)
-    assert server.steps.model_update(None) is server.steps.model_update(None)
-    before = server.steps.model_update(2), server.steps.model_update(None)
-    server.go(entries=1)
-    assert server.steps.model_update(2) is not before[0]
-    assert server.steps.model_update(None) is not before[1]
-    assert len(server.steps.model_update(2).arrays) == 2
-
-
 @pytest.mark.parametrize("entries", [1, 40, SIZE])
 def test_memory_is_bounded_by_a_snapshot(entries):
     server = Server(Adam()).go(200, entries)
