@@ -8,7 +8,7 @@ import pytest
 
 from edgewire.report.curves import curve, draw, main, moving_average
 from edgewire.report.runs import group_runs, read_runs
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 LOSSES = {"algorithm=sgd": ([4.0, 2.0, 1.0], [6.0, 2.0, 3.0]), "algorithm=esgd": ([5.0, 4.0, 3.0],)}
 

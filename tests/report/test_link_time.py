@@ -15,7 +15,7 @@ from edgewire.report.link_time import (
 )
 from edgewire.simulation.clock import VirtualClock
 from tests.local_runs import local_run
-from tests.report.html.made_runs import add_run, history
+from tests.report.made_runs import add_run, history
 from tests.runs import composed, history_of, result_of
 
 TOLERANCE = 0.02

@@ -11,7 +11,7 @@ from papers.make.results import main
 from papers.make.run_archive import archive_file, read_archive, write_archive
 from papers.make.run_archive import main as keep
 from tests.papers.make.made_pages import ACCURACIES, PAGE, define, rows_of, written
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 RMSE = MainMetric("rmse")
 DENSITY = MainMetric("density", higher=True)

@@ -5,7 +5,7 @@ import pytest
 from papers.make.results import main, outputs
 from papers.make.run_archive import main as keep
 from tests.papers.make.made_pages import PAGE, define, written
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 CURVES = PAGE.replace("    against: a\n", "    picture: accuracy\n    least: 50\n").replace(
     "[paper, accuracy, difference, updates]", "[accuracy]"

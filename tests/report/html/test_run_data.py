@@ -11,7 +11,7 @@ from edgewire.report.html.pictures import PARTS, averaged, parts_of
 from edgewire.report.html.run_data import load, reference_of, thinned, unlike
 from edgewire.report.link_time import own_links
 from edgewire.report.runs import read_settings
-from tests.report.html.made_runs import add_run
+from tests.report.made_runs import add_run
 
 ENDS = (0.7, 0.8, 0.96)
 
