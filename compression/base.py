@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -29,14 +29,11 @@ Streams = Sequence[NDArray[Any]]  # a payload's streams of values, in the order 
 Params = tuple[int, ...]  # the numbers that a quantizer's decoder needs
 Buffer = bytes | bytearray | memoryview
 Memory = dict[str, NDArray[Any]]  # by name, the arrays that methods store on a node between steps
-
-
 Bounds = NDArray[np.float64]
 
-
 DIVERGED = "training has diverged"  # part of the message of every error that reports it
-
-
+# A decorator of functions whose results are checked for overflow: numpy must not raise or warn.
+quiet = np.errstate(all="ignore")
 _FEW = 8192  # up to this length, the extremes of a vector take less time than its sum of squares
 
 
@@ -279,8 +276,27 @@ class Quantizer(Method, ABC):
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return a `Spec` for each stream; streams of floats come first, so that they are aligned.
 
+        A method of another package raises PayloadError for ``params`` that its method ``params()``
+        never returns. `expected_specs` does this for the methods of this package.
+        """
+
+    @classmethod
+    def of_params(cls, params: Params) -> Self:
+        """Return a method for which ``params()`` returns ``params``: its first options are these.
+
+        May raise any error for other ``params``, or return a method with others.
+        """
+        return cls(*params)
+
+    @classmethod
+    def expected_specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+        """Return the result of ``specs`` for untrusted ``params``.
+
         Raises PayloadError for ``params`` that the method ``params()`` never returns.
         """
+        if cls.id < PRIVATE and not _writes(cls, params):
+            raise PayloadError(f"payload holds the parameters {params}: {cls.name} has no such")
+        return cls.specs(params, parts)
 
     @classmethod
     @abstractmethod
@@ -299,6 +315,14 @@ class Quantizer(Method, ABC):
         streams = self.encode(values, parts, {}, Rng(0, 0))
         decoded = self.decode(self.params(), streams, parts)
         return np.abs(decoded.astype(np.float64) - values)
+
+
+@lru_cache(maxsize=64)
+def _writes(quantizer: type[Quantizer], params: Params) -> bool:
+    try:
+        return quantizer.of_params(params).params() == params
+    except (TypeError, ValueError, IndexError):
+        return False
 
 
 class Coder(Method, ABC):
@@ -353,18 +377,14 @@ def fallen(step: SparsifyContext) -> bool:
     return better
 
 
-def expect_params(params: Params, count: int = 0) -> None:
-    """Raise PayloadError unless a payload has ``count`` parameters for the quantizer's decoder."""
-    if len(params) != count:
-        raise PayloadError(f"payload holds {len(params)} quantizer parameters instead of {count}")
-
-
 def is_finite(values: Vector) -> bool:
-    """Return whether no entry of (k,) float32 is NaN or infinite."""
-    if len(values) <= _FEW:  # comparisons with NaN are False; nothing can overflow
+    """Return whether no entry of (k,) float32 is NaN or infinite.
+
+    numpy may warn of an overflow, unless the caller has turned its warnings off (`quiet`).
+    """
+    if values.size <= _FEW:  # comparisons with NaN are False; nothing can overflow
         high, low = np.maximum.reduce(values, initial=0.0), np.minimum.reduce(values, initial=0.0)
         return bool(high < math.inf and low > -math.inf)
     # If the sum of squares is finite, all entries are. This takes a third of the time of
     # isfinite().all(). The sum of finite values may overflow; then isfinite() decides.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())
+    return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())

@@ -53,7 +53,7 @@ class Separation(NamedTuple):
     def merge(self, trained: Vector, exact: Vector, borders: Sequence[int] | None = None) -> Vector:
         """Return the whole vector from its trained and exact entries.
 
-        If ``trained`` holds only selected entries, ``borders`` is the result of `borders_of`.
+        If ``trained`` holds only selected entries, ``borders`` is as in `widen_indices`.
         """
         whole = np.empty(len(trained) + len(exact), dtype=trained.dtype)
         last = done = 0
@@ -65,27 +65,11 @@ class Separation(NamedTuple):
         whole[last + done :] = trained[last:]
         return whole
 
-    def borders_of(self, indices: Indices) -> list[int]:
-        """Return, for each block of exact entries, how many of ``indices`` come before it.
-
-        ``indices``: (k,) strictly increasing indices of selected entries among the trained entries.
-        """
-        return find(indices, self.borders)
-
-    def widen(self, indices: Indices, values: Vector, exact: Vector) -> tuple[Indices, Vector]:
-        """Join selected trained entries and all exact entries; return their indices and values.
-
-        ``indices``, ``values``: (k,), the indices among the trained entries, and the values there.
-        ``exact``: the values of all exact entries. The returned indices are those in the whole
-        vector.
-        """
-        borders = self.borders_of(indices)
-        return self.widen_indices(indices, borders), self.merge(values, exact, borders)
-
     def widen_indices(self, indices: Indices, borders: Sequence[int]) -> Indices:
-        """Return the indices that `widen` returns, without the values.
+        """Return the indices, in the whole vector, of selected trained entries and all exact ones.
 
-        ``borders``: the result of `borders_of`.
+        ``indices``: (k,), strictly increasing, those of the trained entries among themselves.
+        ``borders``: for each block of exact entries, how many of ``indices`` come before it.
         """
         whole = np.empty(len(indices) + self.exact_size, dtype=np.uint32)
         last = done = 0
@@ -97,7 +81,7 @@ class Separation(NamedTuple):
         return whole
 
     def narrow(self, indices: Indices, values: Vector) -> tuple[Indices, Vector, Vector]:
-        """Separate selected entries into trained and exact entries; the inverse of `widen`.
+        """Separate selected entries into trained and exact entries.
 
         ``indices``, ``values``: (k,), the indices in the whole vector, and the values there.
         Returns the indices among the trained entries, the values there, and the values of all exact

@@ -34,7 +34,7 @@ def workspace(
     ones are deleted. A single buffer larger than LIMIT is never stored. A caller may still use its
     view of a deleted buffer.
     """
-    kept: dict[str, NDArray[np.uint8]] = _kept.__dict__.setdefault("buffers", {})
+    kept = buffers()
     nbytes = size * np.dtype(dtype).itemsize
     buffer = kept.pop(name, None)
     if buffer is None or buffer.nbytes < nbytes:

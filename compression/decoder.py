@@ -16,6 +16,7 @@ from .base import (
     TensorSlices,
     Vector,
     is_finite,
+    quiet,
 )
 from .batchnorm import exact_tensors, runs, separate
 from .coders.shared_context import IndexContext, SharedContext
@@ -27,8 +28,6 @@ from .wire_natives import NativeTensor, decoded_natives, natives_spec
 
 MAX_SIZE = 1 << 28  # the most entries that decode() accepts without a layout
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
-# The result is checked for overflow, so numpy itself must not raise or warn.
-quiet = np.errstate(all="ignore")
 
 
 class Update(NamedTuple):
@@ -162,7 +161,7 @@ def decode_update(
     if apart is not None:
         cut, borders = separate(parsed.layout, parsed.exact), None
         if indices is not None:
-            borders = cut.borders_of(indices)
+            borders = find(indices, cut.borders)
             indices = cut.widen_indices(
                 indices, borders
             )  # delete the narrower indices before the values are widened
@@ -299,7 +298,7 @@ def _trained(
         indices = _check_indices(unpack(parsed.coder, bodies[0], spec), layout.size)
         bodies = bodies[1:]
     parts = parts_of(indices, layout)
-    specs = parsed.quantizer.specs(parsed.params, parts)
+    specs = parsed.quantizer.expected_specs(parsed.params, parts)
     if len(bodies) != len(specs):
         raise PayloadError(f"payload holds {len(bodies)} streams of values, not {len(specs)}")
     streams = [unpack(parsed.coder, *pair) for pair in zip(bodies, specs, strict=True)]

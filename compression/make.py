@@ -46,15 +46,16 @@ def make_codec(
     if feedback is None:  # what an incremental sparsifier's quantizer loses would be lost for ever
         sums = cast(Sparsifier, made[0]).incremental
         feedback = writing.feedback or (sums and not writing.exact)
-    names = _patterns(exact)
-    decay = 1.0
-    if residual_decay is not None:
-        decay = _checked("compression", "residual_decay", residual_decay, float)
-    steps = 0
-    if exact_steps is not None:
-        steps = _checked("compression", "exact_steps", exact_steps, int)
     stages = cast(Sparsifier, made[0]), writing, cast(Coder, made[2])
-    return Codec(*stages, feedback, names, decay, steps)
+    decay = 1.0 if residual_decay is None else residual_decay
+    steps = 0 if exact_steps is None else exact_steps
+    return Codec(
+        *stages,
+        feedback,
+        _patterns(exact),
+        _checked("compression", "residual_decay", decay, float),
+        _checked("compression", "exact_steps", steps, int),
+    )
 
 
 def _patterns(exact: Sequence[str] | None) -> tuple[str, ...]:
@@ -65,11 +66,8 @@ def _patterns(exact: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _make(cls: type[Method], given: dict[str, Any]) -> Method:
-    mine: dict[str, Any] = {}
-    for option, kind in options_of(cls).items():
-        if option in given:
-            mine[option] = _checked(cls.name, option, given[option], kind)
-    return cls(**mine)
+    kinds = {option: kind for option, kind in options_of(cls).items() if option in given}
+    return cls(**{o: _checked(cls.name, o, given[o], kind) for o, kind in kinds.items()})
 
 
 def _checked(name: str, option: str, value: Any, kind: type) -> Any:

@@ -33,8 +33,7 @@ def register(stage: str) -> Callable[[M], M]:
     again.
     """
 
-    if stage not in STAGES:
-        raise ValueError(f"register({stage!r}): give one of {', '.join(STAGES)}")
+    _expect_stage(stage)
 
     def add(cls: M) -> M:
         if not (is_dataclass(cls) and issubclass(cls, STAGES[stage])):
@@ -63,7 +62,7 @@ def register(stage: str) -> Callable[[M], M]:
                 f"{stage} {cls.name}: its id is {cls.id}; the ids 0 to {PRIVATE - 1} are those of "
                 f"{__package__}, and {PRIVATE} to 255 those of other packages"
             )
-        theirs = {option: kind for option, kind, _ in _owned(_all_registered())}
+        theirs = {option: kind for option, kind, _ in _owned()}
         for option, kind in options_of(cls).items():
             if theirs.get(option, kind) != kind:
                 raise ValueError(f"option {option} of {cls.name} has another type elsewhere")
@@ -121,26 +120,26 @@ def option_fields() -> list[tuple[str, type, list[str]]]:
     """Return the options of all methods: name, type, and the names of the methods that have it."""
     for stage in STAGES:
         _discover(stage)
-    return _owned(_all_registered())
+    return _owned()
 
 
-def _owned(methods: list[type[Method]]) -> list[tuple[str, type, list[str]]]:
+def _owned() -> list[tuple[str, type, list[str]]]:
     found: dict[str, tuple[type, list[str]]] = {}
-    for cls in methods:
+    for cls in (cls for methods in _registered.values() for cls in methods.values()):
         for option, kind in options_of(cls).items():
             found.setdefault(option, (kind, []))[1].append(cls.name)
     return [(option, kind, owners) for option, (kind, owners) in sorted(found.items())]
 
 
-def _all_registered() -> list[type[Method]]:
-    return [cls for methods in _registered.values() for cls in methods.values()]
-
-
 def _stage(stage: str) -> dict[str, type[Method]]:
-    if stage not in STAGES:
-        raise ValueError(f"no stage is called {stage!r}; there are {', '.join(STAGES)}")
+    _expect_stage(stage)
     _discover(stage)
     return _registered[stage]
+
+
+def _expect_stage(stage: str) -> None:
+    if stage not in STAGES:
+        raise ValueError(f"no stage is called {stage!r}; there are {', '.join(STAGES)}")
 
 
 @cache

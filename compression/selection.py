@@ -16,8 +16,18 @@ from numpy.typing import NDArray
 
 from .base import Indices, Vector
 from .buffers import workspace
-from .sampling import BLOCK, STEPS, TINY, bits16, keep, rank, sample
-from .weighted_sampling import Weights, first_to_ring, horizon
+from .sampling import (
+    BLOCK,
+    STEPS,
+    TINY,
+    Weights,
+    bits16,
+    first_to_ring,
+    horizon,
+    keep,
+    rank,
+    sample,
+)
 
 Bits = NDArray[np.int32]  # the bits of float32 values; without the sign bit they are magnitudes
 

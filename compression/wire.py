@@ -127,7 +127,7 @@ def assemble(
     Values are copied only here. ``layout``: the layout of the vector. ``context``: what both ends
     know, for the short form.
     """
-    form = _form_of(head)
+    form = _LONG if context is None else _SHORT
     sizes = [body.view.nbytes << 1 | body.coded for body in bodies]
     if form is _SHORT and sizes:
         sizes[-1] &= 1  # the last stream's length follows from the payload's
@@ -153,8 +153,8 @@ def _checksum(
         if context is None:
             raise PayloadError("payload was coded by a context that is not known here")
         seed = context.hash(shape_hash(layout))
-    found = xxh3_64(seed=seed)
-    for part in parts:
+    found = xxh3_64(parts[0], seed=seed)
+    for part in parts[1:]:
         found.update(part)
     return found.intdigest().to_bytes(8, "little")[: form.checksum]
 
@@ -184,7 +184,15 @@ def parse(
     """
     vector = layout if layout is None or of_vector else layout.without(own)
     view = memoryview(payload).cast("B")
-    form, view = _checked(view, vector, context, own_payload=own_payload)
+    form = _form_of(view)
+    if len(view) < form.prefix + form.checksum or (form is _LONG and view[:3] != MAGIC):
+        raise PayloadError("these bytes are no payload")
+    if form is _LONG and view[3] != VERSION:
+        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
+    view, checksum = view[: -form.checksum], view[-form.checksum :]
+    if not own_payload and _checksum([view], form, vector, context) != checksum:
+        what = "damaged" if form is _LONG else "damaged, or for another model or another context"
+        raise PayloadError(f"payload is {what}: its checksum does not match")
     sparsifier, quantizer, coder = view[form.ids]
     flags = view[form.flags] ^ form.mark
     if flags & ~(NAMED | EXACT | OWN):
@@ -243,35 +251,11 @@ def stream_sizes(payloads: Iterable[Buffer], layout: Layout | None = None) -> St
 
 def sizes_of(parsed: Parsed) -> StreamSizes:
     """Return the sizes of a parsed payload's streams."""
-    sizes = [len(body.view) for body in parsed.bodies]
+    sizes = [body.view.nbytes for body in parsed.bodies]
     at = bool(parsed.exact)  # the stream of exact tensors is the first
     indices = parsed.selected is not None and parsed.repeated is None and at < len(sizes)
     taken = sizes[at] if indices else 0
     return StreamSizes(taken, sum(sizes) - taken)
-
-
-def _checked(
-    view: memoryview,
-    layout: Layout | None,
-    context: SharedContext | None,
-    *,
-    own_payload: bool = False,
-) -> tuple[_Form, memoryview]:
-    """Return a payload's form, and its bytes before the checksum, which is right.
-
-    ``layout``: the layout of the vector; None if it is not known. ``own_payload``: True to leave
-    the checksum unchecked.
-    """
-    form = _form_of(view)
-    if len(view) < form.prefix + form.checksum or (form is _LONG and view[:3] != MAGIC):
-        raise PayloadError("these bytes are no payload")
-    if form is _LONG and view[3] != VERSION:
-        raise PayloadError(f"payload has version {view[3]}; this program reads {VERSION}")
-    view, checksum = view[: -form.checksum], view[-form.checksum :]
-    if not own_payload and _checksum([view], form, layout, context) != checksum:
-        what = "damaged" if form is _LONG else "damaged, or for another model or another context"
-        raise PayloadError(f"payload is {what}: its checksum does not match")
-    return form, view
 
 
 def _read_exact(reader: Reader, tensors: int) -> tuple[int, ...]:

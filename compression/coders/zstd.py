@@ -8,6 +8,7 @@ import numpy as np
 
 from ..base import Array, Buffer, Coder, Kind, PayloadError, Spec
 from ..registry import register
+from ..validation import expect_between
 
 if sys.version_info >= (3, 14):
     from compression import zstd as zstd  # the standard library's module, not this project's
@@ -37,8 +38,7 @@ class Zstd(Coder):
     level: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.level <= 19:  # above 19, windows are larger than decode() accepts
-            raise ValueError(f"option level of zstd must be from 1 to 19, not {self.level}")
+        expect_between(self.name, "level", self.level, 1, 19)  # above, decode() refuses the windows
 
     def encode(self, data: Array, spec: Spec) -> Buffer | None:
         """Compress a stream to one frame."""

@@ -20,7 +20,6 @@ ConfigRecord. All other arrays of a message do not change.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -57,13 +56,8 @@ _last: tuple[bytes, bytes] | None = None  # the carrier that was read last, and 
 Place = tuple[str, str, Array]  # an Array, with its record's name and its own
 _HALF, _SINGLE, _DOUBLE = struct.Struct("<e"), struct.Struct("<f"), struct.Struct("<d")
 _LARGE = struct.Struct("<Q")
+_PACKED = {UINT64: _LARGE, FLOAT16: _HALF, FLOAT32: _SINGLE, FLOAT64: _DOUBLE}
 _MOST_HALF, _LARGEST = 65504.0, float.fromhex("0x1.fffffep+127")  # largest float16, float32
-
-
-def _is_alone(content: RecordDict) -> bool:
-    """Return whether the compact form is a record of its own, because no payload carries it."""
-    record = values_of(content).get(HEADER)
-    return record is not None and isinstance(record, ConfigRecord) and COMPACT in values_of(record)
 
 
 def compact(content: RecordDict) -> RecordDict:
@@ -97,8 +91,8 @@ def restored(content: RecordDict) -> RecordDict:
 
     Raises `PayloadError` for bytes that `compact` does not write.
     """
-    if (place := _first(content, CARRIER)) is None and not _is_alone(content):
-        return content
+    header = values_of(content).get(HEADER)  # beside a carrier there is none
+    place = _first(content, CARRIER) if header is None else None
     if place is not None:
         carrier = Reader(memoryview(place[2].data))
         data = carrier.take(carrier.varint())
@@ -106,13 +100,15 @@ def restored(content: RecordDict) -> RecordDict:
         content = _with_array(content, place, STYPE, payload)
         if _first(content, CARRIER) is not None:
             raise PayloadError("its compact records stand before two payloads")
-        records = dict(values_of(content))
-    else:
-        records = dict(values_of(content))
-        alone = values_of(records.pop(HEADER))
+        records = values_of(content)
+    elif isinstance(header, ConfigRecord) and COMPACT in values_of(header):  # in a record alone
+        records = {k: record for k, record in values_of(content).items() if k != HEADER}
+        alone = values_of(header)
         if len(alone) > 1 or type(alone[COMPACT]) is not bytes:
             raise PayloadError("its compact records must be the only value of a record, as bytes")
         data = memoryview(alone[COMPACT])
+    else:
+        return content
     return filled(RecordDict, {**records, **_read_records(data, records)})
 
 
@@ -228,7 +224,7 @@ def _written(name: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return bytes((BYTES,)) + varint(len(value)) + value
     if isinstance(value, list) and not any(isinstance(each, list) for each in value):
-        return bytes((LIST,)) + varint(len(value)) + _joined(name, value)
+        return bytes((LIST,)) + varint(len(value)) + b"".join(_written(name, v) for v in value)
     raise PayloadError(
         f"the value {name[:40]!r} in a message cannot be sent in compact form "
         f"(compact_records): {repr(value)[:80]}"
@@ -240,10 +236,6 @@ def rounded(value: float) -> float:
     kind = _HALF if abs(value) <= _MOST_HALF else _SINGLE
     found: float = kind.unpack(kind.pack(value))[0]
     return found
-
-
-def _joined(name: str, values: Iterable[Any]) -> bytes:
-    return b"".join(_written(name, value) for value in values)
 
 
 def _name(reader: Reader) -> str:
@@ -268,14 +260,8 @@ def _value(reader: Reader, *, in_list: bool = False) -> Any:
         return reader.varint()
     if tag == NEGATIVE:
         return ~reader.varint()
-    if tag == UINT64:
-        return _LARGE.unpack(reader.take(8))[0]
-    if tag == FLOAT16:
-        return _HALF.unpack(reader.take(2))[0]
-    if tag == FLOAT32:
-        return _SINGLE.unpack(reader.take(4))[0]
-    if tag == FLOAT64:
-        return _DOUBLE.unpack(reader.take(8))[0]
+    if tag in _PACKED:
+        return _PACKED[tag].unpack(reader.take(_PACKED[tag].size))[0]
     if tag in (FALSE, TRUE):
         return tag == TRUE
     if tag == TEXT:

@@ -288,23 +288,15 @@ def received(
 ) -> Initial:
     """Return the values that the server's native tensors had at the start of the run.
 
-    `own`: this node's initial native tensors. Raises `PayloadError` if the server's initial tensors
-    differ from `own` and are in neither the message nor this node's state.
+    `own`: this node's initial native tensors. If the server's differ, they are in the message or in
+    this node's state; raises `PayloadError` if they are in neither.
     """
     if not own.arrays and header.initial is None:
         return own
     if not own.arrays or header.initial is None:
         raise PayloadError("this node's model has other tensors than the server's")
-    return own if own.checksum == header.initial else _servers(arrays, header, own, state)
-
-
-def _servers(
-    arrays: ArrayRecord, header: DownlinkHeader, own: Initial, state: RecordDict
-) -> Initial:
-    """Return the server's initial native tensors, from the message or from this node's state.
-
-    Raises `PayloadError` if neither has them.
-    """
+    if own.checksum == header.initial:
+        return own
     there = stored_arrays(state, KEPT)
     if INITIAL in arrays:
         there |= own.read(arrays[INITIAL].data)

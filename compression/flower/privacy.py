@@ -9,7 +9,6 @@ noise. If the server clips, it clips decoded updates, so every method is allowed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -20,30 +19,18 @@ from ..codec import Codec
 from ..decoder import decode
 from ..layout import Layout
 from ..wire_natives import NativeTensor
-from .records import Vector, records, values_of
+from .records import Vector, values_of
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's constant; its module depends on Flower's version
-
-
 ROUNDING = 1 + 1e-3  # tolerance for rounding in float32 sums of many squares
 
 
 def clip_of(content: RecordDict) -> float | None:
     """Return the clipping norm in a message's ConfigRecords; None if they hold none."""
-    for _, config in records(content, ConfigRecord):
-        if KEY_CLIPPING_NORM in values_of(config):
-            return float(cast(float, config[KEY_CLIPPING_NORM]))
+    for record in values_of(content).values():
+        if ConfigRecord in type(record).__mro__ and KEY_CLIPPING_NORM in values_of(record):
+            return float(values_of(record)[KEY_CLIPPING_NORM])
     return None
-
-
-def keeps_clip(codec: Codec, layout: Layout) -> bool:
-    """Return whether a codec never increases an update's L2 norm, apart from rounding."""
-    return (
-        codec.quantizer.keeps_norm
-        and codec.sparsifier.contracts
-        and not codec.memory_bytes(layout)
-        and not codec.exact_names  # these tensors are sent as values, which are not clipped
-    )
 
 
 def is_clipped(codec: Codec, update: Vector, layout: Layout, clip: float) -> bool:
@@ -65,12 +52,19 @@ def expect_clip_kept(codec: Codec, own: Sequence[NativeTensor], layout: Layout) 
     clipped. `own`: the tensors that are sent in their own dtype, beside the float32 vector.
     `layout`: the vector's layout.
     """
-    if not codec.exact and (own or exact_tensors(layout)):
+    if codec.exact:
+        return
+    if own or exact_tensors(layout):
         raise PayloadError(
             "BatchNorm's running statistics, integers and exact tensors travel as values, which no "
             "clipping covers: with differential privacy take a model without (GroupNorm, LayerNorm)"
         )
-    if not codec.exact and not keeps_clip(codec, layout):
+    if (
+        not codec.quantizer.keeps_norm
+        or not codec.sparsifier.contracts
+        or codec.memory_bytes(layout)
+        or codec.exact_names  # these tensors are sent as values, which are not clipped
+    ):
         names = f"{codec.sparsifier.name} with {codec.quantizer.name}"
         raise PayloadError(
             f"{names} does not keep the norm to which this node clips, so the noise of differential"

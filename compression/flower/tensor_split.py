@@ -6,7 +6,7 @@ In its own dtype means: exactly, without a conversion to float32. Below, such a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -72,18 +72,23 @@ class TensorSplit:
 
     def arrays(self, model: Model) -> ArrayRecord:
         """Return one named Array per tensor in the model's order, each in its dtype and shape."""
-        own = {each.position: each.array for each in model.own}
-        record, offsets, done = ArrayRecord(), self.layout.offsets, 0
-        for place, (name, shape, dtype) in enumerate(
-            zip(self.whole.names, self.whole.shapes, self.whole.dtypes, strict=True)
+        record = ArrayRecord()
+        for name, dtype, values in zip(
+            self.whole.names, self.whole.dtypes, self.tensors(model), strict=True
         ):
-            if place in own:
-                record[name] = Array(own[place])
-                continue
-            values = model.vector[offsets[done] : offsets[done + 1]].reshape(shape)
             record[name] = Array(np.asarray(values, dtype=dtype))
-            done += 1
         return record
+
+    def tensors(self, model: Model) -> Iterator[NDArray[Any]]:
+        """Yield the values of a model's tensors in order; those in the vector as float32."""
+        own = {each.position: each.array for each in model.own}
+        bounds, done = self.layout.offsets, 0
+        for place, shape in enumerate(self.whole.shapes):
+            if place in own:
+                yield own[place]
+            else:
+                yield model.vector[bounds[done] : bounds[done + 1]].reshape(shape)
+                done += 1
 
 
 def _of_type(values: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:

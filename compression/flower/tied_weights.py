@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
 from ..base import PayloadError
@@ -46,11 +45,12 @@ def ties_in(form: TensorSplit, model: Model, apart: tuple[str, ...] = ()) -> Tie
         shape, inside = whole.shapes[place], place not in form.beside
         if 0 not in shape and not matches(name, apart):
             alike[shape, whole.dtypes[place], inside, is_statistic(name)].append(place)
-    values, ties = list(_tensors(form_of_models(form), model)), []
+    values, ties = list(form_of_models(form).tensors(model)), []
     for places in alike.values():
         if len(places) > 1:
             first = dict[bytes, int]()
-            sources = [first.setdefault(_hash(values[place]), place) for place in places]
+            hashes = (xxh3_64_digest(values[place].tobytes()) for place in places)
+            sources = [first.setdefault(*pair) for pair in zip(hashes, places, strict=True)]
             ties += [pair for pair in zip(places, sources, strict=True) if pair[0] != pair[1]]
     return tuple(sorted(ties))
 
@@ -59,25 +59,10 @@ def still_tied(ties: Ties, form: TensorSplit, model: Model) -> Ties:
     """Return those pairs (copy, source) of tensors that are equal, bit for bit."""
     if not ties:
         return ()
-    values = list(_tensors(form, model))
+    values = list(form.tensors(model))
     copies = {str(copy): values[copy] for copy, _ in ties}
     apart = differing(copies, {str(copy): values[source] for copy, source in ties})
     return tuple(pair for pair in ties if str(pair[0]) not in apart)
-
-
-def _tensors(form: TensorSplit, model: Model) -> Iterator[NDArray[Any]]:
-    """Yield the values of a model's tensors in order; those in the float32 vector are 1-d."""
-    own, bounds, done = {each.position: each.array for each in model.own}, form.layout.offsets, 0
-    for place in range(len(form.whole)):
-        if place in own:
-            yield own[place]
-        else:
-            yield model.vector[bounds[done] : bounds[done + 1]]
-            done += 1
-
-
-def _hash(values: NDArray[Any]) -> bytes:
-    return xxh3_64_digest(values.tobytes())
 
 
 class _Cut(NamedTuple):

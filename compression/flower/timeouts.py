@@ -62,8 +62,7 @@ class AdaptiveTimeout:
         self._slowest.took(took)
         if not self._adapts or not 2 * replies >= self._asked > replies:
             return
-        wait = max(TIMES * took, LEAST)
-        self.deadline = self._grid.now + wait
+        self.deadline = self._grid.now + max(TIMES * took, LEAST)
 
     def warn_of_missing(self, missing: int) -> None:
         """Log a warning if `missing` replies have not arrived and the deadline is over."""

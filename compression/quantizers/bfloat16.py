@@ -18,11 +18,9 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
 )
 from ..registry import register
-from .rounding import widen
-from .scaling import BLOCK
+from .scaling import BLOCK, widen
 
 _U2 = np.dtype("<u2")
 # The bits of the largest finite bfloat16, 3.39e38; larger magnitudes have larger bits.
@@ -67,7 +65,6 @@ class BFloat16(Quantizer):
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: 16 bits per value."""
-        expect_params(params)
         return (Spec(Kind.FLOATS, _U2, int(parts.segments[-1])),)
 
     @classmethod

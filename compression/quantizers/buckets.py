@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import PayloadError, TensorSlices, Vector
+from ..base import TensorSlices, Vector
 from .scaling import BLOCK
 
 # The smallest and the largest bucket, in values. They limit the number of scales that a decoder
@@ -13,12 +13,6 @@ from .scaling import BLOCK
 SMALLEST, LARGEST = 16, 1 << 16
 _TINY = np.finfo(np.float32).smallest_normal
 _HUGE = float(np.finfo(np.float32).max)
-
-
-def check_param(size: int) -> None:
-    """Raise PayloadError for a number of values per bucket that no encoder writes."""
-    if not SMALLEST <= size <= LARGEST:
-        raise PayloadError(f"payload holds buckets of {size} values")
 
 
 def count(parts: TensorSlices, size: int) -> int:

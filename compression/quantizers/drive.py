@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Bounds, Params, Spec, TensorSlices, Vector, expect_params
+from ..base import Bounds, Vector
 from ..registry import register
 from .rotation import MOST, Batch, Rotated, RotatedQuantizer, as_signs
 
@@ -63,12 +63,6 @@ class Drive(RotatedQuantizer):
         else:
             scales *= squares / np.maximum(totals, 1)  # below 1 only if all values are 0
         return np.minimum(scales, MOST)
-
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: seed, one scale per chunk, one bit per padded value."""
-        expect_params(params)
-        return cls.specs_of(parts, 1)
 
     @classmethod
     def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:

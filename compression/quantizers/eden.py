@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Bounds, Params, PayloadError, Spec, TensorSlices, Vector, expect_params
+from ..base import Bounds, Params, Vector
 from ..registry import register
 from ..validation import expect_between
 from .rotation import MOST, Batch, Rotated, RotatedQuantizer
@@ -94,14 +94,6 @@ class Eden(RotatedQuantizer):
         else:
             scales *= squares / np.where(products > 0, products, 1)  # 0 only if all values are 0
         return np.clip(scales, 0, MOST)
-
-    @classmethod
-    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values."""
-        expect_params(params, 1)
-        if params[0] not in _LEVELS:
-            raise PayloadError(f"payload holds {params[0]} bits per value, not 1 to {len(_LEVELS)}")
-        return cls.specs_of(parts, params[0])
 
     @classmethod
     def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:

@@ -17,7 +17,6 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
     is_finite,
 )
 from ..registry import register
@@ -42,7 +41,6 @@ class Float32(Quantizer):
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of the only stream: one float32 per value."""
-        expect_params(params)
         return (Spec(Kind.FLOATS, _F4, int(parts.segments[-1])),)
 
     @classmethod

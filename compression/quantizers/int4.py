@@ -18,13 +18,11 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
 )
 from ..registry import register
 from ..validation import expect_between
 from . import buckets
-from .packing import check_padding, pack_nibbles, unpack_nibbles
-from .rounding import widen
+from .scaling import check_padding, widen
 
 _U2 = np.dtype("<u2")
 _U1 = np.dtype("u1")
@@ -74,14 +72,12 @@ class Int4(Quantizer):
             np.copyto(levels[: len(scaled)], scaled, casting="unsafe")
             levels[len(scaled)] = 0  # padding of the last byte
             part = packed[here.start // 2 : -(-here.stop // 2)]
-            part[:] = pack_nibbles(levels[: 2 * len(part)])
+            part[:] = _pack(levels[: 2 * len(part)])
         return halves, packed
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per block, one byte for two values."""
-        expect_params(params, 1)
-        buckets.check_param(params[0])
         scales = Spec(Kind.FLOATS, _U2, buckets.count(parts, params[0]))
         return scales, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 2), 256)
 
@@ -99,7 +95,7 @@ class Int4(Quantizer):
         check_padding(packed, len(values), 4)
         scales = widen(halves)
         for here, which in buckets.chunks(len(values), params[0]):
-            levels = unpack_nibbles(packed[here.start // 2 : -(-here.stop // 2)])
+            levels = _unpack(packed[here.start // 2 : -(-here.stop // 2)])
             if levels.min() < -_LEVELS:
                 raise PayloadError("payload holds the int4 level -8, which is never sent")
             part = values[here]
@@ -120,3 +116,21 @@ def _scales(values: Vector, block: int) -> NDArray[np.uint16]:
     bits = (buckets.magnitudes(values, block) / np.float32(_LEVELS)).view(np.uint32)
     halves: NDArray[np.uint16] = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
     return halves
+
+
+def _pack(levels: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Pack (m,) int8 levels in [-8, 7] in two's complement, two per byte; m is even."""
+    pairs = levels.view("<u2") & 0x0F0F
+    pairs |= pairs >> 4
+    return pairs.astype(np.uint8)
+
+
+def _unpack(packed: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Return the (2m,) int8 levels in (m,) bytes that `_pack` made."""
+    pairs = packed.astype("<u2")
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    levels = pairs.view(np.int8)
+    levels ^= 8  # 8 to 15 represent -8 to -1
+    levels -= 8
+    return levels

@@ -20,11 +20,9 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
 )
 from ..registry import register
-from .packing import check_padding
-from .scaling import BLOCK
+from .scaling import BLOCK, check_padding
 
 _F4, _U1 = np.dtype("<f4"), np.dtype("u1")
 _CHOICES = (1, 2, 4, 8)
@@ -101,9 +99,6 @@ class Lloyd(Quantizer):
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: the sizes, and one byte for eight bits."""
-        expect_params(params, 1)
-        if params[0] not in _CHOICES:
-            raise PayloadError(f"payload holds {params[0]} magnitudes, not 1, 2, 4 or 8")
         bits = Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
         return Spec(Kind.FLOATS, _F4, params[0]), *[bits] * (1 + _planes(params[0]))
 

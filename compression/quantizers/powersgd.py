@@ -1,7 +1,9 @@
 """PowerSGD: sends a tensor as a product of two thin matrices (Vogels et al., NeurIPS 2019)."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from itertools import pairwise
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -17,18 +19,17 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
     is_finite,
 )
 from ..layout import Layout
 from ..registry import register
 from ..validation import expect_between
-from .lowrank import as_matrix, iterate, multiply, plan, revive
 from .scaling import check_scales
 
 _F4 = np.dtype("<f4")
 _MEMORY = "powersgd"
-_RANKS = range(1, 65)
+_BLOCK = 1 << 14  # entries of a product that are computed at a time
+_MOST = float(np.finfo(np.float32).max)
 # Bounds of |P| and |Q| in payloads that the encoder makes. P is orthonormal. M has at most 2^28
 # rows, with entries up to 1.
 _MOST_P, _MOST_Q = 2.0, 2.0**15
@@ -67,7 +68,7 @@ class PowerSgd(Quantizer):
     rank: int = 2
 
     def __post_init__(self) -> None:
-        expect_between(self.name, "rank", self.rank, _RANKS[0], _RANKS[-1])
+        expect_between(self.name, "rank", self.rank, 1, 64)
 
     def params(self) -> Params:
         """Return the number that the decoder needs, the rank."""
@@ -75,23 +76,23 @@ class PowerSgd(Quantizer):
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes of the matrices Q that a node stores, if all entries are sent."""
-        return 4 * plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
+        return 4 * _plan(TensorSlices(layout.offsets, layout.shapes), self.rank).sizes[2]
 
     def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Take one step of subspace iteration for each tensor; change the stored Q in place."""
-        todo = plan(parts, self.rank)
+        todo = _plan(parts, self.rank)
         scales, p, q, raw = (np.empty(size, dtype=_F4) for size in todo.sizes)
         start = _start({} if parts.shapes is None else memory, len(q), rng)
         for number, matrix in enumerate(todo.matrices):
-            m = as_matrix(values[matrix.values], matrix)
+            m = _as_matrix(values[matrix.values], matrix)
             scales[number] = largest = abs(max(m.max(), -m.min()))
             # Normalise only if products could exceed float32's range.
             if not 2.0**-60 < largest < 2.0**60:
                 m = m / (largest or np.float32(1))
                 largest = np.float32(1)
             here = start[matrix.q].reshape(matrix.cols, -1)
-            revive(here, rng)
-            left, right = iterate(m, here)
+            _revive(here, rng)
+            left, right = _iterate(m, here)
             right /= largest
             p[matrix.p], q[matrix.q] = left.reshape(-1), right.reshape(-1)
             if scales[number]:  # a tensor of zeros has no information about the subspace
@@ -102,11 +103,8 @@ class PowerSgd(Quantizer):
 
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors.
-
-        Raises PayloadError for a rank outside 1 to 64.
-        """
-        return tuple(Spec(Kind.FLOATS, _F4, size) for size in plan(parts, _rank(params)).sizes)
+        """Return the `Spec` of each stream: scales, all P, all Q, the uncompressed tensors."""
+        return tuple(Spec(Kind.FLOATS, _F4, size) for size in _plan(parts, params[0]).sizes)
 
     @classmethod
     def decode(cls, params: Params, streams: Streams, parts: TensorSlices) -> Vector:
@@ -118,11 +116,11 @@ class PowerSgd(Quantizer):
         check_scales(scales, 1)
         if not (_within(p, _MOST_P) and _within(q, _MOST_Q) and is_finite(raw)):
             raise PayloadError("payload holds numbers that are too large or not finite")
-        todo = plan(parts, _rank(params))
+        todo = _plan(parts, params[0])
         values = np.empty(int(parts.segments[-1]), dtype=np.float32)
         for matrix, scale in zip(todo.matrices, scales.tolist(), strict=True):
             left, right = p[matrix.p].reshape(matrix.rows, -1), q[matrix.q].reshape(matrix.cols, -1)
-            multiply(left, right, scale, values[matrix.values])
+            _multiply(left, right, scale, values[matrix.values])
         done = 0
         for piece in todo.raw:
             size = piece.stop - piece.start
@@ -133,17 +131,10 @@ class PowerSgd(Quantizer):
     def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
         """Return the tensor's L2 norm |M|; the error is the part of M outside the span of P."""
         bounds = np.zeros(len(values))
-        for matrix in plan(parts, self.rank).matrices:
+        for matrix in _plan(parts, self.rank).matrices:
             norm = np.linalg.norm(values[matrix.values].astype(np.float64))
             bounds[matrix.values] = norm * (1 + 2.0**-10) + 2.0**-148
         return bounds
-
-
-def _rank(params: tuple[int, ...]) -> int:
-    expect_params(params, 1)
-    if params[0] not in _RANKS:
-        raise PayloadError(f"payload holds the rank {params[0]}, not 1 to 64")
-    return params[0]
 
 
 def _start(memory: Memory, size: int, rng: Rng) -> Vector:
@@ -159,3 +150,100 @@ def _start(memory: Memory, size: int, rng: Rng) -> Vector:
 
 def _within(values: Vector, most: float) -> bool:
     return not len(values) or bool(values.max() <= most and values.min() >= -most)
+
+
+class _Matrix(NamedTuple):
+    """A tensor that is sent as a product P Q^T, and the slices of P and Q in the streams."""
+
+    values: slice  # the tensor's slice of the vector
+    rows: int
+    cols: int
+    p: slice  # in the stream of all P
+    q: slice  # in the stream of all Q
+
+
+class _Factored(NamedTuple):
+    """The tensors that are sent as products, and the tensors that are sent uncompressed."""
+
+    matrices: list[_Matrix]
+    raw: list[slice]  # the uncompressed tensors' slices of the vector
+    sizes: tuple[int, int, int, int]  # entries of the streams: scales (one per product), P, Q, raw
+
+
+def _plan(parts: TensorSlices, rank: int) -> _Factored:
+    """Decide which tensors are sent as products: those with more entries than P and Q together.
+
+    The result depends only on rank, sizes and shapes, which sender and receiver know.
+    """
+    matrices: list[_Matrix] = []
+    raw: list[slice] = []
+    p = q = others = 0
+    for number, (start, stop) in enumerate(pairwise(parts.segments.tolist())):
+        size = stop - start
+        rows, cols = _shape(size, None if parts.shapes is None else parts.shapes[number])
+        if rank * (rows + cols) < size:
+            past_p, past_q = p + rank * rows, q + rank * cols
+            where = slice(p, past_p), slice(q, past_q)
+            matrices.append(_Matrix(slice(start, stop), rows, cols, *where))
+            p, q = past_p, past_q
+        else:
+            raw.append(slice(start, stop))
+            others += size
+    return _Factored(matrices, raw, (len(matrices), p, q, others))
+
+
+def _shape(size: int, shape: tuple[int, ...] | None) -> tuple[int, int]:
+    """Return the rows and columns of the matrix that a tensor of ``size`` entries is written as.
+
+    If only some entries of the tensor are sent, the matrix is nearly a square.
+    """
+    if shape is None:
+        cols = math.isqrt(max(size - 1, 0)) + 1
+        return -(-size // cols), cols
+    rows = shape[0] if len(shape) > 1 else 1
+    return rows, size // max(rows, 1)
+
+
+def _as_matrix(values: Vector, matrix: _Matrix) -> Vector:
+    """Return a tensor's values as (rows, cols), with the last row padded with zeros."""
+    missing = matrix.rows * matrix.cols - len(values)
+    if missing:
+        values = np.concatenate([values, np.zeros(missing, dtype=np.float32)])
+    return values.reshape(matrix.rows, matrix.cols)
+
+
+def _revive(q: Vector, rng: Rng) -> None:
+    """Replace columns of Q that are zero by random Gaussian columns, in place.
+
+    If the rank of M is low, columns of Q become zero. They would stay zero, because M 0 = 0.
+    """
+    dead = ~q.any(axis=0)
+    if dead.any():
+        shape = (len(q), int(np.count_nonzero(dead)))
+        q[:, dead] = rng.generator.standard_normal(shape, dtype=np.float32)
+
+
+def _iterate(m: Vector, q: Vector) -> tuple[Vector, Vector]:
+    """Take one step of subspace iteration with M = ``m`` (rows, cols) and Q = ``q`` (cols, rank).
+
+    Returns P (rows, rank), an orthonormal basis of M Q, and the next Q (cols, rank), M^T P.
+    """
+    p = np.linalg.qr((m @ q).astype(np.float64))[0].astype(np.float32)
+    return p, m.T @ p
+
+
+def _multiply(p: Vector, q: Vector, scale: float, out: Vector) -> None:
+    """Set the flat ``out`` to P Q^T times ``scale``, clipped to finite values.
+
+    Entries of P Q^T beyond the end of ``out``, which are padding, are left out.
+    """
+    rows, cols = len(p), len(q)
+    step = min(rows, max(1, _BLOCK // cols))
+    work = np.empty((step, cols), dtype=np.float32)
+    for row in range(0, rows, step):
+        here = p[row : row + step]
+        part = out[row * cols : (row + step) * cols]
+        product = np.matmul(here, q.T, out=work[: len(here)]).reshape(-1)
+        np.multiply(product[: len(part)], np.float32(scale), out=part)
+    if scale > _MOST / 2.0**23:
+        np.clip(out, -_MOST, _MOST, out=out)

@@ -17,13 +17,11 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
 )
 from ..registry import register
 from ..validation import expect_between, expect_one_of
 from . import buckets
-from .rounding import round_by_chance
-from .scaling import check_scales
+from .scaling import check_scales, round_by_chance
 
 _F4 = np.dtype("<f4")
 _I1 = np.dtype("i1")
@@ -81,10 +79,6 @@ class Qsgd(Quantizer):
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per bucket, one int8 level per value."""
-        expect_params(params, 2)
-        if not 1 <= params[0] <= 127:
-            raise PayloadError(f"payload holds {params[0]} levels of qsgd")
-        buckets.check_param(params[1])
         scales = Spec(Kind.FLOATS, _F4, buckets.count(parts, params[1]))
         return scales, Spec(Kind.LEVELS, _I1, int(parts.segments[-1]))
 

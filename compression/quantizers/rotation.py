@@ -222,8 +222,12 @@ class RotatedQuantizer(Quantizer):
         return seed, scales, *planes
 
     @classmethod
-    def specs_of(cls, parts: TensorSlices, bits: int) -> tuple[Spec, ...]:
-        """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values."""
+    def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
+        """Return the `Spec` of each stream: seed, one scale per chunk, bits of padded values.
+
+        A value has one bit, unless the only parameter is the number of bits.
+        """
+        bits = params[0] if params else 1
         chunks = size = 0
         for run in runs(parts.segments):
             chunks += run.chunks

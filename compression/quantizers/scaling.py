@@ -19,7 +19,6 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
 )
 
 F4 = np.dtype("<f4")
@@ -102,6 +101,40 @@ def check_scales(scales: Vector, levels: int) -> None:
         raise PayloadError("payload holds a scale that is negative or not finite")
 
 
+def round_by_chance(
+    scaled: Vector, top: int, generator: np.random.Generator, draws: Vector
+) -> None:
+    """Round (m,) float32 to integers in [-top, top] at random, in place; 0 stays 0.
+
+    x becomes floor(x + u), where u is uniform among the multiples of 2^-24 in [0, 1). The
+    expectation is x, up to 2^-24 and to float32's rounding of x + u. A result of top + 1, which
+    this rounding can cause, is clipped. ``draws``: (m,) float32, a temporary array.
+    """
+    generator.random(dtype=np.float32, out=draws)
+    np.add(scaled, draws, out=scaled)
+    np.floor(scaled, out=scaled)
+    np.clip(scaled, -top, top, out=scaled)
+
+
+def widen(halves: NDArray[np.generic], out: Vector | None = None) -> Vector:
+    """Return (m,) float32 with the upper 16 bits ``halves``; ``out``, if given, is the result."""
+    values = np.empty(len(halves), dtype=np.float32) if out is None else out
+    bits = values.view(np.uint32)
+    np.copyto(bits, halves, casting="unsafe")
+    np.left_shift(bits, 16, out=bits)
+    return values
+
+
+def check_padding(packed: NDArray[np.uint8], count: int, bits: int) -> None:
+    """Raise PayloadError unless all bits after the first ``count`` levels are 0.
+
+    ``bits``: bits per level, 1, 2 or 4.
+    """
+    used = count * bits % 8
+    if used and packed[-1] >> used:
+        raise PayloadError("payload holds padding that is not 0")
+
+
 @lru_cache(maxsize=64)
 def _blocks(segments: bytes) -> tuple[Block, ...]:
     bounds = np.frombuffer(segments, dtype=np.int64)
@@ -167,7 +200,6 @@ class ScaledQuantizer(Quantizer):
     @classmethod
     def specs(cls, params: Params, parts: TensorSlices) -> tuple[Spec, ...]:
         """Return the `Spec` of each stream: one scale per tensor, one level per value."""
-        expect_params(params)
         scales = Spec(Kind.FLOATS, F4, len(parts.segments) - 1)
         return scales, Spec(cls.kind, cls.dtype, int(parts.segments[-1]))
 

@@ -3,8 +3,10 @@
 The two means are those of the negative and of the other values of a tensor or column.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,18 +23,16 @@ from ..base import (
     Streams,
     TensorSlices,
     Vector,
-    expect_params,
 )
 from ..registry import register
 from ..validation import expect_one_of
-from . import columns
-from .packing import check_padding
-from .scaling import BLOCK
+from .scaling import BLOCK, check_padding
 
 _F4 = np.dtype("<f4")
 _U1 = np.dtype("u1")
 _MODES = ("tensor", "column")
 _HUGE = np.finfo(np.float32).max
+_NARROW = 64  # the fewest values of a column; their bits take 8 bytes, as two float32 means do
 
 
 @register("quantizer")
@@ -65,6 +65,11 @@ class Sign(Quantizer):
         """Return the number for the decoder: 0 for means of tensors, 1 for means of columns."""
         return (_MODES.index(self.means),)
 
+    @classmethod
+    def of_params(cls, params: Params) -> Self:
+        """Return a method with the kind of means that this number stands for."""
+        return cls(_MODES[params[0]])
+
     def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Return the two means of each group (a tensor or a column), and the signs of the values.
 
@@ -83,10 +88,7 @@ class Sign(Quantizer):
 
         A group is a tensor or a column.
         """
-        expect_params(params, 1)
-        if params[0] >= len(_MODES):
-            raise PayloadError(f"payload holds the kind of means {params[0]}")
-        means = Spec(Kind.FLOATS, _F4, 2 * columns.count(parts, params[0] == 1))
+        means = Spec(Kind.FLOATS, _F4, 2 * sum(_groups(parts, params[0] == 1)))
         return means, Spec(Kind.LEVELS, _U1, -(-int(parts.segments[-1]) // 8), 256)
 
     @classmethod
@@ -104,7 +106,7 @@ class Sign(Quantizer):
         signs = np.unpackbits(packed, count=count, bitorder="little")
         values = np.empty(count, dtype=np.float32)
         zeros, change = low.view(np.uint32), low.view(np.uint32) ^ high.view(np.uint32)
-        for piece in columns.pieces(parts, params[0] == 1):
+        for piece in _pieces(parts, params[0] == 1):
             bits = values[piece.here].view(np.uint32).reshape(piece.shape)
             np.copyto(bits, signs[piece.here].reshape(piece.shape))
             bits *= change[piece.groups, None]
@@ -125,10 +127,10 @@ class Sign(Quantizer):
         up to BLOCK values.
         """
         by_column = self.means == "column"
-        sums = np.zeros((2, columns.count(parts, by_column)))
+        sums = np.zeros((2, sum(_groups(parts, by_column))))
         counts = np.zeros(sums.shape, dtype=np.int64)
         work = np.empty(min(BLOCK, len(values)), dtype=np.float32)
-        for here, which, shape in columns.pieces(parts, by_column):
+        for here, which, shape in _pieces(parts, by_column):
             rows = values[here].reshape(shape)
             positive = np.greater_equal(rows, 0, out=signs[here].reshape(shape))
             side = np.clip(rows, 0, _HUGE, out=work[: rows.size].reshape(shape))
@@ -140,3 +142,47 @@ class Sign(Quantizer):
             counts[0, which] += shape[1]
         counts[0] -= counts[1]
         return sums, counts
+
+
+class _Piece(NamedTuple):
+    """Up to BLOCK values in rows of equal length; each row is one group or a part of one group.
+
+    A group is a whole tensor, or one column of a weight matrix.
+    """
+
+    here: slice  # the values' slice of the vector
+    groups: slice  # the numbers of the rows' groups
+    shape: tuple[int, int]  # rows, values per row
+
+
+def _pieces(parts: TensorSlices, columns: bool) -> Iterator[_Piece]:
+    """Cut the values of each tensor, group by group, into pieces that fit into the cache."""
+    first = 0
+    for groups, (start, stop) in zip(
+        _groups(parts, columns), pairwise(parts.segments.tolist()), strict=True
+    ):
+        width = (stop - start) // groups
+        step = max(1, BLOCK // max(width, 1))
+        for group in range(0, groups, step):
+            rows = min(step, groups - group)
+            which = slice(first + group, first + group + rows)
+            for left in range(start + group * width, start + (group + 1) * width, BLOCK):
+                # A group longer than BLOCK is yielded alone, in parts.
+                length = min(BLOCK, start + (group + 1) * width - left)
+                yield _Piece(slice(left, left + rows * length), which, (rows, length))
+        first += groups
+
+
+def _groups(parts: TensorSlices, columns: bool) -> list[int]:
+    """Return the number of groups of each tensor: one, or one per index of its first dimension.
+
+    A tensor has several groups if all of the following are true: ``columns`` is True, the tensor
+    has two or more dimensions, all its entries are sent, and a group has _NARROW or more values.
+    """
+    sizes = np.diff(parts.segments).tolist()
+    if parts.shapes is None or not columns:
+        return [1] * len(sizes)
+    return [
+        shape[0] if len(shape) > 1 and size >= _NARROW * max(shape[0], 1) else 1
+        for size, shape in zip(sizes, parts.shapes, strict=True)
+    ]

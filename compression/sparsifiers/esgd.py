@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..base import Indices, Selection, Sparsifier, SparsifyContext, Vector, fallen, get_or_zeros
 from ..buffers import workspace
@@ -114,7 +113,9 @@ class ESGD(Sparsifier):
             chosen = np.flatnonzero(sent).astype(np.uint32)
             hidden[chosen] += 1
             return chosen, True
-        return weighted(_plus_one(hidden), wanted, generator), False
+        weights = workspace("esgd", size, np.float32)
+        np.add(hidden, 1, out=weights, casting="unsafe")
+        return weighted(weights, wanted, generator), False
 
     def _large(self, given: Vector, update: Vector, chosen: Indices) -> Indices:
         """Return Q: unsent coordinates whose residual exceeds the mean |g|, the largest first."""
@@ -126,7 +127,3 @@ class ESGD(Sparsifier):
         found = above(magnitudes, mean)
         most = int(self.cap * len(chosen))
         return found if len(found) <= most else found[largest(magnitudes[found], most)]
-
-
-def _plus_one(hidden: NDArray[np.uint32]) -> Vector:
-    return np.add(hidden, 1, out=workspace("esgd", len(hidden), np.float32), casting="unsafe")

@@ -98,16 +98,6 @@ def test_names_and_tensors_in_their_own_type(coder):
         assert len(update.own) == 3
 
 
-def test_repeated_indices_exclude_the_statistics():
-    indices = SELECTIONS["half"]
-    payload = make_codec(quantizer="int8").encode_sparse(indices, VALUES[indices], LAYOUT)
-    used, update = peak(lambda: decode_update(payload, LAYOUT))
-    trained = np.array(["running" not in name for name in LAYOUT.names])
-    tensor = np.searchsorted(LAYOUT.offsets, indices, side="right") - 1
-    assert len(update.selected) == np.count_nonzero(trained[tensor])
-    assert used <= 2 * result_bytes(update) + BESIDE
-
-
 def frame(size, block):
     """Return a zstd frame of zeros; each block of `block` bytes is one repeated byte."""
     body, last = b"", size - (size - 1) // block * block

@@ -18,6 +18,7 @@ from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
 from tests.compression.quantizers.values import SPECIAL
+from tests.compression.vectors import widened
 
 # Each sparsifier with each quantizer, and both kinds of selection with each quantizer and coder.
 COMBINATIONS = sorted(
@@ -52,8 +53,8 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
     if indices is None:
         values, bound = cut.merge(values, exact), cut.merge(bound, np.zeros_like(exact))
     else:
-        bound = cut.widen(indices, bound, np.zeros_like(exact))[1]
-        indices, values = cut.widen(indices, values, exact)
+        bound = widened(cut, indices, bound, np.zeros_like(exact))[1]
+        indices, values = widened(cut, indices, values, exact)
     for given_layout in (layout, None):
         sent = decode_update(payload, given_layout)
         assert sent.layout.shapes == layout.shapes

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgewire.compression import buffers, selection
+from edgewire.compression.sampling import first_to_ring
 from edgewire.compression.selection import above, largest, uniform, weighted
-from edgewire.compression.weighted_sampling import first_to_ring
 from tests.compression.vectors import N, expect, heavy
 
 Z = 4.9  # two-sided, one in a million

@@ -1,5 +1,6 @@
 """Methods register themselves, and their options are known by name."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -72,10 +73,44 @@ def test_an_unknown_option_gives_one_line():
     make_codec("dense", "int8", "raw", level=None)
 
 
-@pytest.mark.parametrize("level", ["3", 3.0, True, 0, 20, -1])
-def test_a_wrong_value_is_refused(level):
-    with pytest.raises(ValueError, match="option level of zstd must be"):
-        make_codec(coder="zstd", level=level)
+WRONG = {  # by method and option
+    "topk": {"density": (0.0, 1.1, math.nan), "scope": ("layer",)},
+    "threshold": {"threshold": (-1.0, 0.0), "sent": ("half",)},
+    "gradient_dropping": {"drop": (1.0, 1.5), "cut": ("rough",)},
+    "randomk": {"density": (-0.1,)},
+    "selective": {"pick": ("best",), "threshold": (0.1,)},
+    "esgd": {"drop": (1.0, 2.0), "residual": ("sum",), "beta": (1.5,), "cap": (-1.0,)},
+    "cesgd": {"operator": ("both",), "gain": (math.inf,), "speculative": (2.0,), "decay": (1.1,),
+              "keep": ("always",), "scope": ("layer",)},
+    "dgc": {"sparsity": (1.0,), "layers": ("fc",), "workers": (-1,), "warmup_steps": (-1,),
+            "clip_norm": (-1.0,), "momentum": (1.1,)},
+    "int4": {"block": (15, 65537)},
+    "qsgd": {"levels": (0, 128), "bucket": (0,), "norm": ("l1",)},
+    "ternary": {"clip": (-1.0, math.nan)},
+    "sign": {"means": ("row",)},
+    "drive": {"scale": ("best",)},
+    "powersgd": {"rank": (0, 65)},
+    "zstd": {"level": ("3", 3.0, True, 0, 20, -1)},
+}  # fmt: skip
+SAID = {
+    ("topk", "density", 1.1): "must be above 0 and up to 1, not 1.1",
+    ("esgd", "drop", 1.0): "must be from 0 to below 1, not 1",
+    ("int4", "block", 15): "must be from 16 to 65536, not 15",
+    ("ternary", "clip", -1.0): "must be at least 0, not -1",
+    ("qsgd", "norm", "l1"): "must be max or l2, not 'l1'",
+    ("zstd", "level", "3"): "must be int, not '3'",
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [(m, o, value) for m, options in WRONG.items() for o, v in options.items() for value in v],
+)
+def test_a_wrong_value_is_refused_in_one_line(method, option, value):
+    (stage,) = (stage for stage in STAGES if method in names(stage))
+    with pytest.raises(ValueError, match=f"^option {option} of {method} [^\n]*$") as error:
+        make_codec(**{stage: method, option: value})
+    assert str(error.value).endswith(SAID.get((method, option, value), ""))
 
 
 def test_option_fields_are_the_union_of_all_methods():
@@ -99,7 +134,7 @@ def other(**values):
 
 BARE = {"choose": lambda self, given, step: given, "__module__": __name__}
 REFUSED = [
-    ("sparsifer", Own, ValueError, "'sparsifer'.*give one of sparsifier, quantizer, coder"),
+    ("sparsifer", Own, ValueError, "'sparsifer'.*there are sparsifier, quantizer, coder"),
     ("quantizer", Zstd, TypeError, "no dataclass derived from Quantizer"),
     ("coder", other(name="zstd", id=200), ValueError, "taken by zstd"),
     ("coder", other(name="other", id=2), ValueError, "taken by zstd"),

@@ -11,6 +11,7 @@ from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
+from tests.compression.vectors import widened
 from tests.same import expect_same
 
 SHAPES = {
@@ -150,29 +151,13 @@ def cuts(draw):
 
 
 @given(cut=cuts(), data=st.data())
-def test_narrow_undoes_widen(cut, data):
-    layout, exact = cut
-    parts = separate(layout, exact)
-    count, trained = parts.exact_size, parts.layout.size
-    places = st.integers(0, trained - 1) if trained else st.nothing()
-    indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
-    values = np.arange(1, len(indices) + 1, dtype=np.float32)
-    statistics = -np.arange(1, count + 1, dtype=np.float32)
-    wide, mixed = parts.widen(indices, values, statistics)
-    found = parts.narrow(wide, mixed)
-    for left, right in zip(found, (indices, values, statistics), strict=True):
-        np.testing.assert_array_equal(left, right)
-        assert left.dtype == right.dtype
-
-
-@given(cut=cuts(), data=st.data())
 def test_widen_undoes_narrow_except_for_absent_statistics(cut, data):
     layout, exact = cut
     parts = separate(layout, exact)
     places = st.integers(0, layout.size - 1) if layout.size else st.nothing()
     indices = np.array(sorted(data.draw(st.sets(places))), dtype=np.uint32)
     values = np.arange(1, len(indices) + 1, dtype=np.float32)
-    wide, mixed = parts.widen(*parts.narrow(indices, values))
+    wide, mixed = widened(parts, *parts.narrow(indices, values))
     np.testing.assert_array_equal(whole(layout, wide, mixed), whole(layout, indices, values))
     added = np.setdiff1d(wide, indices)
     assert set(indices) <= set(wide)

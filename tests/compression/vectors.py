@@ -4,6 +4,8 @@ from functools import cache
 
 import numpy as np
 
+from edgewire.compression.scatter import find
+
 N = 300_000
 
 
@@ -17,3 +19,9 @@ def heavy():
     draw = np.random.default_rng(5)
     scales = np.repeat([1, 1e-3], [N // 3, N - N // 3])
     return (draw.standard_t(3, N) * scales).astype(np.float32)
+
+
+def widened(cut, indices, values, exact):
+    """Join selected trained entries and all exact entries, as the decoder does."""
+    borders = find(indices, cut.borders)
+    return cut.widen_indices(indices, borders), cut.merge(values, exact, borders)

@@ -174,24 +174,19 @@ class NormScreen:
                     f"its update is {long / usual:.3g} times as long as usual "
                     f"(screen.refuse={options.refuse:g})"
                 )
-            if not usual and model is not None and long * rate > REACH * self._reach(model):
-                raise PayloadError(
-                    "its update, the first, is many times as long as the model (screen.refuse=null "
-                    "accepts it; scale targets that are far above 1, or lower lr=)"
-                )
+            if not usual and model is not None:
+                self._state.origin = self._state.origin or max(norm_of(model), 1.0)
+                if long * rate > REACH * self._state.origin:
+                    raise PayloadError(
+                        "its update, the first, is many times as long as the model "
+                        "(screen.refuse=null accepts it; scale targets that are far above 1, or "
+                        "lower lr=)"
+                    )
         share = 1.0
         if options.clip is not None and usual and long > options.clip * usual:
             share = options.clip * usual / long
         self._used(node, long * share)
         return share
-
-    def _reach(self, model: Vector) -> float:
-        """Return the L2 norm of the run's first model, at least 1.
-
-        The first call stores it; later calls ignore `model`.
-        """
-        self._state.origin = self._state.origin or max(norm_of(model), 1.0)
-        return self._state.origin
 
     def _used(self, node: int, long: float) -> None:
         state = self._state
@@ -229,6 +224,9 @@ class NormScreen:
                 getattr(self._state, kind).pop(node, None)
 
 
+WHOLE = ByKind()  # the factors of native tensors of which all may be used
+
+
 class Screened(NamedTuple):
     """What may be used of an update.
 
@@ -243,7 +241,7 @@ class Screened(NamedTuple):
 
     def limits(self, norms: UpdateNorms) -> bool:
         """Return whether less may be used than the whole update, which `norms` describes."""
-        whole = self.share == 1 and self.natives == ByKind()
+        whole = self.share == 1 and self.natives == WHOLE
         return not whole or self.statistics is not norms.statistics
 
 
@@ -298,7 +296,8 @@ class Screens:
         natives = [each.clip_factor(node, long, None) for each, long in limits]
         statistics = self._statistics.taken(node, layout, norms.statistics, norms.sent, model)
         share = self.vectors.clip_factor(node, norms.vector, model, rate)
-        return Screened(share, ByKind(*(min(share, each) for each in natives)), statistics)
+        limited = ByKind(*[min(share, each) for each in natives]) if natives else WHOLE
+        return Screened(share, limited, statistics)
 
     def forget(self, nodes: Collection[int]) -> None:
         """Delete the state of nodes that have left the run."""

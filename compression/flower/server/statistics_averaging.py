@@ -66,7 +66,8 @@ def median(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return the median of each entry; of two middle values the lower one, not their mean."""
     stacked = np.stack(values)
     middle = (len(stacked) - 1) // 2
-    return np.asarray(np.partition(stacked, middle, axis=0)[middle])  # a 0-d result is a scalar
+    # np.array: a 0-d result is a scalar, and any other is a view of the whole stack.
+    return np.array(np.partition(stacked, middle, axis=0)[middle])
 
 
 ROBUST = (Bulyan, FedMedian, FedTrimmedAvg, Krum, MultiKrum)
@@ -76,8 +77,6 @@ PRIVATE = (
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
 )
-
-
 UNCOVERED = (
     "differential privacy covers what the strategy sees, and not BatchNorm's running statistics, "
     "integers or exact tensors: take a model without (GroupNorm, LayerNorm)"
@@ -308,6 +307,5 @@ def _expect_strategy(strategy: object) -> None:
         why = "; it is of Flower's old API" if old else ""
         raise TypeError(
             "StatisticsAveraging wraps a strategy of Flower's message API "
-            "(flwr.serverapp.strategy), "
-            f"not {strategy!r}{why}"
+            f"(flwr.serverapp.strategy), not {strategy!r}{why}"
         )

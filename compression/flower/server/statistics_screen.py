@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Indices, PayloadError
+from ...base import Indices, PayloadError, quiet
 from ...batchnorm import Scale, exact_tensors, scale_of, trained_entries, variances
 from ...decoder import Update
 from ...layout import Layout
 from ...screening import Screening
 from ..records import Vector
+from .statistics_averaging import median
 
 LEAST = 3  # the fewest nodes from which a usual norm, change or weight is computed
 REACH = 10.0  # while the usual norm is unknown: the largest norm, in units of the model's norm
@@ -22,10 +23,10 @@ FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard de
 RECENT = 15  # the most nodes whose statistics are stored, for their median
 
 
+@quiet
 def norm_of(*parts: Vector) -> float:
     """Return the L2 norm of the concatenated vectors; infinity if its square exceeds float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
+    return math.sqrt(sum([float(np.dot(part, part)) for part in parts]))
 
 
 def median_of(values: Iterable[float]) -> float:
@@ -127,7 +128,7 @@ class StatisticsScreen:
         self._left = 0
         if self.knows or not layout.size or len(reports) + len(self._state.reports) < LEAST:
             return
-        centre = _middle([*self._state.reports.values(), *(report for report, _ in reports)])
+        centre = median([*self._state.reports.values(), *(report for report, _ in reports)])
         moves = [scale_of(layout).distance(*pair, centre) for pair in reports]
         self._now = max(median_of([*self._state.moves.values(), *moves]), FLOOR), centre
         self._left = len(reports)
@@ -149,7 +150,12 @@ class StatisticsScreen:
         usual, centre = self._now if self._left > 0 else (state.usual, state.centre)
         self._left -= 1
         if not usual:
-            self._expect_short(norm_of(report - sent), model)
+            if options.statistics is not None and model is not None:
+                state.origin = state.origin or max(norm_of(model), 1.0)
+                if not norm_of(report - sent) <= REACH * state.origin:
+                    raise PayloadError(
+                        "its running statistics, the first, are many times the model's"
+                    )
             self._used(node, report, scale.distance(report, sent, sent), scale)
             return report
         far, before = (scale.distance(each, centre, centre) for each in (report, sent))
@@ -173,17 +179,6 @@ class StatisticsScreen:
         ):
             vars(self._state).update(vars(StatisticsState(names)))
 
-    def _expect_short(self, long: float, model: Vector | None) -> None:
-        """Raise `PayloadError` if the first change of statistics is much larger than the model.
-
-        `long`: the L2 norm of the change.
-        """
-        if self._options.statistics is None or model is None:
-            return
-        self._state.origin = self._state.origin or max(norm_of(model), 1.0)
-        if not long <= REACH * self._state.origin:
-            raise PayloadError("its running statistics, the first, are many times the model's")
-
     def _used(self, node: int, report: Vector, move: float, scale: Scale) -> None:
         state = self._state
         self.forget([node])
@@ -192,7 +187,7 @@ class StatisticsScreen:
             self.forget([next(iter(state.reports))])
         state.since += 1
         if self.knows and state.since >= len(state.reports) // 2:
-            state.since, state.centre = 0, _middle(list(state.reports.values()))
+            state.since, state.centre = 0, median(list(state.reports.values()))
             state.usual = max(state.usual, median_of(state.moves.values()), FLOOR)
 
     def forget(self, nodes: Iterable[int]) -> None:
@@ -200,10 +195,3 @@ class StatisticsScreen:
         for node in nodes:
             self._state.reports.pop(node, None)
             self._state.moves.pop(node, None)
-
-
-def _middle(reports: list[Vector]) -> Vector:
-    """Return the median of each entry of the nodes' statistics; of two middle values the lower."""
-    middle = (len(reports) - 1) // 2
-    found: Vector = np.partition(np.stack(reports), middle, axis=0)[middle].copy()
-    return found

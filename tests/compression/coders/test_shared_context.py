@@ -143,30 +143,24 @@ def test_a_hostile_stream_takes_few_passes(share, monkeypatch):
     assert len(passes) <= 12
 
 
-def test_a_stream_longer_than_a_bitmap_is_refused():
-    layout = layout_of([(256, 1024)])
+@pytest.mark.parametrize(
+    ("rows", "count", "stream", "more", "most"),
+    [
+        (256, 50_000, b"\4\0", 64, 1 << 16),  # it is longer than a bitmap
+        (1024, 1000, b"\4\7", 0, 6 << 20),  # it has more ones than are needed
+    ],
+)
+def test_a_stream_of_too_many_ones_is_refused_in_little_memory(rows, count, stream, more, most):
+    layout = layout_of([(rows, 1024)])
     context = IndexContext(np.zeros(layout.size, np.uint8), layout)
-    spec = Spec(Kind.INDICES, np.dtype("<u4"), 50_000, layout.size, context)
-    stream = b"\4" + b"\0" + bytes([255]) * (layout.size // 8 + 64)
+    spec = Spec(Kind.INDICES, np.dtype("<u4"), count, layout.size, context)
+    stream += bytes([255]) * (layout.size // 8 + more)
     tracemalloc.start()
     with pytest.raises(PayloadError, match="broken stream"):
         Context.decode(memoryview(stream), spec)
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert used < 1 << 16
-
-
-def test_ones_beyond_the_needed_ones_take_no_memory():
-    layout = layout_of([(1024, 1024)])
-    context = IndexContext(np.zeros(layout.size, np.uint8), layout)
-    spec = Spec(Kind.INDICES, np.dtype("<u4"), 1000, layout.size, context)
-    stream = b"\4" + b"\7" + bytes([255]) * (layout.size // 8)
-    tracemalloc.start()
-    with pytest.raises(PayloadError, match="broken stream"):
-        Context.decode(memoryview(stream), spec)
-    used = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert used < 6 * layout.size
+    assert used < most
 
 
 def test_another_context_is_refused():

@@ -29,15 +29,16 @@ def counted(state):
 def moving(train, mods=None, evaluate=None):
     """Return an app that replies with the records that `train(partition, values, state)` makes.
 
-    `mods`: one mod, or a list.
+    `mods`: one mod, or a list. The record "metrics" has a default.
     """
     app = ClientApp(mods=mods if isinstance(mods, list) else [mods] if mods else [])
 
     def answer(function, message, context):
         values = values_of(message.content["arrays"])
         made = function(context.node_config["partition-id"], values, context.state)
+        metrics = made.pop("metrics", {"num-examples": 2, "loss": 1.0})
         content = {key: record_of(values) for key, values in made.items()}
-        content["metrics"] = MetricRecord({"num-examples": 2, "loss": 1.0})
+        content["metrics"] = MetricRecord(metrics)
         return Message(RecordDict(content), reply_to=message)
 
     app.train()(lambda message, context: answer(train, message, context))

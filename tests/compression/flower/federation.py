@@ -4,13 +4,11 @@ import random
 from functools import partial
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from edgewire.compression.flower import CompressedGrid, Traffic
 from edgewire.compression.make import make_codec
-from tests.compression.flower.apps import record_of, spoiling, values_of
+from tests.compression.flower.apps import moving, record_of, spoiling, values_of
 from tests.grids import grid_of
 
 NODES, ROUNDS = 6, 3
@@ -28,25 +26,18 @@ def initial():
 
 def node_app(mod=None, spoil=None):
     """Return a ClientApp in which every node moves the model towards that node's target."""
-    app = ClientApp()
 
-    @app.train(mods=[mod] if mod else [])
-    def train(message, context):
-        node = context.node_config["partition-id"]
+    def train(node, values, state):
         moved = {}
-        for i, (name, array) in enumerate(message.content["arrays"].items()):
-            target = np.random.default_rng([node, i]).normal(size=array.shape)
-            value = array.numpy()
-            moved[name] = Array(np.asarray(value + 0.1 * (target - value), np.float32))
-        metrics = {"num-examples": node + 1, "loss": 1.0 / (node + 1)}
-        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(metrics)})
-        return Message(content, reply_to=message)
+        for i, (name, value) in enumerate(values.items()):
+            target = np.random.default_rng([node, i]).normal(size=value.shape)
+            moved[name] = np.asarray(value + 0.1 * (target - value), np.float32)
+        return {"arrays": moved, "metrics": {"num-examples": node + 1, "loss": 1.0 / (node + 1)}}
 
-    @app.evaluate(mods=[mod] if mod else [])
-    def evaluate(message, context):
-        metrics = {"num-examples": 2, "loss": 1.0 + context.node_config["partition-id"]}
-        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+    def evaluate(node, values, state):
+        return {"metrics": {"num-examples": 2, "loss": 1.0 + node}}
 
+    app = moving(train, mod, evaluate)
     return spoiling(app, spoil, node=2) if spoil else app
 
 

@@ -4,8 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
 from edgewire.compression.flower import (
@@ -24,7 +22,7 @@ from edgewire.compression.flower.tensor_split import Model, TensorSplit
 from edgewire.compression.make import make_codec
 from edgewire.simulation.grid import LocalGrid
 from tests.applied import CODECS, expect_nothing_lost, record_applied
-from tests.compression.flower.apps import moving, record_of
+from tests.compression.flower.apps import counted, moving, record_of
 from tests.compression.flower.federation import NODES, compressed_run, initial
 from tests.grids import pool_of
 
@@ -59,23 +57,15 @@ class Lossy(LocalGrid):
 
 def app_with(mod, given):
     """Return an app whose updates are multiples of 1/8; `given` has the exact sum for each node."""
-    app = ClientApp()
 
-    @app.train(mods=[mod])
-    def train(message, context):
-        node = context.node_config["partition-id"]
-        draw = np.random.default_rng([node, message.content["config"]["server-round"]])
-        moved, delta = {}, []
-        for name, array in message.content["arrays"].items():
-            step = draw.integers(-8, 9, size=array.shape).astype(np.float32) / 8
-            moved[name] = Array(np.asarray(array.numpy() + step, np.float32))
-            delta.append((moved[name].numpy() - array.numpy()).reshape(-1))
+    def train(node, values, state):
+        draw = np.random.default_rng([node, counted(state)])
+        moved = {n: np.float32(v + draw.integers(-8, 9, v.shape) / 8) for n, v in values.items()}
+        delta = [(moved[name] - value).reshape(-1) for name, value in values.items()]
         given[node] = given.get(node, 0) + np.concatenate(delta).astype(np.float64)
-        metrics = {"num-examples": 1, "loss": float(draw.random())}
-        content = RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(metrics)})
-        return Message(content, reply_to=message)
+        return {"arrays": moved, "metrics": {"num-examples": 1, "loss": float(draw.random())}}
 
-    return app
+    return moving(train, mod)
 
 
 @pytest.mark.few(5)

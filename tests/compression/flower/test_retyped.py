@@ -97,16 +97,6 @@ def test_floats_beside_the_vector_are_refused(caplog):
     expect_refused(compressed_of(beside("float32")), caplog, said)
 
 
-def second_payload(reply):
-    reply.content["more"] = reply.content["arrays"]
-
-
-def test_a_second_payload(caplog):
-    compressed = compressed_of(second_payload)
-    assert left_out(replies_to(compressed, initial())) == [1]
-    assert "holds 2 payloads" in caplog.text
-
-
 @pytest.mark.parametrize("method", ["dense", "int8"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.int64])
 def test_replies_in_another_dtype_are_used(method, dtype):

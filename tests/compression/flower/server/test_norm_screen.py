@@ -186,13 +186,6 @@ def test_a_weight_is_limited_to_a_multiple_of_the_usual_weight(node):
     assert NormScreen().cap_weights({0: 1e18, 1: 1.0})[0] == 1e18
 
 
-def test_evaluation_weights_have_their_own_usual_weight():
-    screen = NormScreen(Screening(weight=10))
-    screen.cap_weights(dict.fromkeys(range(4), 1000.0))
-    weights = dict.fromkeys(range(4), 5.0) | {2: 1e18}
-    assert screen.cap_weights(weights, kind="evaluations")[2] == 50
-
-
 @pytest.mark.parametrize("lies", ["train", "evaluate"])
 def test_a_false_number_of_samples_is_limited(lies, caplog):
     """A false `num-examples` must not decide the mean metrics of training or evaluation."""
@@ -213,17 +206,6 @@ def test_a_false_number_of_samples_is_limited(lies, caplog):
 def test_norms_beyond_float32_are_infinite_without_a_warning():
     assert norm_of(np.full(10, 3e38, np.float32)) == float("inf")
     assert norm_of(np.array([3, 0], np.float32), np.array([4], np.float32)) == 5
-
-
-@given(st.dictionaries(st.integers(0, 9), st.floats(1e-3, 1e18), min_size=1))
-def test_equal_gives_all_nodes_the_same_weight(weights):
-    assert set(NormScreen(Screening(equal=True)).cap_weights(weights).values()) == {1.0}
-
-
-@pytest.mark.parametrize("options", [{"refuse": 0.5}, {"clip": float("nan")}, {"weight": -1}])
-def test_factors_below_1_are_refused(options):
-    with pytest.raises(ValueError, match="must be a number of at least 1"):
-        Screening(**options)
 
 
 def test_a_screen_continues_from_its_state():

@@ -33,10 +33,6 @@ def test_the_first_arrays_are_the_model(models):
     assert found.plain_bytes == len(one["w"].data)
 
 
-def test_contents_without_a_model(models):
-    assert models.of(content(config=ConfigRecord()), first=True) is None
-
-
 def test_a_record_with_the_libraries_name_is_refused(models):
     with pytest.raises(ValueError, match="give yours another name"):
         models.of(content(a=named(w=np.ones(3)), **{HEADER: ConfigRecord()}), first=True)

@@ -1,22 +1,22 @@
-"""DRIVE: the rotation, the paper's figures, the error bound, and hostile payloads."""
+"""DRIVE and EDEN: the rotation, the papers' figures, the error bound, exact levels."""
 
 import numpy as np
 import pytest
 
 from edgewire.compression.base import Rng
 from edgewire.compression.quantizers.drive import Drive
+from edgewire.compression.quantizers.eden import UNIT, Eden, levels_of
 from edgewire.compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
-from tests.compression.quantizers.values import MOST, selected
-
-both_scales = pytest.mark.parametrize("scale", ["unbiased", "least"])
+from tests.compression.quantizers.values import MOST, normal, selected
 
 
-def round_trip(values, parts=None, scale="unbiased", seed=0):
-    parts = parts or selected(len(values))
-    streams = Drive(scale).encode(values, parts, {}, Rng(seed, 1))
-    for stream, spec in zip(streams, Drive.specs((), parts), strict=True):
-        assert (stream.dtype, stream.shape) == (spec.dtype, (spec.size,))
-    return Drive.decode((), streams, parts)
+DRIVE = Drive()
+
+
+def round_trip(values, quantizer=DRIVE, seed=0):
+    parts = selected(len(values))
+    streams = quantizer.encode(values, parts, {}, Rng(seed, 1))
+    return quantizer.decode(quantizer.params(), streams, parts)
 
 
 def nmse(decoded, values):
@@ -113,7 +113,7 @@ def drawn(kind, size=1 << 16):
 @pytest.mark.parametrize("kind", ["gauss", "log-normal", "laplace", "t3"])
 def test_errors_equal_the_papers(kind):
     values = drawn(kind)
-    unbiased, least = (nmse(round_trip(values, scale=s), values) for s in ("unbiased", "least"))
+    unbiased, least = (nmse(round_trip(values, Drive(s)), values) for s in ("unbiased", "least"))
     assert unbiased == pytest.approx(np.pi / 2 - 1, abs=0.02)
     assert least == pytest.approx(1 - 2 / np.pi, abs=0.01)
 
@@ -146,3 +146,45 @@ def test_the_greatest_scale_gives_finite_values():
     seed, _, bits = Drive().encode(drawn("gauss", 100), parts, {}, Rng(0, 1))
     greatest = np.array([MOST], dtype="<f4")
     assert np.abs(Drive.decode((), (seed, greatest, bits), parts)).max() == np.float32(MOST)
+
+
+# The paper's squared errors for large chunks, and those of the best scale (Max 1960, table I).
+PAPER = {1: 0.571, 2: 0.133, 3: 0.0358, 4: 0.0096}
+BEST = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}
+
+
+@pytest.mark.parametrize("bits", PAPER)
+@pytest.mark.parametrize(("scale", "errors"), [("unbiased", PAPER), ("least", BEST)])
+def test_the_errors_are_those_of_the_papers(bits, scale, errors):
+    values = normal(32 * CHUNK) ** 3  # far from normal, until it is rotated
+    decoded = round_trip(values, Eden(bits, scale))
+    assert nmse(decoded, values) == pytest.approx(errors[bits], rel=0.05)
+    if scale == "unbiased":
+        product = np.dot(values.astype(float), decoded.astype(float))
+        assert product == pytest.approx(
+            np.dot(values.astype(float), values.astype(float)), rel=1e-5
+        )
+
+
+@pytest.mark.parametrize("scale", ["unbiased", "least"])
+def test_one_bit_is_drive(scale):
+    values = normal(2 * CHUNK + 77)
+    drive, eden = round_trip(values, Drive(scale)), round_trip(values, Eden(1, scale))
+    np.testing.assert_allclose(eden, drive, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", PAPER)
+def test_sums_of_levels_are_exact(bits):
+    levels = levels_of(bits)
+    np.testing.assert_array_equal(levels, np.rint(levels))
+    np.testing.assert_array_equal(levels, -levels[::-1])
+    assert (np.diff(levels) > 0).all()
+    assert levels[-1] * CHUNK < 2**24  # float32 has all integers up to here
+    assert 2.5 < levels_of(4)[-1] / UNIT < 3
+
+
+@pytest.mark.parametrize("bits", PAPER)
+def test_the_mean_of_many_seeds_has_little_error(bits):
+    values = normal(600)
+    mean = np.mean([round_trip(values, Eden(bits), seed) for seed in range(200)], axis=0)
+    assert nmse(mean, values) < 2 * PAPER[bits] / 200 + 1e-4

@@ -1,0 +1,278 @@
+"""Each sparsifier follows the algorithm of its paper."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.layout import Layout
+from edgewire.compression.per_tensor import count
+from edgewire.compression.sparsifiers.dgc import WARMUP
+from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
+
+
+def test_topk_of_each_tensor():
+    _, (indices, _, _), _ = next(run(make("topk", density=0.1, scope="tensor"), 1))
+    segments = np.searchsorted(indices, LAYOUT.offsets)
+    assert np.diff(segments).tolist() == [30, 1, 60]
+
+
+def test_threshold_sends_the_threshold_and_keeps_the_difference():
+    tau, residual = np.float32(1.5), np.zeros(N, dtype=np.float32)
+    for g, (indices, values, _), memory in run(make("threshold", threshold=1.5), 4):
+        residual += g
+        expected = np.flatnonzero(np.abs(residual) > tau)
+        np.testing.assert_array_equal(indices, expected)
+        np.testing.assert_array_equal(values, np.sign(residual[expected]) * tau)
+        residual[expected] -= values
+        np.testing.assert_allclose(memory["residual"], residual, atol=1e-6)
+
+
+def test_a_sampled_threshold_drops_about_the_share():
+    big = Layout(("w",), ((1000, 500),), ("float32",))
+    g = np.random.default_rng(0).normal(size=big.size).astype(np.float32)
+    chosen = make("gradient_dropping", cut="sampled", drop=0.99).select(
+        g, SparsifyContext(big, {}, Rng(1, 0))
+    )
+    # 10 entries of a sample of 1,000 exceed the threshold: the share sent is 1 % +- 5 * 0.32 %.
+    assert 0 < len(chosen.indices) < 0.026 * big.size
+    floor = np.abs(chosen.values).min()
+    assert (np.abs(np.delete(g, chosen.indices)) <= floor).all()
+
+
+def test_a_rescaled_random_selection_is_unbiased_and_keeps_no_residual():
+    """A z-test of each coordinate's mean, 4,000 draws; false alarm 1 in 10^6 for all together."""
+    for scope in ("global", "tensor"):
+        sparsifier = make("randomk", density=0.25, rescale=True, scope=scope)
+        g, total, draws = update(), np.zeros(N), 4000
+        for seed in range(draws):
+            memory = {}
+            indices, values, _ = sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0)))
+            total[indices] += values
+            assert not memory
+        spread = np.abs(g) * np.sqrt(3 / draws)  # a value is 4 g with probability 1/4
+        assert (np.abs(total / draws - g) < 6.2 * spread + 1e-6).all()
+
+
+def test_selective_at_random_draws_above_the_threshold():
+    sparsifier = make("selective", density=0.05, pick="random", threshold=1.0)
+    seen = set()
+    for g, (indices, values, _), memory in run(sparsifier, 5):
+        assert (np.abs(values) > 1).all()
+        np.testing.assert_array_equal(values, g[indices])
+        assert len(indices) == int(0.05 * N)
+        assert not memory
+        seen.add(tuple(indices.tolist()))
+    assert len(seen) == 5
+
+
+@pytest.mark.parametrize("masked_from", [0.99, 0.9, 1])
+def test_dgc_follows_its_algorithm(masked_from):
+    options = {
+        "sparsity": 0.995,
+        "warmup_steps": 8,
+        "momentum": 0.8,
+        "clip_norm": 2.0,
+        "workers": 4,
+        "masked_from": masked_from,
+    }
+    sparsifier = make("dgc", **options)
+    u, v = np.zeros(N), np.zeros(N)
+    for number, (g, (indices, values, _), memory) in enumerate(run(sparsifier, 11)):
+        clipped = g * min(1, 2.0 * 4**-0.5 / np.linalg.norm(g))
+        u = 0.8 * u + clipped
+        v = v + u
+        sparsity = min(WARMUP[number // 2], 0.995) if number < 8 else 0.995
+        expected = []
+        for tensor, (start, stop) in enumerate(
+            zip(LAYOUT.offsets[:-1], LAYOUT.offsets[1:], strict=True)
+        ):
+            k = stop - start if tensor == 1 else count(1 - sparsity, stop - start)
+            expected += (start + np.argsort(-np.abs(v[start:stop]))[:k]).tolist()
+        np.testing.assert_array_equal(indices, np.sort(expected))
+        np.testing.assert_allclose(values, v[indices], rtol=1e-5, atol=1e-6)
+        v[indices] = 0
+        if sparsity >= masked_from:
+            sparse = np.setdiff1d(indices, np.arange(*LAYOUT.offsets[1:3]))
+            u[sparse] = 0
+        np.testing.assert_allclose(memory["velocity"], v, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(memory["momentum"], u, rtol=1e-5, atol=1e-6)
+
+
+def test_dgc_of_convolutions_only():
+    _, (indices, _, _), _ = next(run(make("dgc", sparsity=0.99, layers="conv"), 1))
+    assert np.diff(np.searchsorted(indices, LAYOUT.offsets)).tolist() == [3, 4, 600]
+
+
+def test_two_dgc_variants_in_one_process_do_not_affect_each_other():
+    def sent(layers):
+        return next(run(make("dgc", sparsity=0.993, layers=layers), 1))[1][0]
+
+    alone = sent("all")
+    assert len(sent("conv")) > len(alone)
+    np.testing.assert_array_equal(sent("all"), alone)
+
+
+def esgd_by_hand(g, state, loss, rng, drop, literal):
+    """Do algorithms 1 and 2 of eSGD, coordinate by coordinate; `rng` is the set that was drawn."""
+    k, tau = count(1 - drop, N), np.abs(g).mean(dtype=np.float64)
+    chosen = sorted(state["S"])
+    better = loss < state["loss"]
+    if better:
+        for i in chosen:
+            state["H"][i] += 1
+    else:
+        chosen = rng
+    state["loss"] = loss
+    r = state["r"]
+    unsent = [i for i in range(N) if i not in set(chosen)]
+    new = {i: 0.9 * r[i] + (0.1 if literal else 1) * g[i] for i in range(N)}
+    queue = sorted((i for i in unsent if abs(new[i]) > tau), key=lambda i: -abs(new[i]))
+    queue = queue[: int(0.5 * k)]
+    return chosen, queue, new, better
+
+
+@pytest.mark.parametrize("residual", ["momentum", "ema"])
+def test_esgd_follows_its_algorithm(residual):
+    sparsifier = make("esgd", drop=0.75, residual=residual)
+    losses = [3.0, 2.0, 1.5, 1.9, 1.0, 0.9]
+    state = {"S": [], "H": np.zeros(N, int), "r": np.zeros(N), "loss": -1.0}
+    memory = {}
+    for number, loss in enumerate(losses):
+        g = update(number)
+        fresh = dict(memory)
+        indices, values, same = sparsifier.select(
+            g, SparsifyContext(LAYOUT, memory, Rng(number, 0), loss)
+        )
+        sent, k = set(indices.tolist()), count(0.25, N)
+        assert len(sent) == k
+        chosen, queue, new, better = esgd_by_hand(
+            g, state, loss, sorted(sent), 0.75, residual == "ema"
+        )
+        if better and fresh:
+            # The last set without the coordinates of lowest H, plus those of large residual.
+            assert set(queue) <= sent
+            assert sent - set(queue) <= set(chosen)
+            kept, gone = sent & set(chosen), set(chosen) - sent
+            if gone:
+                assert max(state["H"][i] for i in gone) <= min(state["H"][i] for i in kept)
+            assert same == (not queue)
+            for i, value in zip(indices.tolist(), values.tolist(), strict=True):
+                expected = g[i] if residual == "ema" and i not in queue else new[i]
+                assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        for i in range(N):
+            state["r"][i] = 0 if i in sent else new[i]
+        state["S"] = sorted(sent)
+        np.testing.assert_allclose(memory["residual"], state["r"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_array_equal(memory["hidden"], state["H"])
+
+
+def test_esgd_prefers_coordinates_of_high_hidden_weight():
+    """One coordinate of twenty has the hidden weight H = 1000, so it is nearly always drawn."""
+    sparsifier = make("esgd", drop=0.9, cap=0.0)
+    memory = {}
+    sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 1.0))
+    heavy = np.arange(0, N, 20)
+    memory["hidden"][:] = 0
+    memory["hidden"][heavy] = 1000
+    indices, _, _ = sparsifier.select(update(1), SparsifyContext(LAYOUT, memory, Rng(1, 0), 2.0))
+    assert np.isin(heavy, indices).mean() > 0.9
+
+
+OPERATORS = ["map", "gradient", "union", "proportional", "largest"]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
+    sparsifier = make("cesgd", operator=operator, speculative=0.01)
+    sets = []
+    for g, (indices, values, same), memory in run(sparsifier, 5, [3, 2, 1, 4, 2]):
+        np.testing.assert_array_equal(values, g[indices])
+        np.testing.assert_array_equal(np.flatnonzero(memory["sent"]), indices)
+        sets.append((indices.tolist(), same))
+    assert [same for _, same in sets] == [False, True, True, False, True]
+    assert sets[0][0] == sets[1][0] == sets[2][0] != sets[3][0]
+    assert sets[3][0] == sets[4][0]
+    # Count all selections, or only those of steps whose loss has fallen.
+    counts = (3, 2) if operator == "map" else (2, 1)
+    expected = np.zeros(N)
+    for (indices, _), times in zip((sets[0], sets[3]), counts, strict=True):
+        expected[indices] += times
+    np.testing.assert_array_equal(memory["map"], expected)
+    # The first selection has density 0.12: its size is within 5 standard deviations.
+    assert abs(len(sets[0][0]) - 0.12 * N) < 5 * np.sqrt(0.12 * 0.88 * N)
+
+
+def test_the_control_keeps_its_set_by_chance():
+    losses = np.linspace(1, 0, 400)  # the loss always falls
+    same = [s.same for _, s, _ in run(make("cesgd", keep="random"), 400, losses)]
+    assert not same[0]
+    assert 150 < sum(same) < 250  # five standard deviations
+
+
+@pytest.mark.parametrize("decay", [1, 0.5])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_map_is_the_decaying_sum_of_selections(operator, decay):
+    """By equation 7 the operator `map` counts all selections, whatever the loss."""
+    expected, losses = np.zeros(N), [5, 4, 6, 3, 2, 9]
+    sparsifier = make("cesgd", operator=operator, decay=decay)
+    for step, (_, (indices, _, _), memory) in enumerate(run(sparsifier, 6, losses)):
+        expected *= decay
+        if operator == "map" or (step and losses[step] < losses[step - 1]):
+            expected[indices] += 1
+        np.testing.assert_array_equal(memory["map"], expected)
+
+
+def chances_of(weights, total):
+    """Return the probabilities min(1, c w); c is such that they have the sum `total`."""
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        c = (low + high) / 2
+        low, high = (c, high) if np.minimum(1, c * weights).sum() < total else (low, c)
+    return np.minimum(1, c * weights)
+
+
+@pytest.mark.parametrize("density", [0.05, 0.34, 0.9])
+@pytest.mark.parametrize("operator", ["proportional", "largest"])
+def test_cesgds_operators_send_the_density(operator, density):
+    sparsifier = make("cesgd", operator=operator, density=density, speculative=0.0)
+    sent = [len(s.indices) / N for _, s, _ in run(sparsifier, 200, [1.0] * 200)]
+    assert np.mean(sent) == pytest.approx(density, rel=0.05)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cesgd_draws_with_its_probabilities(operator, scope):
+    """A z-test over 3,000 draws of each coordinate; false alarm 1 in 10^6 for all together."""
+    sparsifier = make("cesgd", operator=operator, speculative=0.0, scope=scope)
+    g, draws = update(), 3000
+    weights = np.random.default_rng(5).integers(0, 9, N).astype(np.float32)
+    drawn = np.zeros(N)
+    for seed in range(draws):
+        memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
+        drawn[sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(seed, 0), 2.0)).indices] += 1
+    p = np.empty(N)
+    for start, stop in pairwise(LAYOUT.offsets if scope == "tensor" else [0, N]):
+        m = weights[start:stop] / weights[start:stop].max()
+        a = np.abs(g[start:stop]) / np.abs(g[start:stop]).max()
+        union = 1 - (1 - m) * (1 - np.minimum(1, 1.5 * a))
+        found = {"map": m, "gradient": a, "union": union}
+        found["proportional"] = chances_of(a * (1 + m), 0.12 * (stop - start))
+        most = np.argsort(a * (1 + m))[-max(1, int(0.12 * (stop - start))) :]
+        found["largest"] = np.isin(np.arange(stop - start), most)
+        p[start:stop] = found[operator]
+    spread = np.sqrt(p * (1 - p) / draws)
+    assert (np.abs(drawn / draws - p) < 6.2 * spread + 1e-3).all()
+
+
+def test_cesgd_speculates_on_rarely_sent_coordinates():
+    sparsifier = make("cesgd", operator="map", speculative=0.05)
+    weights = np.zeros(N, dtype=np.float32)
+    weights[: N // 2] = 10
+    weights[LAYOUT.offsets[1:-1]] = 10  # every tensor has an entry that was seen
+    memory = {"loss": np.array([1.0]), "map": weights.copy(), "sent": np.zeros(N, bool)}
+    indices, _, _ = sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 2.0))
+    rare = indices[weights[indices] == 0]
+    assert len(rare) == pytest.approx(0.05 * N, abs=3)
