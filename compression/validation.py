@@ -1,4 +1,4 @@
-"""Checks options, and raises ValueError or TypeError with a one-line message for a bad value."""
+"""Checks values that Python code passes to compression methods, with errors of one line."""
 
 from collections.abc import Sequence
 

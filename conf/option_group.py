@@ -22,11 +22,12 @@ def bounded(default: Any, **bounds: Any) -> Any:
 def expect_within_bounds(prefix: str, node: Any) -> None:
     """Raise `ValueError` for a value of a dataclass object that is outside of its field's bounds.
 
-    `prefix`: goes before a field's name in the error. None is allowed if it is the default.
+    `prefix`: goes before a field's name in the error. None is allowed where the field's type
+    has it.
     """
     for entry in fields(node):
         key, value, bounds = prefix + entry.name, getattr(node, entry.name), entry.metadata
-        if value is None and entry.default is None:
+        if value is None and "None" in str(entry.type):
             continue
         if "one_of" in bounds and value not in bounds["one_of"]:
             raise ValueError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")

@@ -1,4 +1,4 @@
-"""Says in one line which word of a command line Hydra has refused, and what to give instead.
+"""Says in one line which option of a command line is wrong, and which are valid in its place.
 
 Hydra's errors are texts of several lines. So the words are read again, by Hydra's own parser, and
 compared with the configuration that their choices of groups give.

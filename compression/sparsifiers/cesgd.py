@@ -1,4 +1,4 @@
-"""CE-SGD: sends random entries, more often large ones and those whose sending reduced the loss."""
+"""CE-SGD: draws entries at random, more often those that were sent before the loss fell."""
 
 from dataclasses import dataclass
 from itertools import pairwise

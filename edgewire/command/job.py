@@ -1,4 +1,4 @@
-"""Hydra's task function `job`: checks a composed configuration, runs it, prints its summary.
+"""Hydra's task function `job`: runs a configuration, or resumes or keeps an earlier job of it.
 
 Launchers of sweeps pickle `job` by its name, and call it in other processes.
 """

@@ -1,4 +1,4 @@
-"""Makes connections to this machine bypass the proxies that the environment sets.
+"""Which connections go through the environment's proxies (`https_proxy`): none to this machine.
 
 The variables `http_proxy`, `https_proxy`, `all_proxy` and `no_proxy`, in lower or upper case, apply
 to every connection to another machine. Flower's clients, httpx, gRPC and Ray all read these

@@ -1,4 +1,4 @@
-"""A model as one flat vector, for optimisers and for messages."""
+"""A model as one flat vector: which of its tensors are trained, and which messages hold them."""
 
 import inspect
 import math

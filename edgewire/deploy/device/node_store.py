@@ -1,4 +1,4 @@
-"""A node's store of one run: the run's `Context.state`, and the node's last reply.
+"""Stores a node's state of a run with its last reply, so that no message is trained twice.
 
 The store is one record of the node's database (`node_database.py`). The record says what the state
 holds; the bytes of arrays and of the reply are the record's blobs. State and reply are written in

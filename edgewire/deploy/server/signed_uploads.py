@@ -1,4 +1,4 @@
-"""Limits the body of a request to the Fleet API, before the server reads the body.
+"""Refuses a large request that no registered node has signed, before the server reads its body.
 
 Flower and this project's own calls read a whole request into memory. So
 
