@@ -68,13 +68,15 @@ def link_seconds(
 
 def _round(network: Network, nodes: int, down: float, up: float, work: float) -> float:
     """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
-    beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
+    latency, reply = 2 * network.latency_ms / 1000, transfer_seconds(up, network.up_mbps)
     own = transfer_seconds(down, network.down_mbps)
+    if network.server_mbps is None:
+        return work + (latency + (own + reply))
     # On the server's link the messages of some nodes wait while others compute. The replies arrive
     # in the order of the messages. The link is busy until the end from the first reply on, or it
     # waits for the last reply.
     sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
-    first, last = (beside + max(own, place * sending) for place in (1, nodes))
+    first, last = (latency + work + reply + max(own, at * sending) for at in (1, nodes))
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
 
@@ -114,7 +116,7 @@ class _AsynchronousServer:
         sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
         self._sending = max(sent, self._sending) + sending
         arrives = max(sent + transfer_seconds(down, network.down_mbps), self._sending)
-        beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
+        beside = 2 * network.latency_ms / 1000 + transfer_seconds(up, network.up_mbps) + work
         self._receiving = max(arrives + beside, self._receiving + receiving)
         self._sent.append(self._receiving)
 
