@@ -1,7 +1,5 @@
 """The samples of each node: their indices, the prepared tensors, and mini-batches."""
 
-from __future__ import annotations
-
 import functools
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -112,7 +110,8 @@ class Samples:
         False: the samples of the whole training set.
         """
         order = self._orders.get(node.index)
-        total = len(self._part(node, held_back=False)) if order is None else len(order.samples)
+        samples = self._part(node, held_back=False) if order is None else order.samples
+        total = samples.shape[0]  # `len` takes four calls
         size = min(self.config.batch_size, total)
         epoch, position = divmod(number, total // size)
         if order is None or order.epoch != epoch:

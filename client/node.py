@@ -1,7 +1,5 @@
 """The identity of a node in a run, from Flower's `node_config`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from flwr.app import Context

@@ -1,7 +1,5 @@
 """Local training: computes a node's update from the server's model and the node's data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from math import isfinite
@@ -35,7 +33,7 @@ from edgewire.conf.build import (
     share_of,
     vectors_of,
 )
-from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.check import codec_of, downlink_of
 from edgewire.conf.schema import Config
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import NUMPYS, FlatModel, to_array
@@ -204,7 +202,7 @@ class Trainer:
             loss.backward()  # type: ignore[no-untyped-call]
         metrics: Metrics = {LOSS: loss.item(), EXAMPLES: count(x), STEPS: 1}
         gradient = flat.collect_grad().cpu().numpy()
-        if len(gradient) < len(model):
+        if gradient.size < model.size:
             flat.collect_state()
             statistics = flat.state[len(gradient) :].detach().cpu().numpy()
             gradient = np.concatenate([gradient, statistics])

@@ -32,6 +32,8 @@ Memory = dict[str, NDArray[Any]]  # by name, the arrays that methods store on a 
 Bounds = NDArray[np.float64]
 
 DIVERGED = "training has diverged"  # part of the message of every error that reports it
+# A decorator of functions whose results are checked for overflow: numpy must not raise or warn.
+quiet = np.errstate(all="ignore")
 _FEW = 8192  # up to this length, the extremes of a vector take less time than its sum of squares
 
 
@@ -376,11 +378,13 @@ def fallen(step: SparsifyContext) -> bool:
 
 
 def is_finite(values: Vector) -> bool:
-    """Return whether no entry of (k,) float32 is NaN or infinite."""
-    if len(values) <= _FEW:  # comparisons with NaN are False; nothing can overflow
+    """Return whether no entry of (k,) float32 is NaN or infinite.
+
+    numpy may warn of an overflow, unless the caller has turned its warnings off (`quiet`).
+    """
+    if values.size <= _FEW:  # comparisons with NaN are False; nothing can overflow
         high, low = np.maximum.reduce(values, initial=0.0), np.minimum.reduce(values, initial=0.0)
         return bool(high < math.inf and low > -math.inf)
     # If the sum of squares is finite, all entries are. This takes a third of the time of
     # isfinite().all(). The sum of finite values may overflow; then isfinite() decides.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())
+    return bool(np.isfinite(np.dot(values, values)) or np.isfinite(values).all())

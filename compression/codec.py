@@ -31,10 +31,11 @@ from .base import (
     Vector,
     get_or_zeros,
     is_finite,
+    quiet,
 )
 from .batchnorm import Separation, exact_tensors, expect_matches, separate
 from .coders.shared_context import SharedContext
-from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of, quiet
+from .decoder import Update, decode_trained, exact_spec, index_spec, parts_of
 from .layout import Layout
 from .quantizers.float32 import Float32
 from .scatter import add_at, subtract_at
@@ -137,7 +138,7 @@ class Codec:
         quantizer = self.quantizer.finer(bits)
         return self if quantizer == self.quantizer else replace(self, quantizer=quantizer)
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether the codec is lossless: a decoded update equals the encoded one, bit for bit."""
         return self.quantizer.exact and not self.sparsifier.selects and not self.feedback
@@ -156,10 +157,15 @@ class Codec:
 
     def memory_bytes(self, layout: Layout) -> int:
         """Return the bytes that a node stores between two updates."""
+        known: tuple[Layout | None, int] = self.__dict__.get("_last_memory", (None, 0))
+        if known[0] is layout:
+            return known[1]
         inner = self._separation(layout)
         trained = layout if inner is None else inner.layout
         own = 4 * trained.size if self.feedback and self.sparsifier.residual_key is None else 0
-        return own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
+        size = own + self.sparsifier.memory_bytes(trained) + self.quantizer.memory_bytes(trained)
+        self.__dict__["_last_memory"] = layout, size
+        return size
 
     @quiet
     def encode(
@@ -313,13 +319,13 @@ class Codec:
         Exact tensors skip the sparsifier and the quantizer. The division of the last layout is
         stored, because nearly all updates have the same layout.
         """
+        if self.exact and not self.exact_names:
+            return None  # every tensor is exact, and there is no residual
         known: Layout | None
         division: Separation | None
         known, division = self.__dict__.get("_last_separation", (None, None))
         if known is layout:
             return division
-        if self.exact and not self.exact_names:
-            return None  # every tensor is exact, and there is no residual
         expect_matches(layout, self.exact_names)
         exact = exact_tensors(layout, self.exact_names)
         division = separate(layout, exact) if exact else None

@@ -16,6 +16,7 @@ from .base import (
     TensorSlices,
     Vector,
     is_finite,
+    quiet,
 )
 from .batchnorm import exact_tensors, runs, separate
 from .coders.shared_context import IndexContext, SharedContext
@@ -27,8 +28,6 @@ from .wire_natives import NativeTensor, decoded_natives, natives_spec
 
 MAX_SIZE = 1 << 28  # the most entries that decode() accepts without a layout
 _U4, _F4 = np.dtype("<u4"), np.dtype("<f4")
-# The result is checked for overflow, so numpy itself must not raise or warn.
-quiet = np.errstate(all="ignore")
 
 
 class Update(NamedTuple):

@@ -127,7 +127,7 @@ def assemble(
     Values are copied only here. ``layout``: the layout of the vector. ``context``: what both ends
     know, for the short form.
     """
-    form = _form_of(head)
+    form = _LONG if context is None else _SHORT
     sizes = [body.view.nbytes << 1 | body.coded for body in bodies]
     if form is _SHORT and sizes:
         sizes[-1] &= 1  # the last stream's length follows from the payload's
@@ -153,8 +153,8 @@ def _checksum(
         if context is None:
             raise PayloadError("payload was coded by a context that is not known here")
         seed = context.hash(shape_hash(layout))
-    found = xxh3_64(seed=seed)
-    for part in parts:
+    found = xxh3_64(parts[0], seed=seed)
+    for part in parts[1:]:
         found.update(part)
     return found.intdigest().to_bytes(8, "little")[: form.checksum]
 
@@ -251,7 +251,7 @@ def stream_sizes(payloads: Iterable[Buffer], layout: Layout | None = None) -> St
 
 def sizes_of(parsed: Parsed) -> StreamSizes:
     """Return the sizes of a parsed payload's streams."""
-    sizes = [len(body.view) for body in parsed.bodies]
+    sizes = [body.view.nbytes for body in parsed.bodies]
     at = bool(parsed.exact)  # the stream of exact tensors is the first
     indices = parsed.selected is not None and parsed.repeated is None and at < len(sizes)
     taken = sizes[at] if indices else 0

@@ -11,6 +11,7 @@ from xxhash import xxh3_64_intdigest
 from .base import PayloadError
 from .layout import Layout
 
+ENDS = "payload ends within its header"
 MAX_TENSORS = 1 << 14
 MAX_DIMENSIONS = 32
 MAX_NAME = 1 << 10  # bytes of a tensor's name
@@ -39,37 +40,38 @@ class Reader:
     """Reads untrusted bytes in order; raises PayloadError at the end of the bytes."""
 
     def __init__(self, view: memoryview, position: int = 0) -> None:
-        self.view = view
+        self.view, self.size = view, len(view)
         self.position = position
 
     def take(self, count: int) -> memoryview:
         """Return the next ``count`` bytes."""
         start = self.position
-        if count > len(self.view) - start:
-            raise PayloadError("payload ends within its header")
+        if count > self.size - start:
+            raise PayloadError(ENDS)
         self.position = start + count
         return self.view[start : self.position]
 
     def byte(self) -> int:
         """Return the next byte."""
-        start = self.position
-        if start >= len(self.view):
-            raise PayloadError("payload ends within its header")
-        self.position = start + 1
-        return self.view[start]
+        try:
+            found = self.view[self.position]
+        except IndexError:
+            raise PayloadError(ENDS) from None
+        self.position += 1
+        return found
 
     def varint(self) -> int:
         """Return the next integer (LEB128).
 
         Raises PayloadError for 2**63 or more, and for more bytes than the integer needs.
         """
-        start, view = self.position, self.view
-        if start < len(view) and view[start] < 128:  # nearly all numbers of a header
-            self.position = start + 1
-            return view[start]
-        number = shift = 0
+        view, number, shift = self.view, 0, 0
         while True:
-            byte = self.byte()
+            try:
+                byte = view[self.position]
+            except IndexError:
+                raise PayloadError(ENDS) from None
+            self.position += 1
             number |= (byte & 127) << shift
             if byte < 128:
                 break

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.serverapp.strategy import Strategy
 from torch import nn
 from torch.optim import Optimizer
 
@@ -313,16 +312,6 @@ def partition_of(config: Config, data: Data) -> Partition:
     """
     partitioner = build("partition", config.partition)
     return Partition(partitioner, data.train, config.nodes, config.seed)
-
-
-def strategy_of(config: Config) -> Strategy | Callable[..., Any]:
-    """Return a strategy of Flower, or a callable that makes a strategy of EdgeWire from codecs.
-
-    The YAML files of EdgeWire's strategies have `_partial_`. So `build` returns a callable, which
-    takes the arguments that the file does not give.
-    """
-    strategy: Strategy | Callable[..., Any] = build("strategy", config.strategy)
-    return strategy
 
 
 def server_optimizer_of(config: Config) -> ServerOptimizer:

@@ -1,7 +1,7 @@
-"""Checks the bounds of values, and the options of classes that a configuration names.
+"""Checks values, and the options of classes that a configuration names; makes codecs and objects.
 
-Each strategy itself checks its options in combination with other options
-(`edgewire.strategy.factory`).
+Nothing here imports torch, so that most errors show before its slow import. `edgewire.conf.rules`
+checks combinations of options.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from types import NoneType, UnionType
@@ -19,6 +19,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
+from edgewire.compression.codec import Codec
+from edgewire.compression.make import make_codec
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.classes import (
     GROUPS,
@@ -30,11 +32,9 @@ from edgewire.conf.classes import (
     presets_of,
     target_of,
 )
-from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
-from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.option_group import OptionGroup, expect_within_bounds
 from edgewire.conf.schema import OWN, Config, ConfigError
 
-LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
 PRIMITIVES = (bool, int, float, str, NoneType)
 
 
@@ -45,17 +45,30 @@ def expect_declared(node: DictConfig, prefix: str = "") -> None:
     attribute that nothing reads, or a default value in place of the group's value.
     """
     kind = OmegaConf.get_type(node)
-    declared = [entry.name for entry in fields(kind)] if is_dataclass(kind) else None
+    if is_dataclass(kind):
+        names = [entry.name for entry in fields(kind)]
+        expect_keys(prefix, map(str, node), names, names, "--help says which there are")
     for name in map(str, node):
-        if declared is not None and name not in declared:
-            near = get_close_matches(name, declared, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else "--help says which there are"
-            raise ConfigError(f"there is no key {prefix}{name}; {hint}")
         child = node._get_node(name)
         if isinstance(child, DictConfig) and isinstance(child._value(), dict):  # not null or ???
             expect_declared(child, f"{prefix}{name}.")
-    for name in declared or ():
-        if name not in map(str, node):
+
+
+def expect_keys(
+    prefix: str, found: Iterable[str], known: list[str], needed: Iterable[str], more: str
+) -> None:
+    """Raise `ConfigError` for a found key that is not known, and for a needed one that is missing.
+
+    `prefix`: goes before the keys in the error. `more`: its hint if no known key is similar.
+    """
+    given = [*found]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else more
+            raise ConfigError(f"there is no key {prefix}{name}; {hint}")
+    for name in needed:
+        if name not in given:
             raise ConfigError(f"~{prefix}{name}: every run has that key; give it another value")
 
 
@@ -64,7 +77,10 @@ def check_values(config: Config) -> None:
 
     It does not import torch, which takes seconds; `check_targets` does.
     """
-    _check_fields(config, "")
+    try:
+        _check_fields(config, "")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     for codec in (codec_of, gradients_of, downlink_of):
         codec(config)
     if config.network.loss and config.timeout >= FOREVER:
@@ -90,50 +106,55 @@ def check_targets(config: Config, *, submitted: bool = False) -> None:
 
 
 def _check_fields(node: Any, prefix: str) -> None:
-    """Check types and bounds of all values in a dataclass, also in dataclasses inside of it."""
-    kinds = get_type_hints(type(node))
-    for entry in fields(node):
-        value, key = getattr(node, entry.name), prefix + entry.name
-        if entry.name == "own":  # `check_targets` checks the arguments of the user's functions
-            continue
-        _check_kind(key, value, kinds[entry.name])
+    """Raise `ValueError` for a value in a dataclass, or in one inside of it, that is not allowed.
+
+    OmegaConf checks the other types, but not a container that `${...}` names, nor lists in lists.
+    """
+    expect_within_bounds(prefix, node)
+    for name, kind in get_type_hints(type(node)).items():
+        value, key = getattr(node, name), prefix + name
+        names = isinstance(value, list) and all(isinstance(each, str) for each in value)
         if is_dataclass(value):
-            _check_fields(value, key + ".")
-        elif isinstance(value, Mapping):
-            for name, item in value.items():
-                if is_dataclass(item):
-                    _check_fields(item, f"{key}.{name}.")
-        elif value is not None:
-            _check_bounds(key, value, entry.metadata)
+            _check_fields(value, f"{key}.")
+        elif is_dataclass(kind):
+            raise ValueError(f"{key} is a group of keys, not one value: {key}.KEY=VALUE")
+        elif list[str] in (kind, *get_args(kind)) and not (names or value is None):
+            raise ValueError(f"{key} must be a list of names: {key}=[NAME,NAME]")
 
 
-def _check_kind(key: str, value: Any, kind: Any) -> None:
-    """Check a value against its field's type; OmegaConf does not check values from `${...}`."""
-    union = get_origin(kind) in (Union, UnionType)
-    kinds = [each for each in (get_args(kind) if union else (kind,)) if each is not Any]
-    allowed = tuple(get_origin(each) or each for each in kinds)
-    inside = value.values() if isinstance(value, Mapping) else value
-    item = get_args(kinds[0])[-1] if kinds and get_args(kinds[0]) else object
-    fits = isinstance(value, allowed) and (
-        not isinstance(value, list | Mapping) or all(isinstance(each, item) for each in inside)
-    )
-    if kinds and not fits:
-        raise ConfigError(f"{key} cannot be of type {type(value).__name__}")
+def codec_of(config: Config) -> Codec:
+    """Return the nodes' codec. Raises `ConfigError` for unknown methods or options."""
+    return _codec("compression", asdict(config.compression))
 
 
-def _check_bounds(key: str, value: Any, bounds: Mapping[str, Any]) -> None:
-    """Check a value against the bounds that `at_least`, `above` and `one_of` declare."""
-    low, below, bound = (bounds.get(name) for name in ("at_least", "below", "above"))
-    if "one_of" in bounds and value not in bounds["one_of"]:
-        raise ConfigError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
-    if low is not None and not low <= value < float("inf"):  # also refuses NaN
-        raise ConfigError(f"{key} must be a number of at least {low:g}, not {value:g}")
-    if below is None and isinstance(value, int):
-        below = LARGEST + 1
-    if below is not None and value >= below:
-        raise ConfigError(f"{key} must be below {below}, not {value}")
-    if bound is not None and not bound < value < float("inf"):
-        raise ConfigError(f"{key} must be a number above {bound:g}, not {value:g}")
+def gradients_of(config: Config) -> Codec:
+    """Return the codec for the gradients of activations, if a model is divided among nodes.
+
+    Raises `ConfigError` like `codec_of`.
+    """
+    return _codec("gradients", asdict(config.gradients))
+
+
+def downlink_of(config: Config) -> Codec | None:
+    """Return the codec of the server's updates; None if the server sends the whole model.
+
+    Raises `ConfigError` like `codec_of`, and for codec options with `downlink=full`.
+    """
+    options = asdict(config.downlink)
+    from_seed = options.pop("from_seed")
+    if options.pop("changes"):
+        return _codec("downlink", options)
+    unset = asdict(type(config.downlink)())
+    if from_seed or any(options[name] != unset[name] for name in options):
+        raise ConfigError("downlink=full sends the model whole; choose another downlink= first")
+    return None
+
+
+def _codec(group: str, options: dict[str, Any]) -> Codec:
+    try:
+        return make_codec(**options)
+    except ValueError as error:
+        raise ConfigError(f"{group}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 
 import edgewire.task.lazy_imports  # noqa: F401  # before anybody imports flwr_datasets
 from edgewire.conf.schema import ConfigError
-from edgewire.import_names import new_name
 
 HERE = Path(__file__).parent
 # Group -> the library module with its classes, and the name of their base class there.
@@ -160,15 +159,18 @@ def _expect_defined_there(key: str, name: str, module: str | None) -> None:
         raise ConfigError(f"{key}._target_={name} is of {module}: name it by that, or define it")
 
 
-def with_new_names(node: Any) -> Any:
-    """Return values with each `_target_` of an older release of EdgeWire by its name of today."""
+def with_targets(node: Any, new: Callable[[str, str], str], key: str = "") -> Any:
+    """Return a node's values, with `new(KEY, NAME)` in place of each `_target_` that is a text.
+
+    `key`: the key of `node`.
+    """
     if isinstance(node, list):
-        return [with_new_names(each) for each in node]
+        return [with_targets(each, new, key) for each in node]
     if not isinstance(node, Mapping):
         return node
-    found = {key: with_new_names(value) for key, value in node.items()}
-    if isinstance(name := found.get("_target_"), str) and "." in name:
-        found["_target_"] = new_name(name) or name
+    found = {name: with_targets(value, new, f"{key}.{name}") for name, value in node.items()}
+    if isinstance(name := found.get("_target_"), str):
+        found["_target_"] = new(f"{key}._target_", name)
     return found
 
 

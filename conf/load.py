@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
@@ -18,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from edgewire.conf.check import check_targets, check_values, expect_declared
+from edgewire.conf.check import check_targets, check_values, expect_declared, expect_keys
 from edgewire.conf.classes import GROUPS
 from edgewire.conf.classes import HERE as HERE
 from edgewire.conf.own_packages import import_packages, qualified, with_fingerprints
@@ -32,6 +31,8 @@ from edgewire.conf.trust import (
     submitted_overrides,
 )
 from edgewire.task.model_file import sha256_of
+
+METHODS = "packages= may register a method that has it"  # a hint for an unknown key
 
 
 def to_config(composed: DictConfig, machine: NodeGrants | None = None) -> Config:
@@ -89,18 +90,14 @@ def _own(key: str, node: Any, kind: type[Any]) -> Any:
             raise ConfigError(f"{key} must name one of conf/{key}/*.yaml")
         raise ConfigError(f"{key} is a group of keys, not one value: {key}.KEY=VALUE")
     names = [entry.name for entry in fields(kind) if entry.name != "own"]
-    if missing := [name for name in names if name not in node and name in declared()[key]]:
-        raise ConfigError(f"~{key}.{missing[0]}: every run has that key; give it another value")
     others = {str(name): value for name, value in node.items() if name not in names}
     target = others.pop("_target_", None) if key in OWN else None
-    if target is None and others:
-        name = min(others)
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {key}.{near[0]}?" if near else _MORE[key in OWN].format(key)
-        raise ConfigError(f"there is no key {key}.{name}; {hint}")
+    given = {name: node[name] for name in names if name in node}
+    needed = [name for name in names if name in declared()[key]]
+    more = f"{key}._target_= may have more keys" if key in OWN else METHODS
+    expect_keys(f"{key}.", [*given, *({} if target else others)], names, needed, more)
     if target is not None and not isinstance(target, str):
         raise ConfigError(f"{key}._target_ must be the dotted name of a function or class")
-    given = {name: node[name] for name in names if name in node}
     if target:
         given["name"] = target.rpartition(".")[2]
     if key in OWN and not given["name"]:
@@ -127,24 +124,13 @@ def _literal(node: Any) -> Any:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", node) if isinstance(node, str) else node
 
 
-_MORE = {  # hints for an unknown key, by whether the group may name a `_target_`
-    True: "{0}._target_= may have more keys",
-    False: "packages= may register a method that has it",
-}
-
-
 def _of_another_type(key: str, value: Any, error: Exception) -> str:
     """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
-    if key == "dataset.classes" and not isinstance(value, str | list | dict):
-        found = type(value).__name__
-        return f"dataset.classes is a list of names, not a {found}: rename your own option"
     if value and isinstance(value, dict):
         return f"there is no key {key}.{next(iter(value))}: {key} is one value"
-    if "ListConfig" not in str(error):
-        return f"{key}: {str(error).splitlines()[0]}"
-    if isinstance(value, str):
+    if "ListConfig" in str(error):
         return f"{key} must be a list: {key}=[NAME,NAME]"
-    return f"{key} cannot be of type {type(value).__name__}"
+    return f"{key}: {str(error).splitlines()[0]}"
 
 
 def _counting(composed: DictConfig) -> DictConfig:

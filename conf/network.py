@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from edgewire.conf.option_group import bounded, expect_within_bounds
 
 FOLDER = Path(__file__).with_name("network")
 WAITING = ("none", "uniform", "exponential", "fixed")
@@ -19,8 +20,8 @@ class DeviceClass:
     be above 0.
     """
 
-    share: float = 1.0
-    speed: float = 1.0
+    share: float = bounded(1.0, above=0)
+    speed: float = bounded(1.0, above=0)
 
 
 @dataclass
@@ -46,37 +47,26 @@ class Network:
     Raises `ValueError` for values out of bounds.
     """
 
-    up_mbps: float | None = None
-    down_mbps: float | None = None
-    server_mbps: float | None = None
-    latency_ms: float = 0.0
-    seconds_per_step: float = 0.0
-    encoding_seconds: float = 0.0
-    loss: float = 0.0
-    waiting: str = "none"
-    waiting_seconds: float = 1.0
-    crash: float = 0.0
-    rejoin_seconds: float | None = None
-    join_seconds: float = 0.0
+    up_mbps: float | None = bounded(None, above=0)
+    down_mbps: float | None = bounded(None, above=0)
+    server_mbps: float | None = bounded(None, above=0)
+    latency_ms: float = bounded(0.0, at_least=0)
+    seconds_per_step: float = bounded(0.0, at_least=0)
+    encoding_seconds: float = bounded(0.0, at_least=0)
+    loss: float = bounded(0.0, at_least=0, below=1)
+    waiting: str = bounded("none", one_of=WAITING)
+    waiting_seconds: float = bounded(1.0, at_least=0)
+    crash: float = bounded(0.0, at_least=0, below=1)
+    rejoin_seconds: float | None = bounded(None, above=0)
+    join_seconds: float = bounded(0.0, at_least=0)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("up_mbps", "down_mbps", "server_mbps", "rejoin_seconds"):
-            if (value := getattr(self, name)) is not None:
-                _expect_above("network", name, value)
-        for name in ("latency_ms", "seconds_per_step", "encoding_seconds", "waiting_seconds"):
-            _expect_from(name, getattr(self, name))
-        _expect_from("join_seconds", self.join_seconds)
-        for name in ("loss", "crash"):
-            _expect_from(name, getattr(self, name), below=1.0)
-        if self.waiting not in WAITING:
-            choices = ", ".join(WAITING)
-            raise ValueError(f"network.waiting must be one of {choices}, not {self.waiting}")
+        expect_within_bounds("network.", self)
         if not isinstance(self.classes, dict) or not all(map(_is_class, self.classes.values())):
             raise ValueError("network.classes must be device classes by name: {slow: {speed: 0.1}}")
         for name, each in self.classes.items():
-            _expect_above(f"network.classes.{name}", "share", each.share)
-            _expect_above(f"network.classes.{name}", "speed", each.speed)
+            expect_within_bounds(f"network.classes.{name}.", each)
         shares = [each.share for each in self.classes.values()]
         if shares and abs(sum(shares) - 1) > 1e-6:
             raise ValueError(f"the shares of network.classes must add up to 1, not {sum(shares):g}")
@@ -135,18 +125,3 @@ def _values(name: str) -> dict[str, Any]:
 
 def _is_class(each: Any) -> bool:
     return hasattr(each, "share") and hasattr(each, "speed")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _expect_above(group: str, name: str, value: Any) -> None:
-    if not (_is_number(value) and 0 < value < math.inf):
-        raise ValueError(f"{group}.{name} must be a number above 0, not {value!r}")
-
-
-def _expect_from(name: str, value: Any, below: float = math.inf) -> None:
-    if not (_is_number(value) and 0 <= value < below):
-        bound = "" if below == math.inf else f", below {below:g}"
-        raise ValueError(f"network.{name} must be a number of at least 0{bound}, not {value!r}")

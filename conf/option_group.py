@@ -1,6 +1,42 @@
-"""Groups of options: one argument of a constructor, but separate keys in the configuration."""
+"""Declares options: the bounds of a dataclass's fields, and groups of options."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import field, fields
+from operator import le, lt
+from typing import Any
+
+LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
+
+
+def bounded(default: Any, **bounds: Any) -> Any:
+    """Declare a field with a default and bounds, which `expect_within_bounds` checks.
+
+    `at_least`: the smallest allowed value. `below`, `above`: values must stay below, or exceed it.
+    `one_of`: the allowed values.
+    """
+    return field(default=default, metadata=bounds)
+
+
+def expect_within_bounds(prefix: str, node: Any) -> None:
+    """Raise `ValueError` for a value of a dataclass object that is outside of its field's bounds.
+
+    `prefix`: goes before a field's name in the error. None is allowed if it is the default.
+    """
+    for entry in fields(node):
+        key, value, bounds = prefix + entry.name, getattr(node, entry.name), entry.metadata
+        if value is None and entry.default is None:
+            continue
+        if "one_of" in bounds and value not in bounds["one_of"]:
+            raise ValueError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        for name, words, fits in (("at_least", "of at least", le), ("above", "above", lt)):
+            if name in bounds and not (number and fits(bounds[name], value) and value < math.inf):
+                raise ValueError(f"{key} must be a number {words} {bounds[name]:g}, not {value!r}")
+        below = bounds.get("below", LARGEST + 1 if isinstance(value, int) else math.inf)
+        if number and not value < below:
+            raise ValueError(f"{key} must be below {below}, not {value}")
 
 
 class OptionGroup:

@@ -15,8 +15,9 @@ import functools
 import hashlib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
@@ -25,12 +26,14 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
+from edgewire.conf.classes import with_targets
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import ALLOW, NodeGrants, abbreviate
 from edgewire.import_names import FOLDERS as SUBPACKAGES
 
 FOLDERS = "EDGEWIRE_PACKAGES"  # the folders in which packages are looked up after Python's path
 OURS = ("edgewire",)  # the app's own package
+TEST = re.compile(r".*/(test_[^/]*|[^/]*_test)\.py")
 DIGITS = 16  # hexadecimal digits of a fingerprint
 
 
@@ -124,41 +127,38 @@ def unsent_files(words: Iterable[str]) -> dict[str, list[str]]:
     Only packages that have such files are in the result. Pages (.md) and type markers (py.typed)
     are not counted.
     """
-    found = {}
-    for name in (word.partition("@")[0] for word in words):
-        spec = _spec_of(name)
-        if name in OURS or not spec.submodule_search_locations:
-            continue
-        top = Path(str(spec.origin)).parent
-        files = [path.relative_to(top) for path in sorted(top.rglob("*")) if path.is_file()]
-        found[name] = [
-            path.as_posix()
-            for path in files
-            if path.suffix not in (".py", ".pyc", ".md", ".typed")
-            and not any(part.startswith((".", "__pycache__")) for part in path.parts)
-        ]
-    return {name: paths for name, paths in found.items() if paths}
+    sent, found = (".py", ".pyc", ".md", ".typed"), {}
+    for name in (word.partition("@")[0] for word in words if word.partition("@")[0] not in OURS):
+        files = [(path, file) for path, file in sorted(_files(name)) if file.name[0] != "."]
+        paths = [path.removeprefix(f"{name}/") for path, file in files if file.suffix not in sent]
+        if paths:
+            found[name] = paths
+    return found
 
 
 def source_files(name: str) -> dict[str, Path]:
     """Return a package's .py files by their path from its parent folder, as in `mine/parts.py`.
 
-    Hidden folders and the files of tests (`test_*.py`, `*_test.py`) are left out: Flower puts no
-    tests into an app. Raises `ConfigError` if the package is not found.
+    The files of tests (`test_*.py`, `*_test.py`) are left out: Flower puts no tests into an app.
+    Raises `ConfigError` if the package is not found.
+    """
+    return {p: file for p, file in _files(name) if p.endswith(".py") and not TEST.fullmatch(p)}
+
+
+def _files(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield a package's files with their path from its parent folder, not those in hidden folders.
+
+    Raises `ConfigError` if the package is not found.
     """
     spec = _spec_of(name)
     origin = Path(str(spec.origin))
     if not spec.submodule_search_locations:
-        return {origin.name: origin}
-    top, found = origin.parent, {}
-    for folder, inner, files in os.walk(top):
+        yield origin.name, origin
+        return
+    for folder, inner, files in os.walk(origin.parent):
         inner[:] = [each for each in inner if not each.startswith((".", "__pycache__"))]
-        for file in files:
-            test = file.startswith("test_") or file.endswith("_test.py")
-            if file.endswith(".py") and not test:
-                path = Path(folder, file)
-                found[f"{name}/{path.relative_to(top).as_posix()}"] = path
-    return found
+        for file in (Path(folder, each) for each in files):
+            yield f"{name}/{file.relative_to(origin.parent).as_posix()}", file
 
 
 def _spec_of(name: str) -> ModuleSpec:
@@ -192,15 +192,11 @@ def qualified(group: str, node: Any, packages: Sequence[str]) -> Any:
 
     The first of `packages` that has the name is taken. Raises `ConfigError` if none has it.
     """
-    if isinstance(node, list):
-        return [qualified(group, each, packages) for each in node]
-    if not isinstance(node, Mapping):
-        return node
-    found = {key: qualified(f"{group}.{key}", each, packages) for key, each in node.items()}
-    name = found.get("_target_")
-    if isinstance(name, str) and name.isidentifier():
-        found["_target_"] = _qualified_name(f"{group}._target_", name, packages)
-    return found
+
+    def new(key: str, name: str) -> str:
+        return _qualified_name(key, name, packages) if name.isidentifier() else name
+
+    return with_targets(node, new, group)
 
 
 def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:

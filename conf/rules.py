@@ -266,7 +266,6 @@ def _sums(c: Choice, s: Any) -> Rows:
         "strategy.mean=mean": how.mean != "mean",
         "strategy.sender_exponent=0": how.sender_exponent != 0,
         "strategy.weighted_by_key=null": how.weighted_by_key is not None,
-        "strategy.mask_received=false": s.mask_received,
         "screen.clip=null": c.config.screen.clip is not None,
         "downlink=average": follow == "steps" and forgets,
         "strategy.follow=steps": follow == "weights",
@@ -310,8 +309,6 @@ def _asynchronous(c: Choice, s: Any) -> Rows:
         f"not {s.sender_exponent:g} with buffer={s.buffer}": s.sender_exponent and s.buffer == 1,
         "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": mixing.mix
         and (not delta or s.buffer > 1 or s.server_lr > 1),
-        "strategy: proximal_mu, a number of at least 0, goes with update=delta": not delta
-        and mixing.proximal_mu,
         "strategy: in_flight above 1 goes with downlink=full: a node keeps one version": several
         and not c.exact_down,
         "strategy: in_flight above 1 goes with methods that keep no memory": several

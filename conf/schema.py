@@ -22,6 +22,7 @@ from edgewire.compression.registry import option_fields
 from edgewire.compression.screening import Screening
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.network import Network
+from edgewire.conf.option_group import bounded
 from edgewire.task.errors import described
 
 
@@ -44,15 +45,6 @@ class ConfigError(ValueError):
         getLogger("edgewire").error("%s", self)
         line = f"{self._line}: {type(self._reason).__name__}"
         return ConfigError(f"{line}; this machine's own log says more")
-
-
-def bounded(default: Any, **bounds: Any) -> Any:
-    """Declare a field with a default and bounds, which `edgewire.conf.check` checks.
-
-    `at_least`: the smallest allowed value. `below`, `above`: values must stay below, or exceed it.
-    `one_of`: the allowed values.
-    """
-    return field(default=default, metadata=bounds)
 
 
 @dataclass

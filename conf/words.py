@@ -6,6 +6,7 @@ compared with the configuration that their choices of groups give.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -23,6 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from edgewire.conf.classes import GROUPS, HERE
 from edgewire.conf.load import compose_config
+
+REPEATED = ("downlink", "gradients")
 
 
 def explained(error: BaseException, words: Sequence[str]) -> str:
@@ -128,47 +131,30 @@ def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
 
 
 def unknown_key(key: str) -> str:
-    """Return the error message for a key that the configuration does not have."""
-    known, parts = known_keys(), key.replace("/", ".").split(".")
-    groups = {path.name for path in HERE.iterdir() if path.is_dir()}
-    other = f"{key} does not go with the other choices made: it belongs to"
-    if key in known:
-        return f"{other} another of its group"
-    if owners := _owners(parts[0], ".".join(parts[1:])) or _owners("/".join(parts[:-1]), parts[-1]):
-        return f"{other} {owners}"
-    near = _nearest(key, {k for k in known if "._" not in k}, groups)
-    hint = f"did you mean {near}?" if near else "python run.py --help lists all keys"
-    if not near and parts[0] in GROUPS:
-        hint = f"an option of a class of your own needs a plus sign: +{key}="
-    return f"there is no key {key}; {hint}"
+    """Return the error message for a key that the configuration does not have.
 
-
-def _nearest(key: str, known: set[str], groups: set[str]) -> str | None:
-    """Return the known key that is most similar to `key`; None if no key is similar.
-
-    For a key in a group it searches the keys outside of all groups (`lr` for `optimizer.lr`), then
-    the group's keys, then the keys of the group's other choices. For a key without a group it
-    searches keys of this name in all groups (`optimizer.momentum` for `momentum`), then similar
-    keys and names of groups.
+    It names the choices that have the key, else keys of the same name, else the most similar key.
     """
-    group, _, name = key.rpartition(".")
-    ends = sorted(k for k in known if k.endswith(f".{key}") and not group)
-    if f"compression.{key}" in ends:  # two other groups have the same keys
-        ends = [k for k in ends if k.partition(".")[0] not in ("downlink", "gradients")]
-    if ends:
-        return " or ".join(ends[:3])
-    if group and name in known:
-        return name
-    inside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == group}
-    if group and inside:
-        if near := get_close_matches(name, inside, n=1, cutoff=0.6):
-            return inside[near[0]]
-        others = {str(k) for path in (HERE / group).glob("*.yaml") for k in OmegaConf.load(path)}
-        near = get_close_matches(name, others - {"defaults"}, n=1, cutoff=0.6)
-        owners = _owners(group, near[0]) if near else ""
-        return f"{group}.{near[0]}, which belongs to {owners}" if owners else None
-    meant = known if group else known | groups - {"hydra"}
-    return next(iter(get_close_matches(key, meant, n=1, cutoff=0.6)), None)
+    dotted = key.replace("/", ".")
+    group, name = dotted.partition(".")[0], dotted.rpartition(".")[2]
+    keys = (".".join(path) for path in _keys(_configuration()))
+    known, owners = [k for k in keys if not k.startswith("hydra.")], _owners(group)
+    belongs = {k: f"belongs to {' or '.join(found[:3])}" for k, found in owners.items()}
+    if key in known or dotted in owners:
+        choices = belongs.get(dotted, "belongs to another of its group")
+        return f"{key} does not go with the other choices made: it {choices}"
+    # `downlink` and `gradients` have the same keys as `compression`.
+    same = [k for k in known if k.endswith(f".{name}") and k.partition(".")[0] not in REPEATED]
+    near = [name] if name in known else sorted(same)[:3]
+    groups = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "hydra"]
+    if near := near or get_close_matches(dotted, {*known, *owners, *groups}, n=1, cutoff=0.75):
+        other = "" if near[0] in known else belongs.get(near[0], "")
+        hint = f"did you mean {' or '.join(near)}{other and f', which {other}'}?"
+    elif group in GROUPS:
+        hint = f"an option of a class of your own needs a plus sign: +{key}="
+    else:
+        hint = "python run.py --help lists all keys"
+    return f"there is no key {key}; {hint}"
 
 
 def _new_name(mapping: str) -> str:
@@ -202,21 +188,18 @@ def _node(config: DictConfig, key: str) -> Any:
     return node
 
 
-def known_keys() -> list[str]:
-    """Return all keys of the default configuration."""
-    keys = (".".join(path) for path in _keys(_configuration()))
-    return [key for key in keys if key.partition(".")[0] != "hydra"]
-
-
-def _owners(group: str, key: str) -> str:
-    """Return, as GROUP=CHOICE, up to three choices of a group that have a key or subgroup `key`."""
-    found = []
-    for file in sorted((HERE / group).glob("*.yaml")) if key else []:
+def _owners(group: str) -> dict[str, list[str]]:
+    """Return the keys and inner groups of a group's choices, each with the choices that have it."""
+    found = defaultdict[str, list[str]](list)
+    for file in sorted((*HERE.glob(f"{group}/*.yaml"), *HERE.glob(f"{group}/*/*.yaml"))):
         content = cast(DictConfig, OmegaConf.load(file))
-        nested = [d for d in content.get("defaults", []) if OmegaConf.is_dict(d)]
-        if key in content or any(key in d for d in nested):
-            found.append(f"{group}={file.stem}")
-    return " or ".join(found[:3])
+        nested = [
+            key for each in content.pop("defaults", []) if OmegaConf.is_dict(each) for key in each
+        ]
+        place = file.parent.relative_to(HERE).as_posix()
+        for key in (*content, *nested):
+            found[f"{place}.{key}".replace("/", ".")].append(f"{place}={file.stem}")
+    return dict(found)
 
 
 def _keys(node: DictConfig, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -108,7 +108,7 @@ def check_run(words: Sequence[str]) -> Checked:
     Raises `Wrong` for the first mistake.
     """
     from edgewire.command import saved_config
-    from edgewire.command.caller import COMPARE
+    from edgewire.command.main import COMPARE
     from edgewire.command.new_task import NEW
     from edgewire.command.saved_config import BESIDE, RESUME, options_first
 

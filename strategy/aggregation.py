@@ -1,21 +1,25 @@
 """Averages nodes' updates: sparse updates, BatchNorm's running statistics, native tensors."""
 
-from __future__ import annotations
-
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgewire.compression.base import Indices, Vector
-from edgewire.compression.decoder import quiet
-from edgewire.compression.flower.native_tensors import NONE, Arrays, Initial, differing
+from edgewire.compression.flower.native_tensors import (
+    NONE,
+    Arrays,
+    Initial,
+    LocalVectors,
+    differing,
+)
 from edgewire.compression.flower.server.statistics_averaging import median
 from edgewire.compression.flower.server.statistics_screen import StatisticsSplit
 from edgewire.compression.layout import Layout
 from edgewire.compression.scatter import add_at
-from edgewire.strategy.node_means import NodeMeans
 from edgewire.strategy.robust_aggregation import RobustMean
 
 # If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
@@ -64,7 +68,6 @@ class SparseMean:
             state.sent = np.zeros(size, dtype=np.float32)
         self._mark: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
 
-    @quiet
     def add(self, indices: Indices | None, values: Vector, weight: float = 1.0) -> None:
         """Add a node's update to the weighted sum.
 
@@ -83,7 +86,6 @@ class SparseMean:
             if self._exponent:
                 self._state.sent[indices] += np.float32(weight)  # the indices are distinct
 
-    @quiet
     def take(self) -> tuple[Indices | None, Vector]:
         """Return the mean of the added updates, and begin a new mean.
 
@@ -142,7 +144,7 @@ class TensorSum:
     weight: float
 
     @classmethod
-    def of(cls, report: NDArray[Any], shares: float = 0.0, weight: float = 0.0) -> TensorSum:
+    def of(cls, report: NDArray[Any], shares: float = 0.0, weight: float = 0.0) -> Self:
         """Return the sums over reports that all equal `report`, if any; see the class."""
         total = shares * report.astype(np.float64) if shares else np.zeros(report.shape)
         return cls(np.asarray(total), np.asarray(shares), report, report, weight)
@@ -176,6 +178,55 @@ class TensorSum:
             # The combination is convex, but rounding to the dtype can exceed the bounds.
             inside = np.clip(np.clip(total, low, high).astype(now.dtype), low, high)
         return np.asarray(np.where(low == high, low, inside))
+
+
+class NodeMeans:
+    """The server's vectors of which each is the weighted mean c of the vectors c_i of all nodes.
+
+    A node that trains changes c_i to c_i', and reports c + share (c_i' - c_i). Reports may be lost,
+    refused or late. So with the weights w_i and the set U of the nodes whose reports are used, the
+    new c is c + sum over U of w_i (c_i' - c_i) / W, where W is the weight of all nodes. In SCAFFOLD
+    (Karimireddy et al. 2020, Algorithm 1) this is line 17. A node without a used report so far has
+    c_i = 0. It counts in W with the mean weight of the other nodes, and c is scaled when its weight
+    becomes known. A node keeps the weight of its first used report, so that the same weight adds
+    and later removes a c_i.
+
+    `vectors`: their names, the share, and the number of all nodes. `weights`: the nodes' weights by
+    node, which `update` extends.
+    """
+
+    def __init__(self, vectors: LocalVectors, weights: dict[int, float]) -> None:
+        self._vectors, self._weights = vectors, weights
+        self.names = vectors.names if vectors.nodes else ()
+
+    def weight_of(self, node: int, weight: float) -> float:
+        """Return a node's weight, which is `weight` if no report of this node was used so far."""
+        return self._weights.get(node, weight)
+
+    def update(self, now: Arrays, mixed: Arrays, weights: Mapping[int, float]) -> Arrays:
+        """Return the new vectors by name.
+
+        `now`: the server's vectors. `mixed`: the means of the vectors that nodes reported, with the
+        weights that `weight_of` returns. `weights`: the weights of these nodes in this round.
+        """
+        before = self._total()
+        for node, weight in weights.items():
+            self._weights.setdefault(node, weight)
+        used, after = math.fsum(self._weights[node] for node in weights), self._total()
+        scale, step = (before or after) / after, used / after / self._vectors.share
+        changed = {}
+        for name in self.names:
+            old, new = now[name], mixed[name]
+            if scale != 1 or step != 1:
+                new = scale * old.astype(np.float64) + step * (new - old.astype(np.float64))
+            changed[name] = np.asarray(new, dtype=old.dtype)
+        return changed
+
+    def _total(self) -> float:
+        """Return the weight of all nodes; 0 if no weight is known yet."""
+        known = math.fsum(self._weights.values())
+        missing = max(self._vectors.nodes - len(self._weights), 0)
+        return known + missing * known / max(len(self._weights), 1)
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """The ServerApp, which reads a run's configuration, trains a model and writes the result files."""
 
-from __future__ import annotations
-
 import logging
 from contextlib import nullcontext, suppress
 from pathlib import Path

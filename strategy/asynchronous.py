@@ -1,7 +1,5 @@
 """An asynchronous parameter server: it applies each update on arrival, scaled by staleness."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -11,12 +9,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from edgewire.compression.base import Indices, PayloadError, Vector, is_finite
-from edgewire.compression.decoder import decode_update, quiet
+from edgewire.compression.base import Indices, PayloadError, Vector, is_finite, quiet
+from edgewire.compression.decoder import decode_update
 from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, TrainConfig, number
 from edgewire.compression.flower.replica import MODEL
@@ -30,8 +26,8 @@ from edgewire.strategy.base import (
     NO_CODECS,
     STEP_MESSAGE,
     Codecs,
-    EvaluateFn,
     ParameterServer,
+    Started,
     expect_positive,
 )
 from edgewire.strategy.collector import Stragglers, StragglersState
@@ -43,6 +39,18 @@ from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
 IGNORED = Ignored()
+
+
+class Sent(NamedTuple):
+    """The server's data about a message that a node has not replied to yet."""
+
+    node: int
+    number: int  # the count of messages to the node, from 1
+    when: float  # when it was sent, by the grid's `now`
+    version: int  # the version of the model in the message
+    seen: Seen | None  # the staleness policy's data about the time of sending
+    model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
+    statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
 
 @dataclass
@@ -183,32 +191,16 @@ class Asynchronous(ParameterServer):
         policy = type(self.staleness).__name__
         FLOWER.info("asynchronous: a %s a push, staleness %s", self.update, policy)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run until `pushes` replies have arrived, with the arguments of Flower's `Strategy.start`.
-
-        `num_rounds` is not used. `timeout`: the seconds to wait for the reply to a message. The
-        server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
-        """
-        goes_on = self._begin()
-        grid = self._ordered(grid)
-        config = train_config or ConfigRecord({"lr": 0.1})
-        timeout = timeout if timeout < FOREVER else math.inf
-        pushes = Pushes(self, grid, initial_arrays, self.state, timeout, config)
-        result = Result()
+    def _train(self, run: Started) -> None:
+        """Run until `pushes` replies have arrived."""
+        timeout = run.timeout if run.timeout < FOREVER else math.inf
+        grid = self._ordered(run.grid)
+        pushes = Pushes(self, grid, run.arrays, self.state, timeout, run.train_config)
 
         def record(done: int) -> None:
-            self._evaluate(evaluate_fn, done, self.pushes, pushes.arrays, result)
+            self._evaluate(run, done, self.pushes, pushes.arrays)
 
-        if not goes_on:
+        if not run.goes_on:
             record(0)
         while self.state.done < self.pushes:
             if not pushes.advance(record):
@@ -216,20 +208,7 @@ class Asynchronous(ParameterServer):
                 log.warning("no node is left after %d of %d pushes", done, self.pushes)
                 break
             self._state_complete()
-        result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
-        return result
-
-
-class Sent(NamedTuple):
-    """The server's data about a message that a node has not replied to yet."""
-
-    node: int
-    number: int  # the count of messages to the node, from 1
-    when: float  # when it was sent, by the grid's `now`
-    version: int  # the version of the model in the message
-    seen: Seen | None  # the staleness policy's data about the time of sending
-    model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
-    statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
+        run.result.arrays = to_arrays(pushes.model, pushes.layout, pushes.reported.natives)
 
 
 class Pushes(Server):
@@ -282,7 +261,9 @@ class Pushes(Server):
         for node in self._scheduler.ready(state.done, idle=not state.flight):
             self._send(node)
         replies = self._grid.pull_before(state.flight, self._deadline())
-        if not replies and not self._anybody():
+        # On a virtual clock it may be known that no reply will arrive, and no node appear.
+        ended = self._deadline() == math.inf and self._grid.virtual_seconds is not None
+        if not replies and ended:
             if state.done % strategy.record_every:
                 self._sum_up()
                 record(state.done)
@@ -354,10 +335,6 @@ class Pushes(Server):
             self._state.next_look, math.inf if oldest is None else oldest.when + self._timeout
         )
 
-    def _anybody(self) -> bool:
-        """Return whether a reply may still arrive, or a node may still appear."""
-        return self._deadline() < math.inf or bool(self._grid.virtual_seconds is None)
-
     def _send(self, node: int) -> None:
         """Send a node the newest model."""
         state, strategy = self._state, self._strategy
@@ -381,6 +358,7 @@ class Pushes(Server):
             return model_update.received.vector
         return decode_update(model_update.arrays[MODEL].data, self.layout).dense()
 
+    @quiet
     def _receive(self, sent: Sent, reply: Message) -> None:
         """Apply the update in a reply, or count the reply as a failure and log the reason."""
         try:
@@ -396,7 +374,6 @@ class Pushes(Server):
         metrics = found.metrics
         self._state.losses.append((number(metrics, LOSS), number(metrics, EXAMPLES)))
 
-    @quiet
     def _apply(self, sent: Sent, found: ReceivedUpdate) -> None:
         """Take a step with a node's update, or add the update to the buffer.
 

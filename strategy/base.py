@@ -1,15 +1,13 @@
 """The base class of EdgeWire's strategies, with traffic counters, saved state and failed nodes."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from logging import getLogger
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, cast
 
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -84,13 +82,29 @@ class Codecs:
 NO_CODECS = Codecs()
 
 
-class ParameterServer(Strategy):
-    """A server that trains a model with updates from its nodes.
+class Started(NamedTuple):
+    """The arguments of `RunStrategy.start`.
 
-    `update="gradient"`: an update is the gradient of one mini-batch, applied at the run's learning
-    rate. `update="delta"`: an update is the model before local training minus the model after it,
-    applied at the rate `server_lr`. Raises `ValueError` for another `update`, and for a `server_lr`
-    that is not above 0.
+    `goes_on`: True if the run resumes from a loaded state. `result`: what `start` will return.
+    """
+
+    grid: Grid
+    arrays: ArrayRecord
+    rounds: int
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFn | None
+    goes_on: bool
+    result: Result
+
+
+class RunStrategy(Strategy):
+    """A strategy of a run: it counts the bytes that cross the network, and its state can be saved.
+
+    `initial`: the native tensors. These are sent in their own dtype, and are not in the flat model
+    that `start` gets (`compression/flower/native_tensors.py`). `evaluate_metrics`: the metrics of
+    the last round's evaluation at the nodes; None if there was none.
 
     `state` holds the whole state of a run. The strategy calls `on_state_complete` whenever the
     state is complete, for example after a round. Only then `save` returns it as bytes. After
@@ -99,44 +113,31 @@ class ParameterServer(Strategy):
     """
 
     unit = "ROUND"  # the unit of progress in the log
-    knows_context = False  # both ends know what the server sent: index sets may be coded by context
-    sends_models = True  # the messages in both directions hold whole models or updates
-    State: ClassVar[type[ServerState]]
-    state: ServerState
-    record_every = 1  # units (rounds, updates, mini-batches) from one evaluation to the next
-    no_steps = "drop it"  # advice in an error: what to do with optimizer= if nodes take no steps
+    State: ClassVar[type[Any]]
+    state: Any
 
-    def __init__(self, update: str, server_lr: float, codecs: Codecs = NO_CODECS) -> None:
-        if update not in UPDATES:
-            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
-        if not 0 < server_lr < math.inf:
-            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
-        self.update, self.server_lr = update, float(server_lr)  # messages hold it as a float
-        # The rate at which updates are applied; None: the run's learning rate.
-        self.rate = None if update == "gradient" else self.server_lr
-        self.codecs = codecs
+    def __init__(self, *wrapped: Strategy) -> None:
         self.state = self.State()
-        self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
-        self.screening = Screening()
-        self.initial: Initial | None = None  # the model's tensors that are sent in their own dtype
+        self.initial: Initial | None = None
         self.evaluate_metrics: MetricRecord | None = None
         self.on_state_complete: Callable[[], None] | None = None
         self._goes_on = False  # whether `start` resumes a loaded state
+        super().__init__(*wrapped)
 
     @property
     def traffic(self) -> Traffic:
         """The counters of bytes and messages so far."""
-        return self.state.traffic
+        return cast(Traffic, self.state.traffic)
 
     @property
-    def failed_nodes(self) -> dict[int, FailedNode]:
+    @abstractmethod
+    def failed_nodes(self) -> Mapping[int, FailedNode]:
         """The nodes whose replies could not all be used."""
-        return self.state.failures.failed_nodes
 
     @property
-    def train_metrics(self) -> dict[str, float] | None:
+    @abstractmethod
+    def train_metrics(self) -> Mapping[str, Any] | None:
         """The means of the nodes' newest training metrics; None before the first reply."""
-        return self.state.train_metrics
 
     @property
     @abstractmethod
@@ -153,7 +154,7 @@ class ParameterServer(Strategy):
         """
 
     def save(self) -> bytes:
-        """Return the state as bytes."""
+        """Return the state as bytes; raises `TypeError` for a value that cannot be saved."""
         return to_bytes(self.state, self._options())
 
     def load(self, data: bytes) -> None:
@@ -162,6 +163,104 @@ class ParameterServer(Strategy):
         Raises `StateError` for a state of another strategy, and for one saved with other options.
         """
         self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
+
+    @abstractmethod
+    def _options(self) -> dict[str, str]:
+        """Return the options that must be the same when a state is saved and loaded."""
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Run the whole training, like Flower's `Strategy.start`; `evaluate_fn` gets a flat model.
+
+        `num_rounds`: the number of rounds or mini-batches; an asynchronous server has `pushes` in
+        its place. `timeout`: the most seconds of one round, or to wait for the reply to a message.
+        The server reads `train_config["lr"]` for every message, so `evaluate_fn` may change it.
+        """
+        config, evaluated = train_config or ConfigRecord({"lr": 0.1}), evaluate_config
+        goes_on, self._goes_on = self._goes_on, False
+        if not goes_on:
+            self.state = self.State()
+        FLOWER.info("Starting %s strategy:", type(getattr(self, "strategy", self)).__name__)
+        self.summary()
+        result = Result()
+        self._train(
+            Started(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout,
+                config,
+                evaluated or ConfigRecord(),
+                evaluate_fn,
+                goes_on,
+                result,
+            )
+        )
+        return result
+
+    @abstractmethod
+    def _train(self, run: Started) -> None:
+        """Run the whole training; see `start`."""
+
+    def _state_complete(self) -> None:
+        """Call `on_state_complete`, because the state is complete and can be saved."""
+        if self.on_state_complete is not None:
+            self.on_state_complete()
+
+    def _evaluate(self, run: Started, done: int, of: int, arrays: ArrayRecord) -> None:
+        """Call `evaluate_fn`; put its metrics into the result, and log them as Flower does."""
+        metrics = run.evaluate_fn(done, arrays) if run.evaluate_fn else None
+        if metrics:
+            run.result.evaluate_metrics_serverapp[done] = metrics
+            FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
+
+
+class ParameterServer(RunStrategy):
+    """A server that trains a model with updates from its nodes.
+
+    `update="gradient"`: an update is the gradient of one mini-batch, applied at the run's learning
+    rate. `update="delta"`: an update is the model before local training minus the model after it,
+    applied at the rate `server_lr`. Raises `ValueError` for another `update`, and for a `server_lr`
+    that is not above 0.
+    """
+
+    knows_context = False  # both ends know what the server sent: index sets may be coded by context
+    sends_models = True  # the messages in both directions hold whole models or updates
+    State: ClassVar[type[ServerState]]
+    state: ServerState
+    record_every = 1  # units (rounds, updates, mini-batches) from one evaluation to the next
+    no_steps = "drop it"  # advice in an error: what to do with optimizer= if nodes take no steps
+
+    def __init__(self, update: str, server_lr: float, codecs: Codecs = NO_CODECS) -> None:
+        if update not in UPDATES:
+            raise ValueError(f"update must be one of {', '.join(UPDATES)}, not {update!r}")
+        if not 0 < server_lr < math.inf:
+            raise ValueError(f"server_lr must be a number above 0, not {server_lr:g}")
+        self.update, self.server_lr = update, float(server_lr)  # messages hold it as a float
+        # The rate at which updates are applied; None: the run's learning rate.
+        self.rate = None if update == "gradient" else self.server_lr
+        self.codecs = codecs
+        super().__init__()
+        self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
+        self.screening = Screening()
+
+    @property
+    def failed_nodes(self) -> dict[int, FailedNode]:
+        """The nodes whose replies could not all be used."""
+        return self.state.failures.failed_nodes
+
+    @property
+    def train_metrics(self) -> dict[str, float] | None:
+        """The means of the nodes' newest training metrics; None before the first reply."""
+        return self.state.train_metrics
 
     def _options(self) -> dict[str, str]:
         """Return the strategy's options that must be the same when a state is saved and loaded.
@@ -180,18 +279,9 @@ class ParameterServer(Strategy):
             found[name] = repr(value) if plain else type(value).__name__
         return found
 
-    def _begin(self) -> bool:
-        """Begin a run with an empty state or with a loaded one; return whether one was loaded."""
-        FLOWER.info("Starting %s strategy:", type(self).__name__)
-        self.summary()
-        goes_on, self._goes_on = self._goes_on, False
-        if not goes_on:
-            self.state = self.State()
-        self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
-        return goes_on
-
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""
+        self.failures = FailurePolicy(self.traffic, PATIENT, self.state.failures)
         grid = grid if isinstance(grid, OrderedGrid) else OrderedGrid(grid)
         grid.refuse = self._refuse
         return grid
@@ -205,30 +295,11 @@ class ParameterServer(Strategy):
         """Delete the state of nodes that have left the run."""
         self.failures.forget(nodes)
 
-    def _state_complete(self) -> None:
-        """Call `on_state_complete`, because the state is complete and can be saved."""
-        if self.on_state_complete is not None:
-            self.on_state_complete()
-
     def check_config(self, config: Config) -> None:
         """Raise `ConfigError` for options that one's own subclass lacks.
 
         The combinations that this package's strategies lack are in `edgewire.conf.rules`.
         """
-
-    def _evaluate(
-        self,
-        evaluate_fn: EvaluateFn | None,
-        done: int,
-        of: int,
-        arrays: ArrayRecord,
-        result: Result,
-    ) -> None:
-        """Call `evaluate_fn`; put its metrics in `result`, and log them as Flower does."""
-        metrics = evaluate_fn(done, arrays) if evaluate_fn else None
-        if metrics:
-            result.evaluate_metrics_serverapp[done] = metrics
-            FLOWER.info("[%s %d/%d] %s", self.unit, done, of, metrics)
 
     def _in_start(self, *arguments: Any, **options: Any) -> Any:
         """Raise `NotImplementedError`: `start` makes the messages, and aggregates the updates."""

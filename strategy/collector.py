@@ -1,7 +1,5 @@
 """Collects a round's replies until enough have arrived or the timeout ends; tracks stragglers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -137,9 +135,10 @@ class RoundCollector:
             arrived = grid.pull_before(ids, limit.deadline)
             if not arrived:
                 break
+            now = grid.now - began
             for message in arrived:
                 node = waiting.pop(metadata_of(message)["_reply_to_message_id"])
-                replies[node], self.seconds[node] = message, grid.now - began
+                replies[node], self.seconds[node] = message, now
                 good += not message.has_error()
             ids = [i for i in ids if i in waiting]
             limit.received(len(replies))

@@ -1,7 +1,5 @@
 """Gives each node as much work, entries and bits as arrive by a round's deadline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,82 +1,30 @@
 """Makes the strategy that a YAML file in conf/strategy/ names; new strategies need no code here."""
 
-from __future__ import annotations
+from typing import cast
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
-
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from edgewire.compression.batchnorm import expect_matches
-from edgewire.compression.flower import Traffic
-from edgewire.compression.flower.native_tensors import Initial
-from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.layout import Layout
-from edgewire.conf.build import local_of, objective_of, strategy_of
-from edgewire.conf.codecs import codec_of, downlink_of, gradients_of
+from edgewire.conf.build import local_of, objective_of
+from edgewire.conf.check import build, codec_of, downlink_of, gradients_of
 from edgewire.conf.rules import Choice, check
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.strategy.base import Codecs, ParameterServer
+from edgewire.strategy.base import Codecs, ParameterServer, RunStrategy
 from edgewire.strategy.federated import Federated
 from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 
 
-class CountedStrategy(Protocol):
-    """A strategy that counts the bytes that cross the network.
-
-    `initial`: the native tensors. These are sent in their own dtype, and are not in the flat model
-    that `start` gets (`compression/flower/native_tensors.py`).
-    """
-
-    initial: Initial | None
-
-    @property
-    def traffic(self) -> Traffic:
-        """The counters of bytes and messages so far."""
-
-    @property
-    def failed_nodes(self) -> Mapping[int, FailedNode]:
-        """The nodes whose replies could not all be used."""
-
-    @property
-    def train_metrics(self) -> Mapping[str, Any] | None:
-        """The nodes' training metrics of the last round; None if no node replied."""
-
-    @property
-    def evaluate_metrics(self) -> Mapping[str, Any] | None:
-        """The metrics of the last round's evaluation at the nodes; None if there was none."""
-
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
-    ) -> Result:
-        """Run all rounds, like Flower's `Strategy.start`; `evaluate_fn` gets a flat model."""
-
-
-class CutsModel(Protocol):
-    """A strategy that divides a model among nodes, and so needs the data's shape."""
-
-    def cut(self, config: Config, data: Data) -> None:
-        """Cut the configured model; raise `TaskError` or `ValueError` if it cannot be cut."""
-
-
-def made(config: Config, data: Data | None = None) -> CountedStrategy:
+def made(config: Config, data: Data | None = None) -> RunStrategy:
     """Return the configured strategy; with `data` it is also fitted to them (`fit`).
 
     A strategy with `_partial_` in its YAML file is one of EdgeWire's. It compresses messages
     itself, and gets the codecs and the seed here. All other strategies are Flower's or a user's.
     Raises `ConfigError` for unknown options, and for refused combinations (`edgewire.conf.rules`).
     """
-    strategy, local, objective = strategy_of(config), local_of(config), objective_of(config)
+    strategy = build("strategy", config.strategy)
+    local, objective = local_of(config), objective_of(config)
     try:
         local.check_strategy(config.strategy)
     except ValueError as error:
@@ -90,7 +38,7 @@ def made(config: Config, data: Data | None = None) -> CountedStrategy:
     if config.strategy.get("_partial_"):
         if isinstance(strategy, ParameterServer):
             strategy.screening = config.screen
-        scheme = cast(CountedStrategy, strategy)
+        scheme = cast(RunStrategy, strategy)
     else:
         scheme = Federated(
             strategy,
@@ -107,15 +55,15 @@ def made(config: Config, data: Data | None = None) -> CountedStrategy:
     return scheme
 
 
-def fit(scheme: CountedStrategy, config: Config, data: Data) -> None:
-    """Cut the model of a strategy that cuts it, for a data set.
+def fit(scheme: RunStrategy, config: Config, data: Data) -> None:
+    """Cut the model of a strategy that divides it among nodes (`cut`), for a data set.
 
     Raises `ConfigError` or `TaskError` for a model that cannot be cut as configured, and
     `ConfigError` for a strategy that needs samples, at a server without samples.
     """
-    cuts = hasattr(type(scheme), "cut")
+    cut = getattr(type(scheme), "cut", None)
     if not len(data.train):
-        if cuts:
+        if cut is not None:
             raise ConfigError(
                 "no data at the server, which cuts a model by them: put some into its own data "
                 "folder, and give dataset.root=, or choose a strategy that does not cut"
@@ -125,16 +73,16 @@ def fit(scheme: CountedStrategy, config: Config, data: Data) -> None:
                 "no data at the server to test on, and none that nodes hold back: give "
                 "dataset.holdout=0.2, say, a share of each node's own"
             )
-    if cuts:
+    if cut is not None:
         try:
-            cast(CutsModel, scheme).cut(config, data)
+            cut(scheme, config, data)
         except TaskError:
             raise
         except ValueError as error:
             raise ConfigError(f"strategy: {error}") from error
 
 
-def asks_nodes(scheme: CountedStrategy) -> bool:
+def asks_nodes(scheme: RunStrategy) -> bool:
     """Return whether the strategy asks the nodes to evaluate the model."""
     return isinstance(scheme, Federated) and scheme.evaluates
 

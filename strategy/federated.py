@@ -1,10 +1,8 @@
 """Runs Flower's strategies over a compressed grid, round by round, and saves their state."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import QFedAvg, Result, Strategy
+from flwr.serverapp.strategy import QFedAvg, Strategy
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower import (
@@ -27,7 +25,7 @@ from edgewire.compression.flower import (
     to_vector,
 )
 from edgewire.compression.flower.headers import EXAMPLES, LOSS, SECONDS, STEPS
-from edgewire.compression.flower.native_tensors import NONE, Initial, natives_of, with_natives
+from edgewire.compression.flower.native_tensors import NONE, natives_of, with_natives
 from edgewire.compression.flower.records import FlatArray
 from edgewire.compression.flower.server.compressed_grid import CompressedGridState
 from edgewire.compression.flower.server.failure_policy import MAX_CONSECUTIVE_FAILURES, FailedNode
@@ -35,10 +33,9 @@ from edgewire.compression.flower.server.reply_checks import ROUNDING
 from edgewire.compression.flower.server.session import InitialModel
 from edgewire.compression.flower.server.statistics_averaging import mean, values_of_array, wrapped
 from edgewire.compression.screening import Screening
-from edgewire.strategy.base import FLOWER, EvaluateFn
-from edgewire.strategy.node_means import NodeMeans
-from edgewire.strategy.run.serialization import from_bytes, to_bytes
-from edgewire.strategy.run.tagged import Tagged, to_plain
+from edgewire.strategy.aggregation import NodeMeans
+from edgewire.strategy.base import RunStrategy, Started
+from edgewire.strategy.run.serialization import Tagged, expect_savable
 from edgewire.task.objectives import Objective
 
 TRAINED = (LOSS, EXAMPLES, STEPS, SECONDS)  # metrics of the ClientApp's replies to training
@@ -92,19 +89,19 @@ class FederatedState:
     weights: dict[int, float] = field(default_factory=dict)
 
 
-class Federated(StatisticsAveraging):
+class Federated(RunStrategy, StatisticsAveraging):
     """Runs any of Flower's strategies over a compressed grid.
 
     Flower's strategies sample nodes with Python's global random generator. While one of their
     methods runs, that generator has the state of this class's own one, which is seeded before each
     round's sampling. So the sample depends only on the seed and the round.
 
-    `on_state_complete` is called between two rounds. Then `save` returns the whole state of a run.
-    After `load`, a strategy with the same options resumes at that point.
-
     `from_seed`: True if the nodes make the model before training from the run's seed.
     `compact_records`: True if the records beside the payloads are sent in compact form.
     """
+
+    State = FederatedState
+    state: FederatedState
 
     def __init__(
         self,
@@ -126,28 +123,23 @@ class Federated(StatisticsAveraging):
         self._replies = ReplyRules(uplink, metrics=metrics, bounds=self._bounds, sums=sums)
         self._downlink, self._seed, self._from_seed = downlink, seed, from_seed
         self._screening, self._compact_records = screening, compact_records
-        self._state = FederatedState()
         self._random = random.Random()  # what the strategy draws from
-        self._goes_on = False  # whether `start` resumes a loaded state
-        self.train_metrics: MetricRecord | None = None  # the nodes' metrics of the last round
-        self.evaluate_metrics: MetricRecord | None = None
-        self.on_state_complete: Callable[[], None] | None = None
-        self.initial: Initial | None = None  # the model's tensors that are sent in their own dtype
-
-    @property
-    def traffic(self) -> Traffic:
-        """The counters of bytes and messages so far."""
-        return self._state.traffic
+        self._trained: MetricRecord | None = None
 
     @property
     def failed_nodes(self) -> dict[int, FailedNode]:
         """The nodes whose replies could not all be used."""
-        return self._state.grid.failures.failed_nodes
+        return self.state.grid.failures.failed_nodes
+
+    @property
+    def train_metrics(self) -> MetricRecord | None:
+        """The nodes' training metrics of the last round; None if no node replied."""
+        return self._trained
 
     @property
     def done(self) -> int:
         """The number of rounds so far."""
-        return self._state.round
+        return self.state.round
 
     @property
     def evaluates(self) -> bool:
@@ -159,16 +151,13 @@ class Federated(StatisticsAveraging):
 
         Raises `TypeError` with a one-line message for an attribute that cannot be serialized.
         """
-        self._state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
-        return to_bytes(self._state, self._options())
+        self.state.kept = [attributes_of(each) for each in wrapped(self.strategy)]
+        return super().save()
 
     def load(self, data: bytes) -> None:
-        """Set the state to a saved one; the next `start` resumes from it.
-
-        Raises `StateError` for a state of another strategy, and for one saved with other options.
-        """
-        self._state, self._goes_on = from_bytes(FederatedState, data, self._options()), True
-        for strategy, kept in zip(wrapped(self.strategy), self._state.kept, strict=True):
+        """Set the state, and the attributes of the strategy, to saved ones; see `RunStrategy`."""
+        super().load(data)
+        for strategy, kept in zip(wrapped(self.strategy), self.state.kept, strict=True):
             for name, value in kept.items():
                 setattr(strategy, name, value.value)
 
@@ -177,7 +166,7 @@ class Federated(StatisticsAveraging):
 
         Between two rounds there are no unanswered messages to delete.
         """
-        self._state.grid.session.go_back(back)
+        self.state.grid.session.go_back(back)
 
     def _options(self) -> dict[str, str]:
         """Return the classes of the strategy and of those that it wraps.
@@ -186,83 +175,50 @@ class Federated(StatisticsAveraging):
         """
         return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the strategy's rounds with a flat model, like Flower's `Strategy.start`."""
-        goes_on, self._goes_on = self._goes_on, False
-        initial = self.initial or NONE
-        if not goes_on:
-            self._state = FederatedState()
-        state, self._layout = self._state, layout_of(initial_arrays)
+    def _train(self, run: Started) -> None:
+        """Run the strategy's rounds with a flat model."""
+        initial, state = self.initial or NONE, self.state
+        self._layout = layout_of(run.arrays)
         compressed = CompressedGrid(
-            grid,
+            run.grid,
             downlink=self._downlink,
             seed=self._seed,
             screening=self._screening,
             replies=self._replies,
             failures=FailureLimits(few=MAX_CONSECUTIVE_FAILURES),
             model=InitialModel.of(
-                self._layout, initial_arrays, self.initial, from_seed=self._from_seed
+                self._layout, run.arrays, self.initial, from_seed=self._from_seed
             ),
             traffic=self.traffic,
             state=state.grid,
             compact_records=self._compact_records,
         )
-        FLOWER.info("Starting %s strategy:", type(self.strategy).__name__)
-        self.summary()
-        result = Result()
-        if not goes_on:
-            flat = flat_record(to_vector(initial_arrays))
+        if not run.goes_on:
+            flat = flat_record(to_vector(run.arrays))
             state.arrays = Tagged(with_natives(flat, initial.arrays))
-            self._measure(evaluate_fn, num_rounds, result)
-        train_config = ConfigRecord() if train_config is None else train_config
-        configs = train_config, evaluate_config or ConfigRecord()
-        while state.round < num_rounds:
-            self._round(compressed, timeout, *configs, result)
-            self._measure(evaluate_fn, num_rounds, result)
-            if self.on_state_complete is not None:
-                self.on_state_complete()
+            self._evaluate(run, 0, run.rounds, state.arrays.value)
+        while state.round < run.rounds:
+            self._round(compressed, run)
+            self._evaluate(run, state.round, run.rounds, state.arrays.value)
+            self._state_complete()
         compressed.end()
-        return result
 
-    def _round(
-        self,
-        compressed: CompressedGrid,
-        timeout: float,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-        result: Result,
-    ) -> None:
+    def _round(self, compressed: CompressedGrid, run: Started) -> None:
         """Run one round, with its parts in the order of Flower's `Strategy.start`."""
-        number, arrays = self._state.round + 1, self._state.arrays.value
-        messages = self.configure_train(number, arrays, train_config, compressed)
+        result, timeout = run.result, run.timeout
+        number, arrays = self.state.round + 1, self.state.arrays.value
+        messages = self.configure_train(number, arrays, run.train_config, compressed)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         found, metrics = self.aggregate_train(number, replies)
         if found is not None:
             result.arrays = arrays = found
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
-        messages = self.configure_evaluate(number, arrays, evaluate_config, compressed)
+        messages = self.configure_evaluate(number, arrays, run.evaluate_config, compressed)
         replies = compressed.send_and_receive(messages, timeout=timeout)
         if (measured := self.aggregate_evaluate(number, replies)) is not None:
             result.evaluate_metrics_clientapp[number] = measured
-        self._state.round, self._state.arrays = number, Tagged(arrays)
-
-    def _measure(self, evaluate_fn: EvaluateFn | None, of: int, result: Result) -> None:
-        """Call `evaluate_fn` with the newest model; put its metrics in `result`, and log them."""
-        done, arrays = self._state.round, self._state.arrays.value
-        metrics = evaluate_fn(done, arrays) if evaluate_fn else None
-        if metrics is not None:
-            result.evaluate_metrics_serverapp[done] = metrics
-            FLOWER.info("[ROUND %d/%d] %s", done, of, metrics)
+        self.state.round, self.state.arrays = number, Tagged(arrays)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -287,14 +243,14 @@ class Federated(StatisticsAveraging):
         if isinstance(self.strategy, QFedAvg):
             replies = level(list(replies))
         with global_random(self._random):
-            arrays, self.train_metrics = super().aggregate_train(server_round, replies)
-        return arrays, self.train_metrics
+            arrays, self._trained = super().aggregate_train(server_round, replies)
+        return arrays, self._trained
 
     def _mix(
         self, reports: list[dict[str, Array]], weights: list[float], nodes: list[int]
     ) -> dict[str, Array]:
         """Average the hidden tensors by name, some of them over all nodes (`NodeMeans`)."""
-        vectors, known = (self.initial or NONE).vectors, self._state.weights
+        vectors, known = (self.initial or NONE).vectors, self.state.weights
         means = NodeMeans(vectors, known)
         own = [{n: values_of_array(r.pop(n)) for n in means.names} for r in reports]
         mixed = super()._mix(reports, weights, nodes)
@@ -302,7 +258,7 @@ class Federated(StatisticsAveraging):
             used = [means.weight_of(*each) for each in zip(nodes, weights, strict=True)]
             found = {name: mean([each[name] for each in own], used) for name in means.names}
             now, known = (
-                natives_of(self._state.arrays.value),
+                natives_of(self.state.arrays.value),
                 dict(zip(nodes, weights, strict=True)),
             )
             mixed |= {n: FlatArray(a) for n, a in means.update(now, found, known).items()}
@@ -333,7 +289,7 @@ def attributes_of(strategy: Strategy) -> dict[str, Tagged]:
     found = {name: Tagged(value) for name, value in vars(strategy).items() if not _is_rule(value)}
     for name, value in found.items():
         try:
-            to_plain(value.value, lambda array: 0)
+            expect_savable(value.value)
         except TypeError as error:
             raise TypeError(f"{type(strategy).__name__}.{name}: {error}") from error
     return found

@@ -1,7 +1,5 @@
 """Computes the learning rate of each round with PyTorch's schedulers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Decides when an asynchronous server sends a node its next message (backoff)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field

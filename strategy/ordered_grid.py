@@ -1,7 +1,5 @@
 """Lists nodes in the same order in simulation and deployment, and waits for nodes."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable

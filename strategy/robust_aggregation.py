@@ -1,7 +1,5 @@
 """Computes robust means of updates for each coordinate, so that bad nodes have little influence."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

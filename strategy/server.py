@@ -1,7 +1,5 @@
 """What rounds and pushes both hold: the model, the session with the nodes, the inbox, the means."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ of the update. It is 0 if the server took no step in between. A step applies one
 updates if the server has a buffer.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import NamedTuple

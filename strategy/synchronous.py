@@ -1,7 +1,5 @@
 """Synchronous sparse averaging: every node sends an update, and the server applies their mean."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque
@@ -11,12 +9,10 @@ from logging import getLogger
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.app import ArrayRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from edgewire.compression.base import DIVERGED, PayloadError, is_finite
+from edgewire.compression.base import DIVERGED, PayloadError, is_finite, quiet
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.flower import to_arrays
 from edgewire.compression.flower.headers import (
@@ -39,8 +35,8 @@ from edgewire.strategy.base import (
     NO_CODECS,
     STEP_MESSAGE,
     Codecs,
-    EvaluateFn,
     ParameterServer,
+    Started,
 )
 from edgewire.strategy.collector import RoundCollector, RoundCollectorState
 from edgewire.strategy.deadline import Deadline, DeadlinePlanner, Measurement, NodePace, NodePlan
@@ -215,35 +211,18 @@ class SparseAveraging(ParameterServer):
         what = self.update, type(self.optimizer).__name__, self.participation.quorum
         FLOWER.info("sparse averaging of a %s, %s at the server, quorum %g", *what)
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Run the rounds, like Flower's `Strategy.start`; `evaluate_fn` gets one flat vector.
-
-        The server reads `train_config["lr"]` in every round, so `evaluate_fn` may change it.
-        `timeout`: the most seconds of one round.
-        """
-        goes_on = self._begin()
-        grid = self._ordered(grid)
-        config = train_config or ConfigRecord({"lr": 0.1})
-        rounds, result = Rounds(self, grid, initial_arrays, self.state), Result()
-        if not goes_on:
-            self._evaluate(evaluate_fn, 0, num_rounds, rounds.arrays, result)
-        while self.state.round < num_rounds:
-            if not rounds.advance(cast(float, config["lr"]), timeout):
-                log.warning("no node is left; %d of %d rounds", self.state.round, num_rounds)
+    def _train(self, run: Started) -> None:
+        """Run the rounds."""
+        rounds = Rounds(self, self._ordered(run.grid), run.arrays, self.state)
+        if not run.goes_on:
+            self._evaluate(run, 0, run.rounds, rounds.arrays)
+        while self.state.round < run.rounds:
+            if not rounds.advance(cast(float, run.train_config["lr"]), run.timeout):
+                log.warning("no node is left; %d of %d rounds", self.state.round, run.rounds)
                 break
-            self._evaluate(evaluate_fn, self.state.round, num_rounds, rounds.arrays, result)
+            self._evaluate(run, self.state.round, run.rounds, rounds.arrays)
             self._state_complete()
-        result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
-        return result
+        run.result.arrays = to_arrays(rounds.model, rounds.layout, rounds.reported.natives)
 
 
 class Rounds(Server):
@@ -349,6 +328,7 @@ class Rounds(Server):
         resting = self._exchange.resting()
         return [node for node in nodes if node not in resting] or nodes, needed
 
+    @quiet
     def _aggregate(
         self, number: int, asked: list[int], replies: Mapping[int, Message], lr: float
     ) -> None:

@@ -25,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 
 
 LONGEST = {  # These files start processes; one of them and another test use two cores fully.
-    "test_ray.py", "test_on_ray.py", "test_resumed.py", "test_engine.py",
+    "test_ray.py", "test_resumed.py", "test_engine.py",
     "test_client.py",
     "test_killed.py", "test_outside.py", "test_wheel.py", "test_hostile.py", "test_run.py",
     "test_main.py", "test_resume.py", "test_stops.py", "test_deploy.py",

@@ -1,7 +1,5 @@
 """Makes runs in which nodes mutate their replies; records the result and the server's cost."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 import tracemalloc

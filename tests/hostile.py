@@ -1,7 +1,5 @@
 """Attacks: what a malicious node may reply, for tests of the server."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Mutations of whole replies that use their structure; payloads have valid checksums."""
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from typing import Any

@@ -8,8 +8,6 @@ resumed, or only the parts that are named. Golden payloads are in
 tests/compression/payloads.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

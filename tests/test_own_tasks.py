@@ -1,6 +1,5 @@
 """A user's own data, model and objective, named by `_target_`, train without a change of ours."""
 
-import sys
 import textwrap
 
 import pytest
@@ -17,45 +16,17 @@ from edgewire.task.datasets.data import expect_finite_targets, expect_usable
 from edgewire.task.errors import TaskError
 from edgewire.task.steps import evaluate
 from tests.local_runs import local_run
+from tests.own_task import own_module
 from tests.runs import configured, history_of, model_bytes, result_of
 
 MINE = """
-    import torch
-    from torch import nn
-    from edgewire.task.datasets import Data, Split
-    from edgewire.task.objectives import Metric, Objective
-    from edgewire.task.transforms import ImageTransform
-
-
-    def data(inputs, targets=(), **options):
-        cut = len(next(iter(inputs.values()))) if isinstance(inputs, dict) else len(
-            inputs[0] if isinstance(inputs, tuple) else inputs)
-        train, test = torch.arange(0, cut - 40), torch.arange(cut - 40, cut)
-        whole = Split(inputs, targets)
-        return Data(whole.taken(train), whole.taken(test), **options)
-
-
-    def noise(*shape):
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
-
-
     def table(features: int = 6):
         x = noise(240, features)
         return data(x, x.sum(1) + 0.1 * noise(240))
 
 
-    def windows():
-        labels = (noise(240) > 0).long()
-        return data(noise(240, 3, 32) + labels[:, None, None], labels, classes=2)
-
-
     def unlabelled():
         return data(noise(240, 8))
-
-
-    def scenes():
-        x = (noise(240, 1, 8, 8) * 40 + 128).clamp(0, 255).to(torch.uint8)
-        return data(x, (x[:, 0] > 128).long(), transform=ImageTransform((0.5,), (0.25,)))
 
 
     def text(length: int = 12):
@@ -75,11 +46,6 @@ MINE = """
 
     def three(inputs: int):
         return 3
-
-
-    def conv():
-        return nn.Sequential(
-            nn.Conv1d(3, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
 
 
     def mask():
@@ -180,14 +146,11 @@ TASKS = {
 
 
 @pytest.fixture(autouse=True)
-def mine(tmp_path, monkeypatch):
-    """Put a module of the user's, `mine_tasks`, into a folder from which Python imports."""
-    folder = tmp_path / "own"
-    folder.mkdir()
-    (folder / "mine_tasks.py").write_text(textwrap.dedent(MINE))
-    monkeypatch.syspath_prepend(folder)
-    yield
-    sys.modules.pop("mine_tasks", None)
+def mine(tmp_path):
+    """Make the module `mine_tasks` importable."""
+    (tmp_path / "own").mkdir()
+    with own_module(tmp_path / "own", "mine_tasks", MINE):
+        yield
 
 
 def words_of(task):

@@ -1,8 +1,5 @@
 """A random combination of data, model, objective and method either runs, or ends in one line."""
 
-import sys
-import textwrap
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,14 +8,10 @@ from edgewire.command.job import prepare
 from edgewire.conf.schema import ConfigError
 from edgewire.task.errors import TaskError
 from tests.local_runs import local_run
+from tests.own_task import own_module
 from tests.runs import configured, result_of
 
 MINE = """
-    import torch
-    from torch import nn
-    from edgewire.task.datasets import Data, Split
-    from edgewire.task.transforms import ImageTransform
-
     SHAPES = {"row": (6,), "signal": (3, 8), "image": (1, 8, 8), "number": ()}
 
 
@@ -127,13 +120,9 @@ def tasks(draw):
 
 @pytest.fixture(scope="module", autouse=True)
 def mine(tmp_path_factory):
-    """Put a module of the user's, `random_task`, into a folder from which Python imports."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "random_task.py").write_text(textwrap.dedent(MINE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+    """Make the module `random_task` importable."""
+    with own_module(tmp_path_factory.mktemp("own"), "random_task", MINE):
         yield
-    sys.modules.pop("random_task", None)
 
 
 @settings(max_examples=settings.default.max_examples // 3)  # a run takes half a second

@@ -91,7 +91,8 @@ def restored(content: RecordDict) -> RecordDict:
 
     Raises `PayloadError` for bytes that `compact` does not write.
     """
-    place, header = _first(content, CARRIER), values_of(content).get(HEADER)
+    header = values_of(content).get(HEADER)  # beside a carrier there is none
+    place = _first(content, CARRIER) if header is None else None
     if place is not None:
         carrier = Reader(memoryview(place[2].data))
         data = carrier.take(carrier.varint())

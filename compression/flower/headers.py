@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -227,7 +228,12 @@ def brief(value: object) -> str:
 
 def trains(message: Message) -> bool:
     """Return whether a message is for training; then its reply holds a model or an update."""
-    return str(metadata_of(message)["_message_type"]).partition(".")[0] == "train"
+    return _trains(metadata_of(message)["_message_type"])
+
+
+@lru_cache
+def _trains(kind: str) -> bool:
+    return kind.partition(".")[0] == "train"
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
@@ -255,12 +261,21 @@ def read(content: RecordDict, kind: type[N]) -> N:
         return kind()
     if not isinstance(record, ConfigRecord):
         raise PayloadError(f"the record {HEADER!r} must be a ConfigRecord")
+    last = _last.get(kind)
+    if last is not None and last[0] is record:
+        return cast(N, last[1])
     types = TYPES[kind]
     said = values_of(record)
     for key, value in said.items():
         if key not in types or not types[key](value):
             raise PayloadError(f"the record {HEADER!r} holds {brief(value)} as {key[:40]}")
-    return kind(**said)
+    header = kind(**said)
+    _last[kind] = record, header
+    return header
+
+
+# The record of each kind that was read last, and its header: nodes of a process get one record.
+_last: dict[type, tuple[ConfigRecord, DownlinkHeader | UplinkHeader]] = {}
 
 
 def _number(value: Any) -> bool:

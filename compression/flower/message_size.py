@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 PLAIN = "numpy.ndarray"  # `stype` of Flower's own Arrays; Arrays with another stype hold payloads
 # `stype` of an Array with compact records before a payload: their length, the records, the payload.
 CARRIER = "edgewire.records+payload"
+_SIZE = "_edgewire_size"  # an attribute of a reply: its content, a header's name, their `Size`
 _FIXED = (float, bool)  # values of one length
 FEW = 64  # up to this length it is cheaper to read a list's values than to serialise the record
 # The most cached lengths; the most characters in all names of a record with a cached length.
@@ -30,6 +31,22 @@ def other_than_payloads(size: Size) -> int:
 def size_of(content: RecordDict) -> int:
     """Return the bytes of a content: the data of all Arrays, and the other records serialised."""
     return measured(content, "")[2]
+
+
+def measured_reply(reply: Message, header: str) -> Size:
+    """Return `measured` of a reply's content; the content must not change between the calls.
+
+    The grid, the node log and the session each count a reply's bytes. The size is measured once,
+    and kept with the message for this content.
+    """
+    content = reply.__dict__["_content"]
+    kept = reply.__dict__.get(_SIZE)
+    if kept is not None and kept[0] is content and kept[1] == header:
+        size: Size = kept[2]
+        return size
+    size = measured(content, header)
+    reply.__dict__[_SIZE] = content, header, size
+    return size
 
 
 def measured(content: RecordDict, header: str) -> Size:
@@ -73,7 +90,14 @@ def record_bytes(record: ConfigRecord | MetricRecord) -> int:
     values = record.__dict__["_data"]
     try:
         # Most values are floats: without a call for each.
-        alike = [each if (each := type(v)) in _FIXED else _alike(v) for v in values.values()]
+        alike = [
+            each
+            if (each := type(v)) in _FIXED
+            else v.bit_length()
+            if each is int and v >= 0
+            else _alike(v)
+            for v in values.values()
+        ]
         key = type(record), *values, *alike
         if (length := _lengths.get(key)) is None:
             length = len(record.deflate())

@@ -140,7 +140,7 @@ class NodeReplica:
         Raises `PayloadError` if the node lacks the version `header.base`, or if the payload does
         not fit the model. Also raises it if the result's checksum differs from the header's.
         """
-        if header.rates is not None or MODEL in arrays:
+        if header.rates is not None or MODEL in values_of(arrays):
             if self._layout is None:
                 raise PayloadError(
                     "the server's steps come, and this node knows no layout for them"
@@ -366,7 +366,8 @@ class NodeReplica:
         if not base <= there <= newest:
             raise PayloadError(LACKS)
         for version in range(there + 1, newest + 1):
-            update = self._decode(arrays[str(version)].data, self._context_of(replica))
+            payload = values_of(arrays)[str(version)].data
+            update = self._decode(payload, self._context_of(replica))
             indices, values = update.indices, update.values
             if mask is not None:
                 indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices

@@ -9,7 +9,6 @@ noise. If the server clips, it clips decoded updates, so every method is allowed
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -20,7 +19,7 @@ from ..codec import Codec
 from ..decoder import decode
 from ..layout import Layout
 from ..wire_natives import NativeTensor
-from .records import Vector, records, values_of
+from .records import Vector, values_of
 
 KEY_CLIPPING_NORM = "clipping_norm"  # Flower's constant; its module depends on Flower's version
 ROUNDING = 1 + 1e-3  # tolerance for rounding in float32 sums of many squares
@@ -28,9 +27,9 @@ ROUNDING = 1 + 1e-3  # tolerance for rounding in float32 sums of many squares
 
 def clip_of(content: RecordDict) -> float | None:
     """Return the clipping norm in a message's ConfigRecords; None if they hold none."""
-    for _, config in records(content, ConfigRecord):
-        if KEY_CLIPPING_NORM in values_of(config):
-            return float(cast(float, config[KEY_CLIPPING_NORM]))
+    for record in values_of(content).values():
+        if ConfigRecord in type(record).__mro__ and KEY_CLIPPING_NORM in values_of(record):
+            return float(values_of(record)[KEY_CLIPPING_NORM])
     return None
 
 

@@ -18,7 +18,7 @@ from edgewire.command.python_api import RunFailed, sweep
 from edgewire.conf.network import network_named
 from edgewire.report.estimate import paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
-from edgewire.report.link_time import Link, seconds_over
+from edgewire.report.link_time import seconds_over
 from edgewire.report.run_result import RunResult, SweepResult
 from edgewire.report.runs import read_settings
 from edgewire.simulation.workers.limits import allowed_cores
@@ -158,8 +158,8 @@ def _seconds(result: RunResult) -> float | None:
     run, settings = result.as_run(), read_settings(result.folder)
     if any(settings.get(key, "null") not in ("null", "1", "1.0") for key in DECIDED_BY_LINK):
         return None
-    link = Link(LINK, network_named(LINK))
-    return next(reversed(seconds_over(link, run.history(), run.result, settings)), None)
+    seconds = seconds_over(network_named(LINK), run.history(), run.result, settings)
+    return next(reversed(seconds), None)
 
 
 def _speed() -> str:

@@ -1,4 +1,4 @@
-"""Reports an error to the user: one line, and an exit code.
+"""Reports an error to who has called the command: one line, and an exit code.
 
 The exit code is 2 for the user's own mistake, and 1 for a run that has failed or diverged. For a
 stopped run it is 128 plus the signal's number (130: Ctrl-C, 143: SIGTERM).
@@ -11,13 +11,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from edgewire.command.caller import caller
 from edgewire.compression.base import PayloadError
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.words import explained
@@ -28,6 +28,35 @@ from edgewire.task.errors import TaskError
 
 MISTAKES = ConfigError, TaskError, UsageError, LoggerError  # of the user's
 STOPPED = 130  # exit code after Ctrl-C
+
+
+@dataclass(frozen=True)
+class Caller:
+    """`python`: whether Python code has called; it gets results and exceptions, not lines.
+
+    `progress`: whether to show the progress of a run.
+    """
+
+    python: bool = False
+    progress: bool = True
+
+
+_callers = [Caller()]
+
+
+def caller() -> Caller:
+    """Return who has called the command that is running."""
+    return _callers[-1]
+
+
+@contextmanager
+def called_from(new: Caller) -> Iterator[None]:
+    """In this context, the command has this caller."""
+    _callers.append(new)
+    try:
+        yield
+    finally:
+        _callers.pop()
 
 
 class Diverged(Exception):

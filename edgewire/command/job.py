@@ -22,8 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.logging import RichHandler
 
-from edgewire.command.caller import caller
-from edgewire.command.exit import Diverged, Failed, clear_errors
+from edgewire.command.exit import Diverged, Failed, caller, clear_errors
 from edgewire.command.run_lock import ended_with_parent, run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
@@ -42,8 +41,8 @@ from edgewire.pipeline.picture import show
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
+from edgewire.report.run_result import summary_table
 from edgewire.report.runs import HYDRA, read_result
-from edgewire.report.summary import summary_table
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 
@@ -132,8 +131,9 @@ def run(composed: DictConfig, folder: Path) -> None:
     config = typed(composed)
     loggers = loggers_of(config)
     set_up_logging(config.verbose)
-    given = HydraConfig.get().overrides.task
-    if "pushes" in config.strategy and any(w.lstrip("+").startswith("rounds=") for w in given):
+    hydra = HydraConfig.get()
+    given = any(word.lstrip("+").startswith("rounds=") for word in hydra.overrides.task)
+    if given and "pushes" in config.strategy:
         log.warning(
             "rounds= has no effect: this strategy has no rounds and ends after strategy.pushes=%s",
             config.strategy["pushes"],
@@ -180,7 +180,7 @@ def run(composed: DictConfig, folder: Path) -> None:
             config.rounds,
             console if caller().progress else silent,
             shared=not alone(),
-            name=job_name(),
+            name=f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else "",
             metric=metric,
         )
         logs = logged(loggers, folder, values["config"], metric.name, resumes())
@@ -251,12 +251,6 @@ def alone() -> bool:
     """Return whether this job alone prints on the screen: no sweep runs other jobs beside it."""
     hydra = HydraConfig.get()
     return hydra.mode is not RunMode.MULTIRUN or hydra.launcher["_target_"] == BASIC
-
-
-def job_name() -> str:
-    """Return the prefix for the lines of a job in a sweep; "" for a single run."""
-    hydra = HydraConfig.get()
-    return f"job {hydra.job.num}: " if hydra.mode is RunMode.MULTIRUN else ""
 
 
 def refuse_sweep() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from edgewire.command.caller import COMPARE
 from edgewire.command.exit import clear_errors
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.new_task import NEW, new_task
 from edgewire.command.sweep import SweepEnd
+
+COMPARE = "compare"  # the word of the command line that compares methods
 
 
 def cli() -> None:

@@ -19,8 +19,7 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from edgewire.command.caller import Caller, called_from
-from edgewire.command.exit import Failed, Stopped
+from edgewire.command.exit import Caller, Failed, Stopped, called_from
 from edgewire.command.hydra_main import run_hydra
 from edgewire.command.job import RUN
 from edgewire.command.saved_config import CONTINUE, RESUME, quoted

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from argparse import Namespace
 from contextlib import suppress
@@ -18,12 +17,14 @@ from typing import Any, NoReturn, cast
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from edgewire.conf.classes import with_new_names
+from edgewire.conf.classes import with_targets
 from edgewire.conf.load import HERE as CONF
 from edgewire.conf.load import compose_config
 from edgewire.conf.schema import Config, ConfigError, declared
+from edgewire.import_names import new_name
 from edgewire.machine.job import PLACE
 from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.checkpoint_file import expect
@@ -45,7 +46,7 @@ RESUME = "resume"  # the override's key; also the name of Hydra's job in a resum
 CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a continued sweep
 # overrides that `resume=` and `continue=` allow
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
-FILES = ("dataset.root", "model.file")  # keys of paths; a resumed run may find its files elsewhere
+FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
 # overrides that only `continue=` allows
 BESIDE_SWEEP = (
     *(*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
@@ -74,18 +75,9 @@ def continuing(argv: list[str]) -> list[str]:
     It has the overrides that Hydra has saved in the sweep's folder. Raises `ConfigError` for
     overrides that are not in `BESIDE_SWEEP`, and for a folder without a sweep.
     """
-    found = [word.partition("=")[2] for word in argv if word.startswith(f"{CONTINUE}=")]
-    others = [w for w in argv if not w.startswith(f"{CONTINUE}=") and w not in ("-m", "--multirun")]
-    for word in others:
-        if not word.startswith(BESIDE_SWEEP):
-            raise ConfigError(
-                f"{word} does not go with continue=: a sweep keeps its overrides; only those of "
-                "the engine, logger=, verbose=, checkpoint_every=, stop_on_failure=, "
-                "hydra/launcher= and hydra.sweeper.trials= may differ"
-            )
-    if len(found) > 1 or not found[0]:
-        raise ConfigError("continue= takes the folder of one sweep, such as multirun/DATE/TIME")
-    folder = Path(found[0]).expanduser().absolute()
+    argv = [word for word in argv if word not in ("-m", "--multirun")]
+    found, others = _apart(CONTINUE, argv, BESIDE_SWEEP, "sweep, such as multirun/DATE/TIME")
+    folder = Path(found).expanduser().absolute()
     try:
         saved = _hydras(folder / "multirun.yaml")
         before = [*saved["overrides"]["hydra"], *saved["overrides"]["task"]]
@@ -93,7 +85,7 @@ def continuing(argv: list[str]) -> list[str]:
         name = str(saved["job"]["config_name"])
     except Exception as error:  # YAML's and OmegaConf's readers raise a dozen types
         raise ConfigError(
-            f"continue={found[0]}: there is no sweep: its multirun.yaml cannot be read"
+            f"continue={found}: there is no sweep: its multirun.yaml cannot be read"
         ) from error
     given = {_key(word) for word in others} | {"hydra.sweep.dir", "hydra.job.name", "hydra.mode"}
     kept = [word for word in before if _key(word) not in given]
@@ -104,6 +96,25 @@ def continuing(argv: list[str]) -> list[str]:
     if sources.get("main", str(CONF)) != str(CONF):
         options += ["--config-path", sources["main"], "--config-name", name]
     return [*options, *kept, *others, *own]
+
+
+def _apart(key: str, argv: list[str], allowed: tuple[str, ...], of: str) -> tuple[str, list[str]]:
+    """Return the value of `key` in a command line, and the other words.
+
+    Raises `ConfigError` for a word that does not begin like one of `allowed`, and for another
+    number of values than one.
+    """
+    found = [word.partition("=")[2] for word in argv if word.startswith(f"{key}=")]
+    others = [word for word in argv if not word.startswith(f"{key}=")]
+    for word in others:
+        if not word.startswith(allowed):
+            raise ConfigError(
+                f"{word} does not go with {key}=, which keeps the configuration; only words that "
+                f"begin with {', '.join(allowed)} do"
+            )
+    if len(found) > 1 or not found[0]:
+        raise ConfigError(f"{key}= takes the folder of one {of}")
+    return found[0], others
 
 
 def _key(override: str) -> str:
@@ -135,22 +146,12 @@ def resuming(argv: list[str]) -> list[str]:
 
     Raises `ConfigError` for overrides that are not in `BESIDE`, and if the run cannot be resumed.
     """
-    found = [word.partition("=")[2] for word in argv if word.startswith(f"{RESUME}=")]
-    others = [word for word in argv if not word.startswith(f"{RESUME}=")]
-    for word in others:
-        if not word.startswith((*BESIDE, *(f"{key}=" for key in FILES))):
-            raise ConfigError(
-                f"{word} does not go with resume=: a resumed run keeps its configuration; only the "
-                "engine's overrides (engine.workers=, engine.address=), logger=, verbose=, "
-                "checkpoint_every=, dataset.root= and model.file= may differ"
-            )
-    if len(found) > 1 or not found[0]:
-        raise ConfigError("resume= takes the folder of one run, such as outputs/DATE/TIME")
-    folder = Path(found[0]).expanduser().absolute()
+    found, others = _apart(RESUME, argv, (*BESIDE, *FILES), "run, such as outputs/DATE/TIME")
+    folder = Path(found).expanduser().absolute()
     if not (folder / PLACE).is_file():  # if the file exists, the checkpoint is at a SuperLink
         expect(folder)
     if not (folder / ".hydra" / "config.yaml").is_file():
-        raise ConfigError(f"resume={found[0]}: its configuration is gone: .hydra/config.yaml")
+        raise ConfigError(f"resume={found}: its configuration is gone: .hydra/config.yaml")
     own = [f"hydra.run.dir={quoted(str(folder))}", f"hydra.job.name={RESUME}"]
     saved = ["--config-path", str(folder / ".hydra"), "--config-name", "config"]
     others = with_loggers([_from_here(word) for word in others])
@@ -158,8 +159,8 @@ def resuming(argv: list[str]) -> list[str]:
 
 
 def _from_here(word: str) -> str:
-    """Return an override; the path of a key of `FILES` is absolute, unless it has references."""
-    if _key(word) not in FILES or "${" in word:
+    """Return an override; the path of one of `FILES` is absolute, unless it has references."""
+    if not word.startswith(FILES) or "${" in word:
         return word
     path = cast(str | None, OverridesParser.create().parse_override(word).value())
     return f"{_key(word)}={quoted(str(Path(path).expanduser().absolute()))}" if path else word
@@ -180,12 +181,8 @@ def with_loggers(words: list[str]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """Return a text in quotes, as the value of an override.
-
-    Hydra's parser wants two backslashes for one only before a quote, and at the end.
-    """
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
+    """Return a text in quotes, as the value of an override."""
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _config_dir(file: Path) -> list[str]:
@@ -258,7 +255,8 @@ def completed(composed: DictConfig) -> DictConfig:
         if word.lstrip("+").startswith(("algorithm=", "experiment=")):
             raise ConfigError(f"{word} would change all of a saved one: drop --config-path")
     values = cast(dict[str, Any], OmegaConf.to_container(composed))  # a choice is not resolved
-    if (renamed := with_new_names(values)) != values:  # for one release
+    renamed = with_targets(values, lambda _, name: ("." in name and new_name(name)) or name)
+    if renamed != values:  # for one release
         line = "warning: the configuration has names of an older EdgeWire; today's are taken"
         print(line, file=sys.stderr)
         values, composed = renamed, OmegaConf.create(renamed)

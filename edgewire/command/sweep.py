@@ -24,8 +24,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from edgewire.command.caller import caller
-from edgewire.command.exit import clear_errors
+from edgewire.command.exit import caller, clear_errors
 from edgewire.command.run_lock import SWEEP_LOCK, run_lock
 from edgewire.command.saved_config import continues, resumes
 from edgewire.conf.schema import ConfigError

@@ -17,8 +17,8 @@ from pathlib import Path
 from edgewire.command.job import ROOT
 from edgewire.conf.load import compose_config
 from edgewire.conf.network import Network
-from edgewire.report.errors import ResultsError
 from edgewire.report.metric import MainMetric
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Row, Run, first_at, read_runs
 
 EVALUATIONS = 20  # of a run

@@ -35,6 +35,7 @@ import re
 import struct
 import zlib
 from collections.abc import Sequence
+from io import BytesIO
 
 from edgewire.protocol.bundle import LONGEST_NAME, MOST_PARTS
 
@@ -88,7 +89,7 @@ def parts_of(data: bytes, limit: int, most: int = MOST_PARTS) -> list[tuple[str,
         if count > most:
             raise ValueError(f"a bundle of {count} parts, and no more than {most} are taken")
         parts = [read.part() for _ in range(count)]
-    except (IndexError, struct.error, zlib.error) as error:
+    except (IndexError, zlib.error) as error:
         raise ValueError(f"the bundle is damaged: {error}") from error
     if last > count or not read.done():
         raise ValueError("the bundle is damaged: it has not the parts that it says")
@@ -153,18 +154,17 @@ class _Writer:
 class _Reader:
     """Decodes a bundle, part by part.
 
-    Its methods raise `ValueError`, `IndexError`, `struct.error` or `zlib.error` for a malformed
-    bundle.
+    Its methods raise `ValueError`, `IndexError` or `zlib.error` for a malformed bundle.
     """
 
     def __init__(self, data: bytes, limit: int) -> None:
-        form, size = _HEAD.unpack_from(data)
+        self._raw = BytesIO(data)
+        form, size = _HEAD.unpack(_take(self._raw, _HEAD.size))
         if form != FORM:
             raise ValueError(f"a bundle of form {form}, and {FORM} is known")
-        told = _inflated(data[_HEAD.size : _HEAD.size + size])
-        self._numbers, self._text = _Cursor(told, _SIZE.size), _Cursor(told, 0)
-        self._text.at = self._end = _SIZE.size + _SIZE.unpack_from(told)[0]
-        self._raw = _Cursor(data, _HEAD.size + size)
+        self._text = BytesIO(_inflated(_take(self._raw, size)))
+        (size,) = _SIZE.unpack(_take(self._text, _SIZE.size))
+        self._numbers = BytesIO(_take(self._text, size))
         self._names = list[bytes]()
         self._room = min(limit, MOST)  # bytes of small contents and names that may still follow
 
@@ -172,7 +172,7 @@ class _Reader:
         """Return the next number of `numbers` (see the module's format)."""
         found = shift = 0
         while shift < 63:
-            byte = self._numbers.take(1)[0]
+            byte = _take(self._numbers, 1)[0]
             found |= (byte & 127) << shift
             if byte < 128:
                 return found
@@ -186,9 +186,9 @@ class _Reader:
         if kind:
             if kind > LONGEST_NAME + 2:
                 raise ValueError(f"the bundle has a name of {kind - 2} bytes")
-            name = self._raw.take(32).hex().encode() if kind == 1 else self._text.take(kind - 2)
+            name = self._digest() if kind == 1 else _take(self._text, kind - 2)
         size = self.number()
-        content = self._raw.take(size - 1) if size else self._small()
+        content = _take(self._raw, size - 1) if size else self._small()
         name = name if kind else _hash(content)
         self._names.append(name)
         return name.decode(), content
@@ -198,41 +198,33 @@ class _Reader:
         if count * _LETTERS > SMALL:
             raise ValueError("the bundle has more names in a part than fit there")
         for _ in range(count):
-            pieces.append(self._text.take(self.number()))
+            pieces.append(_take(self._text, self.number()))
             place = self.number()
-            name = self._names[place - 1] if place else self._raw.take(32).hex().encode()
+            name = self._names[place - 1] if place else self._digest()
             if len(name) != _LETTERS:  # references to a long name could fill the memory
                 raise ValueError("the bundle has a part in a part's content by a name that is none")
             pieces.append(name)
-        pieces.append(self._text.take(self.number()))
+        pieces.append(_take(self._text, self.number()))
         size = sum(map(len, pieces))
         self._room -= size
         if size > SMALL or self._room < 0:
             raise ValueError("the bundle holds more than is taken")
         return b"".join(pieces)
 
+    def _digest(self) -> bytes:
+        return _take(self._raw, 32).hex().encode()
+
     def done(self) -> bool:
         """Return whether the whole bundle has been read."""
-        return self._numbers.at == self._end and self._text.left == self._raw.left == 0
+        return not (self._numbers.read(1) or self._text.read(1) or self._raw.read(1))
 
 
-class _Cursor:
-    """A byte string, and the position of the next byte to read."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self.at = data, at
-
-    @property
-    def left(self) -> int:
-        """The number of bytes that are not read yet."""
-        return len(self._data) - self.at
-
-    def take(self, size: int) -> bytes:
-        """Return the next `size` bytes. Raises `IndexError` if fewer are left."""
-        if size > self.left:
-            raise IndexError("it ends too early")
-        self.at += size
-        return self._data[self.at - size : self.at]
+def _take(stream: BytesIO, size: int) -> bytes:
+    """Return the next `size` bytes. Raises `IndexError` if fewer are left."""
+    found = stream.read(size)
+    if len(found) < size:
+        raise IndexError("it ends too early")
+    return found
 
 
 def _hashed(name: str) -> bool:

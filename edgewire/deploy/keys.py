@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
@@ -150,14 +150,12 @@ def _asked(given: argparse.Namespace) -> Iterator[ControlHttpClient]:
     Raises `EngineError` with a one-line message if the SuperLink refuses a call or is lost.
     """
     root = None if given.insecure else str(given.keys / f"{CA}.crt")
-    superlink = Superlink(given.superlink, root, ("--superlink ", "--keys: "))
-    control = superlink.control()
-    try:
-        with one_line_errors(given.superlink):
-            yield control
-    finally:
-        control.close()
-        superlink.close()
+    with (
+        closing(Superlink(given.superlink, root, ("--superlink ", "--keys: "))) as superlink,
+        closing(superlink.control()) as control,
+        one_line_errors(given.superlink),
+    ):
+        yield control
 
 
 def _nodes(control: ControlHttpClient) -> list[NodeInfo]:

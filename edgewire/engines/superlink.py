@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
@@ -77,20 +77,19 @@ def run_on_superlink(
     stopped, or has left no result.
     """
     refuse(job, address=address, certificate=certificate, wait=wait)
-    superlink = Superlink(str(address), certificate)
-    text = superlink.control()
-    try:
-        with orderly_exit(), one_line_errors(str(address)):
-            _run(job, superlink, text, wait)
-    except EngineError as error:
-        lost = isinstance(error.__cause__, httpx.HTTPError | click.ClickException)
-        if lost and (job.folder / PLACE).exists():
-            hint = f"once it is there again, `python run.py resume={job.folder}` resumes the run"
-            raise EngineError(f"{error}; {hint}") from error
-        raise
-    finally:
-        text.close()
-        superlink.close()
+    with (
+        closing(Superlink(str(address), certificate)) as superlink,
+        closing(superlink.control()) as control,
+    ):
+        try:
+            with orderly_exit(), one_line_errors(str(address)):
+                _run(job, superlink, control, wait)
+        except EngineError as error:
+            lost = isinstance(error.__cause__, httpx.HTTPError | click.ClickException)
+            if lost and (job.folder / PLACE).exists():
+                again = f"`python run.py resume={job.folder}` resumes the run"
+                raise EngineError(f"{error}; once it is there again, {again}") from error
+            raise
 
 
 def refuse(
@@ -129,14 +128,10 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
         run_id = _start(job, superlink, control, values, wait)
         status = _followed(control, run_id, output, source, job.folder)
     found = [] if source is None else fetch_all(source, job.folder)
+    again = f"; `python run.py resume={job.folder}` resumes the run"
     if status.sub_status != "completed":
         cause = cause_of(status, output.read_text(encoding="utf-8", errors="replace"))
-        hint = (
-            f"; `python run.py resume={job.folder}` resumes the run"
-            if DIED in status.details
-            else ""
-        )
-        raise EngineError(f"{cause} (log: {output}){hint}")
+        raise EngineError(f"{cause} (log: {output}){again if DIED in status.details else ''}")
     if source is None:
         raise EngineError(
             f"the run is done; its files are on the SuperLink's machine, in {name} below its "
@@ -145,10 +140,7 @@ def _run(job: Job, superlink: Superlink, control: ControlHttpClient, wait: float
     if RESULT not in found:
         raise EngineError(f"the run has ended, and left no {RESULT} (log: {output})")
     if _read_ended(job.folder) == INTERRUPTED:
-        raise EngineError(
-            f"a signal has stopped the run at the server (log: {output}); "
-            f"`python run.py resume={job.folder}` resumes the run"
-        )
+        raise EngineError(f"a signal has stopped the run at the server (log: {output}){again}")
     _forget(place)
 
 

@@ -135,19 +135,13 @@ def _place(proxy: str) -> str:
     return ""
 
 
-def proxy_of(address: str, secure: bool) -> str:
-    """Return the proxy (HOST:PORT) of connections to an address (HOST:PORT); "" without a proxy."""
-    host = host_of(address)
+def by_proxy(address: str, secure: bool) -> str:
+    """Return " by the proxy HOST:PORT" for an address (HOST:PORT) behind a proxy, else ""."""
+    host, found = host_of(address), _proxies()
     if is_loopback(host) or proxy_bypass(host):
         return ""
-    found = _proxies()
-    return _place(found.get("https" if secure else "http") or found.get("all", ""))
-
-
-def by_proxy(address: str, secure: bool) -> str:
-    """Return " by the proxy HOST:PORT" for an address behind a proxy, else ""."""
-    found = proxy_of(address, secure)
-    return f" by the proxy {found}" if found else ""
+    place = _place(found.get("https" if secure else "http") or found.get("all", ""))
+    return f" by the proxy {place}" if place else ""
 
 
 def host_of(address: str) -> str:

@@ -1,7 +1,5 @@
 """Measures the costs of layers, and divides a model into segments that take equally long."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial

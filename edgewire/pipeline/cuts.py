@@ -1,7 +1,5 @@
 """Plans a cut model: its parts, their costs, and the tensors that are sent between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -16,7 +14,7 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
-from edgewire.conf.codecs import codec_of, gradients_of
+from edgewire.conf.check import codec_of, gradients_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.costs import Cost, balanced, costs_of, measure
 from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm

@@ -7,8 +7,6 @@ of the loss that a small network would have. Czarnecki et al. 2017 ("Sobolev tra
 networks", section 4.3) train such a network on the values of the loss too.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Divides a model into layers, and into segments for several nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise

@@ -5,8 +5,6 @@ activations and gradients. A snapshot holds a segment's weights and, on request,
 state.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

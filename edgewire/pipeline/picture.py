@@ -6,8 +6,6 @@ The layers of a cut model are divided into segments, one on each node.
 started it.
 """
 
-from __future__ import annotations
-
 import sys
 from html import escape
 from pathlib import Path

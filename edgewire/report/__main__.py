@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.html.html_report import PAGE, write_report
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 
 FOLDER = "report"  # the report's folder, in that of the runs
 

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.estimate import student
 from edgewire.report.format import NOTHING, one_line, whole
 from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import Group, Row, group_runs, main_metric, read_runs, varying
 
 if TYPE_CHECKING:  # matplotlib takes a second to import: only what draws imports it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Values = NDArray[np.float64]
 Each = TypeVar("Each")
@@ -44,7 +45,7 @@ Y = {
     "accuracy": ("test accuracy (%)", 0.01),
     "loss": ("test loss", 1.0),
 }
-STYLES = ("-", "--", ":", "-.")  # the next style follows after the ten colours
+STYLES = ("-", "--", ":", "-.")
 PRESET = "the preset's"  # the label for a key that a run was not given
 LINE = 150  # characters that fit in a line below the axes
 
@@ -63,12 +64,17 @@ class Curve:
         parts = {key: getattr(self, key)[points] for key in ("x", "mean", "low", "high")}
         return replace(self, **parts)
 
-    def add_to(self, axes: Axes, number: int, label: str) -> None:
-        """Draw the mean in its band; `number` selects colour and style."""
-        colour, style = f"C{number % 10}", STYLES[number // 10 % len(STYLES)]
-        axes.plot(self.x, self.mean, label=label, color=colour, linestyle=style)
+    def add_to(self, axes: Axes, color: str, **line: Any) -> Line2D:
+        """Draw the mean in its band; return its line. `line`: further options of `Axes.plot`."""
+        (drawn,) = axes.plot(self.x, self.mean, color=color, **line)
         if (self.low < self.high).any():
-            axes.fill_between(self.x, self.low, self.high, alpha=0.15, linewidth=0, color=colour)
+            axes.fill_between(self.x, self.low, self.high, alpha=0.15, linewidth=0, color=color)
+        return drawn
+
+
+def look(number: int) -> dict[str, Any]:
+    """Return the colour and the style of a figure's line: ten colours, then the next style."""
+    return {"color": f"C{number % 10}", "linestyle": STYLES[number // 10 % len(STYLES)]}
 
 
 def mean_curve(
@@ -171,7 +177,7 @@ def draw(
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         histories = (run.history() for run in group.runs)
         if (found := curve(histories, x, y, smooth, extremes, log_x, metric)) is not None:
-            found.add_to(axes, number, label)
+            found.add_to(axes, **look(number), label=label)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
     note = f", mean of {smooth} rows" if smooth > 1 else ""
@@ -213,18 +219,6 @@ def legend(groups: Sequence[Group]) -> tuple[str, list[str]]:
 @mistakes_are_lines
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the figure that the command line describes; return the exit code."""
-    asked = _parser().parse_args(arguments)
-    groups = group_runs(read_runs(asked.folders)[0])
-    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
-    figure.axes[0].set_yscale("log" if asked.log else "linear")
-    if asked.least is not None:
-        most = figure.axes[0].dataLim.y1
-        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
-    figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m edgewire.report.curves", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
     parser.add_argument(
@@ -238,7 +232,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--extremes", action="store_true", help="the band: least to most")
     parser.add_argument("--out", type=_png, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
-    return parser
+    asked = parser.parse_args(arguments)
+    groups = group_runs(read_runs(asked.folders)[0])
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
+    figure.axes[0].set_yscale("log" if asked.log else "linear")
+    if asked.least is not None:
+        most = figure.axes[0].dataLim.y1
+        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
+    figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
+    return 0
 
 
 def _png(text: str) -> Path:
@@ -251,7 +253,7 @@ def evenly(values: Sequence[Each], most: int) -> list[Each]:
     """Return at most `most` of the values, evenly chosen, with the first and the last."""
     if len(values) <= most:
         return list(values)
-    return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
+    return [values[round(at * (len(values) - 1) / max(most - 1, 1))] for at in range(most)]
 
 
 def front(sent: Sequence[float], values: Sequence[float], *, higher: bool) -> list[int]:

@@ -21,20 +21,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from edgewire.conf.network import FOLDER, Network
-from edgewire.report.runs import Row, number
+from edgewire.conf.network import FOLDER, Network, network_named
+from edgewire.report.runs import Row, number, sent_bytes
 
-FORMULA = (
-    "time of a round = 2 × latency + bytes down ÷ rate down + bytes up ÷ rate up + work",
-    "bytes: those of one node that takes part in the round, whole messages",
-    "shared server link: it carries one message of the round's nodes after another",
-    "work: the round's virtual time without its messages; 0 if no virtual clock was recorded",
-    "asynchronous run: one exchange, divided by the number of nodes, for each reply",
-)
 _CYCLES = 10  # after so many replies of each node an asynchronous server's rate is constant
 
 
@@ -42,50 +34,46 @@ class Progress(NamedTuple):
     """What an average node has done since the start of the run.
 
     `cycles`: rounds, or in asynchronous training the updates of one node. `down`, `up`: bytes.
-    `steps`: local steps of the slowest node; None if they are unknown.
+    `work`: seconds of the slowest node's own work.
     """
 
     cycles: float
     down: float
     up: float
-    steps: float | None
+    work: float = 0.0
 
 
 def link_seconds(
     rows: Sequence[Progress], network: Network, nodes: int, asynchronous: bool = False
 ) -> list[float]:
-    """Return for each row the estimated seconds since the start, on nodes with this network.
+    """Return for each row the estimated seconds since the start, on nodes with these links.
 
-    `nodes`: how many nodes take part in a round. Unknown local steps count as none.
+    `nodes`: how many nodes take part in a round.
     """
     found: list[float] = []
     server = _AsynchronousServer(network, nodes)
-    seconds, before = 0.0, Progress(0.0, 0.0, 0.0, 0.0)
+    seconds, before = 0.0, Progress(0.0, 0.0, 0.0)
     for row in rows:
         if (cycles := row.cycles - before.cycles) > 0:
             down, up = (row.down - before.down) / cycles, (row.up - before.up) / cycles
-            steps = max(0.0, ((row.steps or 0.0) - (before.steps or 0.0)) / cycles)
+            work = max(0.0, (row.work - before.work) / cycles)
             if asynchronous:
-                seconds = server.seconds_until(round(row.cycles * nodes), down, up, steps)
+                seconds = server.seconds_until(round(row.cycles * nodes), down, up, work)
             else:
-                seconds += cycles * _round(network, nodes, down, up, steps)
+                seconds += cycles * _round(network, nodes, down, up, work)
             before = row
         found.append(seconds)
     return found
 
 
-def _round(network: Network, nodes: int, down: float, up: float, steps: float) -> float:
+def _round(network: Network, nodes: int, down: float, up: float, work: float) -> float:
     """Return the seconds of a round in which `nodes` nodes receive and send equally many bytes."""
-    work = steps * network.seconds_per_step + (network.encoding_seconds if steps else 0.0)
-    if network.server_mbps is None:
-        each = transfer_seconds(down, network.down_mbps) + transfer_seconds(up, network.up_mbps)
-        return work + (2 * network.latency_ms / 1000 + each)
+    beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
+    own = transfer_seconds(down, network.down_mbps)
     # On the server's link the messages of some nodes wait while others compute. The replies arrive
     # in the order of the messages. The link is busy until the end from the first reply on, or it
     # waits for the last reply.
     sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
-    beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
-    own = transfer_seconds(down, network.down_mbps)
     first, last = (beside + max(own, place * sending) for place in (1, nodes))
     return max(first + (nodes - 1) * receiving, last, nodes * receiving)
 
@@ -103,7 +91,7 @@ class _AsynchronousServer:
         self._count = 0  # replies
         self._sending = self._receiving = 0.0  # until when the server's link is busy
 
-    def seconds_until(self, count: int, down: float, up: float, steps: float) -> float:
+    def seconds_until(self, count: int, down: float, up: float, work: float) -> float:
         """Return when the reply number `count` arrives; `down`, `up`: bytes of each new message.
 
         After some replies of each node the rest follows at the same rate.
@@ -113,21 +101,20 @@ class _AsynchronousServer:
         before = 0.0
         for reply in range(most):
             before = self._receiving if reply == settled else before
-            self._reply(down, up, steps)
+            self._reply(down, up, work)
         if new > most:
             later = (new - most) * (self._receiving - before) / (most - settled)
             self._sending, self._receiving = self._sending + later, self._receiving + later
             self._sent = deque(sent + later for sent in self._sent)
         return self._receiving
 
-    def _reply(self, down: float, up: float, steps: float) -> None:
+    def _reply(self, down: float, up: float, work: float) -> None:
         """Deliver the oldest message, and its reply; then send the node its next message."""
         network, sent = self._network, self._sent.popleft()
         sending, receiving = (transfer_seconds(size, network.server_mbps) for size in (down, up))
         self._sending = max(sent, self._sending) + sending
         arrives = max(sent + transfer_seconds(down, network.down_mbps), self._sending)
-        beside = 2 * network.latency_ms / 1000 + transfer_seconds(up, network.up_mbps)
-        beside += steps * network.seconds_per_step + (network.encoding_seconds if steps else 0.0)
+        beside = 2 * network.latency_ms / 1000 + work + transfer_seconds(up, network.up_mbps)
         self._receiving = max(arrives + beside, self._receiving + receiving)
         self._sent.append(self._receiving)
 
@@ -137,49 +124,34 @@ def transfer_seconds(size: float, mbps: float | None) -> float:
     return size * 8 / (mbps * 1e6) if mbps else 0.0
 
 
-def progress_of(
-    rows: Sequence[Mapping[str, Any]], result: Mapping[str, Any], replies: int, per_cycle: int
-) -> list[Progress]:
-    """Return what an average node had done at each row of a history, without its local steps.
+def _progress(row: Row, replies: int, per_cycle: int) -> Progress:
+    """Return what an average node had done at a row of a history, without its own work.
 
-    `result`: of the run, whose bytes beside the payloads a row of an archive lacks. `replies`: of
-    a cycle. `per_cycle`: how many rounds of the history are one cycle of a node.
+    `replies`: of a cycle. `per_cycle`: how many rounds of the history are one cycle of a node.
     """
-    found = []
-    last = max(result.get("round") or 0, rows[-1]["round"]) if rows else 0
-    for row in rows:
-        totals = []
-        for way in ("downlink", "uplink"):
-            beside = [f"{way}_other_bytes", f"{way}_header_bytes"]
-            if all(row.get(key) is not None for key in beside):
-                extra = sum(row[key] for key in beside)
-            else:  # an archive stores only the sums at the end
-                extra = sum(result.get(key) or 0 for key in beside) * row["round"] / (last or 1)
-            totals.append(((row.get(f"{way}_bytes") or 0) + extra) / replies)
-        if per_cycle > 1:  # asynchronous: the server has sent messages that are not answered yet
-            totals[0] *= row["round"] / (row["round"] + per_cycle - 1)
-        found.append(Progress(row["round"] / per_cycle, totals[0], totals[1], None))
-    return found
+    down, up = ((sent_bytes(row, way) or 0.0) / replies for way in ("downlink", "uplink"))
+    if per_cycle > 1:  # asynchronous: the server has sent messages that are not answered yet
+        down *= row["round"] / (row["round"] + per_cycle - 1)
+    return Progress(row["round"] / per_cycle, down, up)
 
 
-def work_seconds(
+def _works(
     rows: Sequence[Progress],
     virtual_seconds: Sequence[float | None],
     own: Network,
     nodes: int,
     asynchronous: bool,
-) -> list[float | None]:
+) -> list[float]:
     """Return the seconds of a node's own work up to each row: the virtual time without messages.
 
-    `own`: the network of the run. None for a row without a virtual time.
+    `own`: the links of the run. 0 for a row without a virtual time.
     """
-    plain = replace(own, waiting="none", classes={})
-    if asynchronous and own.server_mbps is not None and rows and virtual_seconds[-1] is not None:
-        work = _work_of_a_cycle(rows[-1], virtual_seconds[-1], plain, nodes)
+    if asynchronous and own.server_mbps is not None and virtual_seconds[-1] is not None:
+        work = _work_of_a_cycle(rows[-1], virtual_seconds[-1], own, nodes)
         return [row.cycles * work for row in rows]
-    links = link_seconds([row._replace(steps=0.0) for row in rows], plain, nodes, asynchronous)
+    links = link_seconds(rows, own, nodes, asynchronous)
     return [
-        None if seconds is None else max(0.0, seconds - link)
+        max(0.0, (seconds or 0.0) - link)
         for seconds, link in zip(virtual_seconds, links, strict=True)
     ]
 
@@ -189,127 +161,78 @@ def _work_of_a_cycle(row: Progress, seconds: float, own: Network, nodes: int) ->
 
     While some nodes work, others use the server's link, so the time without work says too little.
     """
-    own, low, high = replace(own, seconds_per_step=1.0, encoding_seconds=0.0), 0.0, seconds
+    low, high = 0.0, seconds
     for _ in range(40):
         middle = (low + high) / 2
-        worked = row._replace(steps=middle * row.cycles)
+        worked = row._replace(work=middle * row.cycles)
         late = link_seconds([worked], own, nodes, True)[0] > seconds
         low, high = (low, middle) if late else (middle, high)
     return low
 
 
-class RunProgress(NamedTuple):
-    """A run's rows with the progress of an average node at each; `replies`: of a round's nodes."""
-
-    rows: Sequence[Row]
-    progress: Sequence[Progress]
-    replies: int
-    asynchronous: bool
-
-
-def run_progress(rows: Sequence[Row], result: Mapping[str, Any]) -> RunProgress | None:
-    """Return the progress at the rows that have a round and bytes; `result`: the run's result.
-
-    None without such a row, and for a cut model, whose nodes exchange many small messages in a
-    round.
-    """
-    known = list(compress(rows, map(has_bytes, rows)))
-    if result.get("segments") or not known:
-        return None
-    asynchronous = "staleness" in result
-    messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
-    nodes = max(1, int(number(result.get("nodes")) or 1))
-    replies = nodes if asynchronous else max(1, round(messages / max(known[-1]["round"], 1)))
-    progress = progress_of(known, result, replies, nodes if asynchronous else 1)
-    return RunProgress(known, progress, replies, asynchronous)
-
-
-def has_bytes(row: Row) -> bool:
+def _has_bytes(row: Row) -> bool:
     """Return whether a row has a round, and bytes in both directions."""
     needed = ("round", "uplink_bytes", "downlink_bytes")
     return all((value := number(row.get(key))) is not None and value >= 0 for key in needed)
 
 
-_LIMITS = ("up_mbps", "down_mbps", "server_mbps")
+def speeds(network: Network) -> str:
+    """Return the rates and the latency of a network's links as text."""
+    rates = ", ".join(
+        f"{rate:g} Mbit/s {way}"
+        for way, rate in (("up", network.up_mbps), ("down", network.down_mbps))
+        if rate is not None
+    )
+    shared = ", shared by all nodes" if network.server_mbps is not None else ""
+    return f"{rates}{shared}, latency {network.latency_ms:g} ms"
 
 
-def number_of(text: object) -> float | None:
-    """Return a finite number that a text is; None for another value."""
-    try:
-        value = float(text or 0)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return value if math.isfinite(value) else None
+def named_links() -> dict[str, Network]:
+    """Return the networks of conf/network/ that limit a link by name, the slowest uplink first.
 
-
-@dataclass(frozen=True)
-class Link:
-    """A link of each node: its name, and the network with its rates and its latency."""
-
-    name: str
-    network: Network
-
-    @property
-    def speeds(self) -> str:
-        """The rates and the latency as text."""
-        network = self.network
-        rates = ", ".join(
-            f"{rate:g} Mbit/s {way}"
-            for way, rate in (("up", network.up_mbps), ("down", network.down_mbps))
-            if rate is not None
-        )
-        shared = ", shared by all nodes" if network.server_mbps is not None else ""
-        return f"{rates}{shared}, latency {network.latency_ms:g} ms"
-
-
-def named_links() -> list[Link]:
-    """Return the networks of conf/network/ that limit a link, the slowest uplink first.
-
-    A network that only adds devices to another network's links is left out.
+    A network with classes of devices, which has another network's links, is left out.
     """
-    import yaml  # type: ignore[import-untyped]
-
-    found = []
-    for file in sorted(FOLDER.glob("*.yaml")):
-        content = yaml.safe_load(file.read_text())
-        if content.get("up_mbps") and content.get("down_mbps") and "defaults" not in content:
-            found.append(link_of(content, file.stem))
-    return sorted(found, key=lambda link: link.network.up_mbps or 0)
+    found = {file.stem: network_named(file.stem) for file in sorted(FOLDER.glob("*.yaml"))}
+    limited = [
+        (name, each) for name, each in found.items()
+        if each.up_mbps and each.down_mbps and not each.classes
+    ]  # fmt: skip
+    return dict(sorted(limited, key=lambda pair: pair[1].up_mbps or 0))
 
 
-def link_of(network: Mapping[str, Any], name: str = "") -> Link:
-    """Return the link of a network's keys, which may be texts; a wrong value counts as missing."""
+def own_links(settings: Mapping[str, str]) -> Network:
+    """Return the links in a run's configuration, flat; a wrong or missing value is no limit."""
 
     def read(key: str) -> float | None:
-        value = number_of(network.get(key))
-        return value if value and 0 < value < 1e12 else None
+        with suppress(ValueError):
+            value = float(settings.get(f"network.{key}") or 0)
+            return value if 0 < value < 1e12 else None
+        return None
 
-    up, down, server = map(read, _LIMITS)
-    return Link(name, Network(up, down, server, read("latency_ms") or 0.0))
-
-
-def own_link(settings: Mapping[str, str]) -> Link:
-    """Return the link of a run's configuration, flat; no limits if it is unknown."""
-    return link_of({key: settings.get(f"network.{key}") for key in (*_LIMITS, "latency_ms")})
+    up, down, server = map(read, ("up_mbps", "down_mbps", "server_mbps"))
+    return Network(up, down, server, read("latency_ms") or 0.0)
 
 
 def seconds_over(
-    link: Link, rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
+    network: Network, rows: Sequence[Row], result: Mapping[str, Any], settings: Mapping[str, str]
 ) -> list[float | None]:
-    """Return the estimated seconds over a link until each row of a run's history.
+    """Return the estimated seconds over a network's links until each row of a run's history.
 
     The devices work as long as in the run: its virtual time without messages; 0 without a virtual
     clock. `settings`: the run's configuration, flat. None for rows without bytes, and for each row
-    of a cut model.
+    of a cut model, whose nodes exchange many small messages in a round.
     """
-    if (found := run_progress(rows, result)) is None:
+    known = [row for row in rows if _has_bytes(row)]
+    if result.get("segments") or not known:
         return [None] * len(rows)
-    _, progress, replies, asynchronous = found
-    own = own_link(settings).network
-    virtual = [number(row.get("virtual_seconds")) for row in found.rows]
-    work = work_seconds(progress, virtual, own, replies, asynchronous)
-    worked = [row._replace(steps=each) for row, each in zip(progress, work, strict=True)]
-    over = replace(link.network, seconds_per_step=1.0)  # a step is a second of work
-    seconds = iter(link_seconds(worked, over, replies, asynchronous))
-    estimated = (next(seconds) if has_bytes(row) else math.inf for row in rows)
+    asynchronous = "staleness" in result
+    messages = sum(number(known[-1].get(key)) or 0 for key in ("client_updates", "failures"))
+    nodes = max(1, int(number(result.get("nodes")) or 1))
+    replies = nodes if asynchronous else max(1, round(messages / max(known[-1]["round"], 1)))
+    progress = [_progress(row, replies, nodes if asynchronous else 1) for row in known]
+    virtual = [number(row.get("virtual_seconds")) for row in known]
+    works = _works(progress, virtual, own_links(settings), replies, asynchronous)
+    worked = [row._replace(work=work) for row, work in zip(progress, works, strict=True)]
+    seconds = iter(link_seconds(worked, network, replies, asynchronous))
+    estimated = (next(seconds) if _has_bytes(row) else math.inf for row in rows)
     return [each if math.isfinite(each) else None for each in estimated]

@@ -6,12 +6,10 @@ So it works with every engine and with every launcher.
 from __future__ import annotations
 
 import html
-import json
 import os
-import re
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from edgewire.report.files.reader import GrowingFile, parse_json, readable
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric
+from edgewire.report.reader import GrowingFile, readable, row_in
 from edgewire.report.runs import (
     FAILED,
     HISTORY,
@@ -44,7 +42,6 @@ STARTING, RUNNING, FINISHED, STOPPED, BAD = "starting", "running", "finished", "
 DIVERGED = "diverged"
 DONE = (FINISHED, STOPPED, DIVERGED, BAD)
 HEADS = {"state": 8, "round": 10, "metric": 7, "up": 7, "down": 7, "left": 6}  # with least widths
-TAIL = 9  # lines, the newest ones, among which a row is looked for
 NEEDED = ("round", "rounds", "uplink_bytes", "downlink_bytes")  # numbers of a row
 
 
@@ -63,9 +60,7 @@ class RunProgress:
         self.left: float | None = None
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
-        # most rows have no value of a metric, or null, and need not be parsed
-        names = {each.name: re.escape(json.dumps(each.name)) for each in metrics}
-        self._keys = {name: re.compile(f"{key}:(?! *null)".encode()) for name, key in names.items()}
+        self._names = [each.name for each in metrics]
         self._first: tuple[float, float] | None = None  # seconds and round of the first row
 
     def update(self, now: float | None = None) -> None:
@@ -73,27 +68,22 @@ class RunProgress:
 
         `now`: seconds on any clock; without it, the seconds that the rows tell are the time.
         """
-        first, lines = b"", deque[bytes](maxlen=TAIL)
-        measured = {name: deque[bytes](maxlen=TAIL) for name in self._keys}
+        first: Row = {}
         with suppress(OSError, ValueError):  # the file cannot be read now: the next call may
             for line in self._file.lines():
-                first = first or line
-                lines.append(line)
-                for name, key in self._keys.items():
-                    if key.search(line):
-                        measured[name].append(line)
-        self.row = _newest(lines, NEEDED) or self.row
-        for name, found in measured.items():
-            if row := _newest(found, [name]):  # an earlier run's history has other metrics
-                self.values[name] = row[name]
+                row = row_in(line)
+                first = first or row
+                if _has(row, *NEEDED):
+                    self.row = row
+                # an earlier run's history has other metrics
+                self.values |= {name: row[name] for name in self._names if _has(row, name)}
         self.state = self._state()
         if now is None:
-            began = _newest([first], ["seconds", "round"])
             now = number(self.row.get("seconds"))
-        else:
-            began = self.row and {"seconds": now, "round": self.row["round"]}
-        if self._first is None and began:
-            self._first = began["seconds"], began["round"]
+        elif self.row:
+            first = {"seconds": now, "round": self.row["round"]}
+        if self._first is None and _has(first, "seconds", "round"):
+            self._first = first["seconds"], first["round"]
         self.left = self._left(now) if self.state == RUNNING else None
 
     def _left(self, now: float | None) -> float | None:
@@ -123,19 +113,8 @@ class RunProgress:
         ]
 
 
-def _newest(lines: Sequence[bytes], numbers: Sequence[str]) -> Row:
-    """Return the last row in lines of a history that has these numbers, else {}.
-
-    The last line may be damaged, or a part of a line after a truncation.
-    """
-    for line in reversed(lines):
-        try:
-            row = parse_json(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and all(number(row.get(key)) is not None for key in numbers):
-            return row
-    return {}
+def _has(row: Row, *keys: str) -> bool:
+    return all(number(row.get(key)) is not None for key in keys)
 
 
 # One run
@@ -212,21 +191,19 @@ def _follow(
 ) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
-    over = False
     began: float | None = time.monotonic()
+    over = False
     while not over:
         over = done.wait(0.25)
         if began is not None and time.monotonic() - began > FIRST_LINE:
             progress.console.print(f"files in {run.folder}", soft_wrap=True)
             began = None
-        before = run.row
         run.update(time.monotonic())
-        if run.row is before:
-            continue
-        measured = metric.text(run.values.get(metric.name))
-        at, of = run.row["round"], run.row["rounds"]
-        up, down = run.sent()
-        progress.update(task, completed=at, total=of, measured=measured, up=up, down=down)
+        if run.row:
+            measured = metric.text(run.values.get(metric.name))
+            at, of = run.row["round"], run.row["rounds"]
+            up, down = run.sent()
+            progress.update(task, completed=at, total=of, measured=measured, up=up, down=down)
 
 
 def _print(done: threading.Event, line: ProgressLine, folder: Path, console: Console) -> None:

@@ -12,25 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig
+from rich.table import Table
 
-from edgewire.report.errors import ResultsError
-from edgewire.report.files.reader import folders, read_json, read_yaml
+from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.metric import main_of
+from edgewire.report.reader import ResultsError, folders, read_json, read_yaml
 from edgewire.report.runs import (
     CONFIG,
     FAILED,
     HISTORY,
+    HYDRA,
     REFERENCE,
     Run,
+    failed_line,
     group_runs,
     read_history,
+    read_overrides,
     read_result,
     read_runs,
     whole_bytes,
     with_effect,
 )
-from edgewire.report.runs import read_overrides as overrides_of
-from edgewire.report.summary import summary_rows
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
     import pandas as pd
@@ -38,6 +40,11 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
     from torch import Tensor
 
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
+# groups that a preset sets: the run's name states other choices in these groups
+METHOD = (
+    *("strategy", "strategy/optimizer", "strategy/staleness"),
+    *("compression", "compression@gradients", "downlink", "local", "adapter"),
+)
 MOST_CELLS = 20_000_000  # of a table of the history; 250,000 rounds with 40 values have half
 
 
@@ -118,7 +125,7 @@ class RunResult:
     def overrides(self) -> dict[str, str]:
         """The run's overrides, by their keys."""
         with _reading(self.folder):
-            return overrides_of(self.folder)
+            return read_overrides(self.folder)
 
     @cached_property
     def history(self) -> pd.DataFrame:
@@ -199,7 +206,8 @@ class SweepResult(Sequence[RunResult]):
             runs = []
         self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
         found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
-        self.failed = {folder: _line(folder) for folder, names in found if FAILED in names}
+        unknown = f"failed; {FAILED} does not say why"
+        self.failed = {f: failed_line(f) or unknown for f, names in found if FAILED in names}
         self.not_begun = [folder for folder, names in found if NOT_BEGUN in names]
 
     def __len__(self) -> int:
@@ -207,9 +215,6 @@ class SweepResult(Sequence[RunResult]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._runs[index]
-
-    def __iter__(self) -> Iterator[RunResult]:
-        return iter(self._runs)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -243,14 +248,6 @@ class SweepResult(Sequence[RunResult]):
         return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
 
 
-def _line(folder: Path) -> str:
-    """Return why a job has failed."""
-    try:
-        return str(read_json(folder / FAILED)["line"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"failed; {FAILED} does not say why: {error!r}"
-
-
 def _without_resolvers(value: Any) -> Any:
     """Return plain data in which OmegaConf replaces only texts of the form `${KEY}`."""
     if isinstance(value, dict):
@@ -274,3 +271,98 @@ def plot(
         raise ResultsError(f"x must be one of {', '.join(X)}, not {x!r}")
     groups = group_runs([run.as_run() for run in runs])
     return draw(groups, x, y or main_of(runs[0].values).name, log_x=log_x)
+
+
+# The short table at the end of a run
+
+
+def summary_table(result: dict[str, Any], folder: Path) -> Table:
+    """Return a table of the main metric, the bytes on the network, and the time."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    main = main_of(result).name
+    for name, value in summary_rows(result, folder).items():
+        table.add_row(name, value, style="bold" if name == main else None)
+    return table
+
+
+def summary_rows(result: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Return the rows of a run's summary: a name and a text each."""
+    one, many = ("push", "pushes") if "staleness" in result else ("round", "rounds")
+    unit = one if result["rounds"] == 1 else many
+    each = human_bytes(result["uplink_bytes"] / max(result["client_updates"], 1))
+    here, main = Path.cwd(), main_of(result)
+    now, best = (main.text(result[name]) for name in (main.name, f"best_{main.name}"))
+    rows = {
+        "run": name_of(result, folder),
+        "task": f"{result['model']} on {result['dataset']}, {result['nodes']} devices, "
+        f"{result['rounds']} {unit}, seed {result['seed']}",
+        main.name: f"{now} (best {best})",
+        "sent up": _beside_flower(result, "uplink"),
+        "sent down": _beside_flower(result, "downlink"),
+        "on a link": _on_a_link(result),
+        "updates": f"{result['client_updates']} used, {result['failures']} failed; "
+        f"a payload of {each} each",
+        "took": _took(result),
+        "files": str(folder.relative_to(here) if folder.is_relative_to(here) else folder),
+    }
+    return {name: value for name, value in rows.items() if value}
+
+
+def name_of(result: dict[str, Any], folder: Path) -> str:
+    """Return a run's name: its preset, and the choices that replace the preset's own.
+
+    If the user chose a strategy and no preset, the name leaves out the default preset.
+    """
+    preset: str = result["algorithm"]
+    try:
+        overrides = read_overrides(folder)
+        choices = read_yaml(folder / HYDRA / "hydra.yaml")["hydra"]["runtime"]["choices"]
+    except (OSError, ValueError, KeyError, TypeError):  # nothing else names the preset
+        return preset
+    if "strategy" not in choices:
+        return f"{preset} ({result['strategy']}), as saved"
+    chosen = {group: overrides[group] for group in METHOD if group in overrides}
+    if (experiment := choices.get("experiment")) and "algorithm" not in overrides:
+        preset = f"experiment={experiment} ({choices['strategy']})"  # it may set any group
+    if "strategy._target_" in overrides:
+        chosen["strategy"] = result["strategy"]
+    if "strategy" in chosen and "algorithm" not in overrides:
+        preset = chosen.pop("strategy")
+        chosen = {group: choices[group] for group in ("compression", "downlink")} | chosen
+    parts = ", ".join(f"{group}={choice}" for group, choice in chosen.items())
+    return f"{preset} with {parts}" if parts else preset
+
+
+def _beside_flower(result: dict[str, Any], way: str) -> str:
+    sent, plain = whole_bytes(result, way)
+    return (
+        f"{human_bytes(sent)}; Flower would have sent {human_bytes(plain)}, "
+        f"{result[f'{way}_ratio']:.2f} times as much"
+    )
+
+
+def _on_a_link(result: dict[str, Any]) -> str:
+    """Return the text that tells how long the run's messages take over a link; "" if unknown."""
+    if result.get("link_seconds") is None:
+        return ""
+    down, up = (_mbps(result[f"link_{way}_mbps"]) for way in ("down", "up"))
+    text = (
+        f"{human_seconds(result['link_seconds'])} at {down} down, {up} up; "
+        f"{human_seconds(result['link_seconds_float32'])} without compression"
+    )
+    own = result["virtual_seconds"]
+    if own and own < 0.999 * result["link_seconds"]:  # the run's network has no bandwidth limit
+        text += f"\n({human_seconds(own)} of each are the devices' own work)"
+    return text
+
+
+def _took(result: dict[str, Any]) -> str:
+    """Return the text that tells the wall time, and the virtual time unless it is shown already."""
+    text = f"{human_seconds(result['seconds'])} here"
+    if result["virtual_seconds"] is None or result.get("link_seconds") is not None:
+        return text
+    return f"{text}; {human_seconds(result['virtual_seconds'])} on the virtual network"
+
+
+def _mbps(rate: float | None) -> str:
+    return "no limit" if rate is None else f"{rate:g} Mbit/s"

@@ -15,20 +15,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from edgewire.report.errors import ResultsError
 from edgewire.report.estimate import Estimate, estimate
-from edgewire.report.files.reader import folders as folders_below
-from edgewire.report.files.reader import (
+from edgewire.report.format import NOTHING, one_line
+from edgewire.report.metric import ACCURACY, MainMetric, main_of
+from edgewire.report.reader import (
+    ResultsError,
     lines_of,
     open_file,
-    parse_json,
     read_json,
     read_yaml,
     readable,
     refuse,
+    row_in,
 )
-from edgewire.report.format import NOTHING, one_line
-from edgewire.report.metric import ACCURACY, MainMetric, main_of
+from edgewire.report.reader import folders as folders_below
 
 RESULT, HISTORY = "result.json", "history.jsonl"
 HYDRA = Path(".hydra")
@@ -274,7 +274,7 @@ def read_run(folder: Path) -> Run:
     result = read_result(folder)
     if not isinstance(result.get("stopped"), str | None):
         raise ValueError(f"{folder / RESULT} does not say why the run stopped")
-    expect_numbers(result)
+    expect_result(result)
     overrides = with_effect(read_overrides(folder))
     name = main_of(result).name
     run = Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
@@ -312,28 +312,14 @@ def read_history(file: Path, main: str = "accuracy") -> list[Row]:
         raise ResultsError(str(error)) from error
     with opened:
         for place, line in enumerate(lines_of(opened), 1):
+            if not (row := row_in(line)) and not opened.read(1):
+                break  # only the last line may be damaged
             try:
-                row = parse_json(line)
-            except ValueError:
-                if not opened.read(1):  # only the last line may be damaged
-                    break
-                row = None
-            if not _is_row(row, main):
-                raise ResultsError(f"{file}: line {place} cannot be read")
+                expect_numbers(row, ("round",), (*HISTORY_NUMBERS, *BESIDE, main))
+            except ValueError as error:
+                raise ResultsError(f"{file}: line {place} cannot be read") from error
             rows.append(row)
     return rows
-
-
-def _is_row(row: Any, main: str) -> bool:
-    """Return whether a line of a `history.jsonl` holds numbers where tables need them."""
-    if not isinstance(row, dict) or row.get("round") is None:
-        return False
-    try:
-        for key in (*HISTORY_NUMBERS, *BESIDE, main):
-            expect_number(row.get(key), may_miss=True)
-    except ValueError:
-        return False
-    return True
 
 
 def read_overrides(folder: Path) -> dict[str, str]:
@@ -359,10 +345,18 @@ def override_words(folder: Path) -> list[str]:
     return words
 
 
-def expect_numbers(result: Mapping[str, Any]) -> None:
+def expect_result(result: Mapping[str, Any]) -> None:
     """Raise `ValueError` unless a result has numbers where tables need them."""
-    for key in (*SURE, *NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result))):
-        expect_number(result.get(key), may_miss=key not in SURE)
+    may_miss = (*NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result)))
+    expect_numbers(result, SURE, may_miss)
+
+
+def expect_numbers(values: Mapping[str, Any], sure: Sequence[str], may_miss: Sequence[str]) -> None:
+    """Raise `ValueError` unless some keys hold a `number`; those in `may_miss` may hold None."""
+    for key in (*sure, *may_miss):
+        value = values.get(key)
+        if number(value) is None and (value is not None or key in sure):
+            raise ValueError(f"{str(value)[:40]!r} is out of place")
 
 
 def number(value: Any) -> float | None:
@@ -370,12 +364,6 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) <= LARGEST else None  # False for NaN
-
-
-def expect_number(value: Any, may_miss: bool) -> None:
-    """Raise `ValueError` unless a value is a `number`, or None where it may be missing."""
-    if number(value) is None and not (value is None and may_miss):
-        raise ValueError(f"{str(value)[:40]!r} is out of place")
 
 
 @cache

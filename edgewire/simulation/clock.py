@@ -129,27 +129,34 @@ class VirtualClock:
         Calls must be in the order of sending. For each node the calls of `answer` must be in the
         same order, except for messages that are never answered.
         """
-        net, latency = self.network, self.network.latency_ms / 1e3
-        reaches = sent if net.down_mbps is None else sent + _transfer(down, net.down_mbps)
-        if net.server_mbps is not None:
-            reaches = max(reaches, self.state.server.send(sent, down, net.server_mbps))
-        received = latency + reaches
-        waiting, crashes = 0.0, False
-        if net.waiting != "none" or net.crash:
-            waiting, crashes = self.draw_life(node)
+        received, waiting, crashes = self._received(node, sent, down)
         expires, life = sent + ttl, self.state.crashes[node] if self.state.crashes else 0
-        begins = max(received, self._busy_until(node))
+        busy = self._busy_until(node)
+        begins = busy if busy > received else received  # `max` takes a call, as below
         if begins > expires:
             return Journey(node, sent, received, waiting, NEVER, expires, False, life, steps)
-        earliest = begins + waiting + (self._work(node, steps) if self._takes_time else 0.0)
+        work = self._work(node, steps) if steps and self._takes_time else 0.0
+        earliest = begins + waiting + work
         if earliest > sent:
-            self.state.busy[node] = min(earliest, expires)
+            self.state.busy[node] = earliest if earliest < expires else expires
         # A limited server link serves messages in the order of sending: with -NEVER (minus
         # infinity) as the lower bound the grid computes replies in that order, too.
-        earliest = -NEVER if net.server_mbps is not None else earliest + latency
+        net = self.network
+        earliest = -NEVER if net.server_mbps is not None else earliest + net.latency_ms / 1e3
         task = Journey(node, sent, received, waiting, earliest, expires, crashes, life, steps)
         self.state.under_way.setdefault(node, deque()).append(task)
         return task
+
+    def _received(self, node: int, sent: float, down: int) -> tuple[float, float, bool]:
+        """Return when a node gets a message, how long it is idle then, and whether it crashes."""
+        net = self.network
+        reaches = sent if net.down_mbps is None else sent + _transfer(down, net.down_mbps)
+        if net.server_mbps is not None:
+            reaches = max(reaches, self.state.server.send(sent, down, net.server_mbps))
+        waiting, crashes = 0.0, False
+        if net.waiting != "none" or net.crash:
+            waiting, crashes = self.draw_life(node)
+        return net.latency_ms / 1e3 + reaches, waiting, crashes
 
     def _busy_until(self, node: int) -> float:
         """Return a lower bound of the time until which a node is busy."""
@@ -179,19 +186,24 @@ class VirtualClock:
         announced more steps, the clock uses the announced number, because a node that fails after
         fewer steps needs time too.
         """
-        net, node = self.network, task.node
         under_way = self.state.under_way
-        under_way[node].popleft()
-        if not under_way[node]:
-            del under_way[node]
-        start = max(task.received, self.state.free.get(node, 0.0))
+        under_way[task.node].popleft()
+        if not under_way[task.node]:
+            del under_way[task.node]
+        return self._arrived(task, steps, up)
+
+    def _arrived(self, task: Journey, steps: float, up: int) -> float:
+        net, node = self.network, task.node
+        start, free = task.received, self.state.free.get(node, 0.0)
+        start = free if free > start else start
         if node in self.state.gone:
             if net.rejoin_seconds is None:
                 return NEVER
             start = max(start, self.state.gone[node] + net.rejoin_seconds)
         if start > task.expires:
             return NEVER
-        work = self._work(node, max(steps, task.steps)) if self._takes_time else 0.0
+        steps = task.steps if task.steps > steps else steps
+        work = self._work(node, steps) if self._takes_time else 0.0
         done = start + task.waiting + work
         sent_back = done if net.up_mbps is None else done + _transfer(up, net.up_mbps)
         if sent_back > task.sent:  # else nothing takes time, and no entry is needed
@@ -206,7 +218,10 @@ class VirtualClock:
 
     def arrival(self, node: int, sent: float, down: int, steps: float, up: int) -> float:
         """Send a message at the time `sent`; return when the reply to it arrives, or `NEVER`."""
-        return self.answer(self.send(node, sent, down), steps, up)
+        received, waiting, crashes = self._received(node, sent, down)
+        life = self.state.crashes[node] if self.state.crashes else 0
+        task = Journey(node, sent, received, waiting, sent, NEVER, crashes, life, 0.0)
+        return self._arrived(task, steps, up)
 
     @property
     def steady(self) -> bool:

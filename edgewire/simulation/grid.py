@@ -3,32 +3,91 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from edgewire.compression.flower.message_size import Size, measured
+from edgewire.compression.flower.message_size import Size, measured, measured_reply
 from edgewire.compression.flower.records import content_of, metadata_of
-from edgewire.simulation.clock import NEVER, VirtualClock, steps_of
-from edgewire.simulation.other_link_clock import BandwidthModel
-from edgewire.simulation.replies import Replies
+from edgewire.compression.flower.timed_grid import TimedGrid
+from edgewire.simulation.clock import NEVER, ClockState, Journey, VirtualClock, steps_of
+from edgewire.simulation.other_link_clock import BandwidthModel, BandwidthModelState
 from edgewire.simulation.stall import StallGuard
-from edgewire.simulation.state import GridState
 from edgewire.simulation.workers.pool import Pool
 
 SERVER = 0  # node ids are 1 to n
 _START = datetime(1970, 1, 1, tzinfo=UTC)  # start of virtual time; nodes register just after it
 
 
-class LocalGrid(Grid):
+@dataclass
+class GridState:
+    """The state of a run in the local engine after all replies under way have been computed.
+
+    `number`: the number of messages so far. `count`: the number of messages to each node. `sent`:
+    message id -> its journey, for replies without an arrival time yet. `queues`: the ids of a
+    node's messages in `sent`, in order. `bounds`: a heap of lower bounds of the arrival times of
+    replies. `early`: computed replies without an arrival time yet. `arrivals`: replies with their
+    arrival times. `lives`: for each node, the number of its crashes before its last message.
+    `nodes`: the nodes' states.
+    """
+
+    number: int = 0
+    count: Counter[int] = field(default_factory=Counter)
+    sent: dict[str, Journey] = field(default_factory=dict)
+    queues: dict[int, deque[str]] = field(default_factory=dict)
+    bounds: list[tuple[float, int, str]] = field(default_factory=list)
+    early: dict[str, Message] = field(default_factory=dict)
+    arrivals: dict[str, tuple[float, Message]] = field(default_factory=dict)
+    lives: dict[int, int] = field(default_factory=dict)
+    clock: ClockState = field(default_factory=ClockState)
+    line: BandwidthModelState | None = None
+    nodes: dict[int, RecordDict] = field(default_factory=dict)
+
+
+class Replies(Sequence[Message]):
+    """The replies to a round's messages. The sequence reads them from a stream when needed.
+
+    `stream`: the replies, each with the virtual second of its arrival. `arrived`: the arrival of
+    the newest reply that was read.
+    """
+
+    def __init__(self, stream: Iterator[tuple[float, Message]]) -> None:
+        self._stream = stream
+        self.arrived = 0.0
+        self._here: list[Message] = []
+
+    def __iter__(self) -> Iterator[Message]:
+        position = 0
+        while position < len(self._here) or self._next():
+            yield self._here[position]
+            position += 1
+
+    def __len__(self) -> int:
+        while self._next():
+            pass
+        return len(self._here)
+
+    def __getitem__(self, index: Any) -> Any:
+        len(self)
+        return self._here[index]
+
+    def _next(self) -> bool:
+        found = next(self._stream, None)
+        if found is not None:
+            self.arrived, reply = found
+            self._here.append(reply)
+        return found is not None
+
+
+class LocalGrid(TimedGrid):
     """Sends messages to nodes in this process or its workers.
 
     Replies and their order are the same for any number of workers. Time-outs and `virtual_seconds`
@@ -164,20 +223,22 @@ class LocalGrid(Grid):
         """The next virtual second at which a node joins or rejoins; infinity if no node will."""
         return self._clock.change(self._nodes)
 
-    def push_messages(
-        self, messages: Iterable[Message], ttl: float = NEVER, *, in_turn: bool = False
-    ) -> list[str]:
+    def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
         """Send messages; return their ids.
 
         `ttl`: virtual seconds. A node drops a message on which it has not begun to work by then.
-        (The `ttl` in a message is on the wall clock.) `in_turn`: the nodes compute their replies in
-        the order of `messages`. Otherwise they first compute the reply that may arrive first.
+        (The `ttl` in a message is on the wall clock.)
         """
-        return self._push(messages, ttl, ttl, in_turn)
+        return self._push(messages, ttl, ttl, in_turn=False)
 
     def _push(
         self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
     ) -> list[str]:
+        """Send messages; return their ids.
+
+        `in_turn`: the nodes compute their replies in the order of `messages`. Otherwise they first
+        compute the reply that may arrive first.
+        """
         self.finish()
         self.stall.moved()
         state = self._state
@@ -331,7 +392,7 @@ class LocalGrid(Grid):
         if not reply.has_error():
             content = content_of(reply)
             steps = self._reported(content, MetricRecord)
-            up = measured(content, self._header)
+            up = measured_reply(reply, self._header)
         self.replied_bytes += up[2]
         if self._line:
             self._line.answer(message_id, steps, up)

@@ -1,7 +1,5 @@
 """Fine-tuning: weights from a file, adapters, frozen parameters, a model in half precision."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase

@@ -4,8 +4,6 @@ The server and the nodes take the same steps, each on its own copy of the model.
 elementwise float32 operations, which every machine rounds in the same way.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

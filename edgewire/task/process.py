@@ -1,7 +1,5 @@
 """Settings of torch and the C library for a process that trains."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import os

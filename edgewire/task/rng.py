@@ -1,7 +1,5 @@
 """Random streams named by integers, for all random draws of models and trainers."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from hashlib import blake2b
 

@@ -9,8 +9,8 @@ and dgc at a constant learning rate. dgc sends 0.1 % of the entries from the fir
 
 The local engine runs the whole application: ServerApp, ClientApp, records, and a message in each
 direction for every node and step. The plain loop does the same computation without messages, and
-its losses are equal. The programs alternate (`papers.benchmarks.timing`). Ray's rounds are measured
-between two blocks of the local engine.
+its losses on the test images are equal. The programs alternate (`papers.benchmarks.timing`). Ray's
+rounds are measured between two blocks of the local engine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edgewire.compression.base import Indices, Memory
 from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
 from edgewire.conf.build import data_of, model_of, partition_of
-from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.check import codec_of, downlink_of
 from edgewire.conf.load import compose_config, to_config
 from edgewire.conf.schema import Config
 from edgewire.task.process import configure_process
@@ -110,6 +110,7 @@ class Bare:
         self._layout = Layout(names, shapes, ("float32",) * len(names))
         self._codec, self._downlink = codec_of(config), downlink_of(config)
         images = only(data.prepared(data.train.inputs))
+        self._test = only(data.prepared(data.test.inputs)), only(data.test.targets)
         partition = partition_of(config, data)
         labels = only(data.train.targets)
         parts = [partition.indices(node) for node in range(config.nodes)]
@@ -120,24 +121,27 @@ class Bare:
         self._total = np.zeros(self._layout.size, dtype=np.float32)
         self._mark = np.zeros(self._layout.size, dtype=np.bool_)
         self._lr, self._seed, self._step = np.float32(config.lr), config.seed, 0
-        self.loss = 0.0  # of the last step: mean over the nodes
+
+    def test_loss(self) -> float:
+        """Return the mean loss of the model on the test images."""
+        images, labels = self._test
+        with torch.no_grad():
+            return F.cross_entropy(self.model(images), labels).item()
 
     def step(self) -> None:
         """Take one step with the average of all nodes' compressed gradients."""
         self._total.fill(0)
         self._mark.fill(False)
-        dense, losses = False, 0.0
+        dense = False
         for node, worker in enumerate(self._workers):
             gradient, loss = self._gradient(*worker.batch(self._step))
             indices, values = self._sent(node, worker, gradient, loss)
-            losses += loss
             if indices is None:
                 dense = True
                 self._total += values
             else:
                 self._total[indices] += values
                 self._mark[indices] = True
-        self.loss = losses / len(self._workers)
         self._apply(None if dense else np.flatnonzero(self._mark).astype(np.uint32))
         self._step += 1
 
@@ -182,7 +186,7 @@ def serve(overrides: list[str]) -> None:
     """Run the plain loop in blocks of rounds, as `papers.benchmarks.timing` requests them."""
     configure_process()
     loop = Bare(to_config(compose_config(overrides)))
-    take_turns(loop.step, lambda: loop.loss)
+    take_turns(loop.step, loop.test_loss)
 
 
 def bare(overrides: list[str]) -> Child:

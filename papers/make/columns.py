@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from edgewire.report.columns import Cell, TableRow, mean, number, plain, ratio, sent
-from edgewire.report.errors import ResultsError
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import BESIDE, Measure, Row, Run, by_seed, first_at
+from edgewire.report.table import Cell, TableRow, mean, number, plain, ratio, sent
 
 NOT_RUN = "not run yet"
 ONE_SEED = " (one seed)"

@@ -16,7 +16,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import in_order, parse_overrides
 from papers.make.columns import COLUMNS
 from papers.make.measured import measured_file

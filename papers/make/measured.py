@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.format import NOTHING
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 from papers.make.run_archive import FOLDER, ROOT, commit_of
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.format import wrap
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 from papers.make.definitions import (
     POINTS,
     BenchmarkTable,

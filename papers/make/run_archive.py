@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from edgewire.report.curves import evenly
-from edgewire.report.errors import ResultsError, mistakes_are_lines
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric, main_of
+from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     BESIDE,
     NUMBERS,
     Run,
-    expect_number,
     expect_numbers,
+    expect_result,
     in_order,
     own_numbers,
     parse_overrides,
@@ -88,7 +88,7 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
 
     Raises `ValueError`, `TypeError` or `KeyError` for a malformed object.
     """
-    expect_numbers(stored)
+    expect_result(stored)
     head = {"seed": int, "overrides": str, "commit": str, "cpu": str, "diverged": bool}
     result = {"cpu": "", **stored}
     if wrong := [result[key] for key, kind in head.items() if not isinstance(result[key], kind)]:
@@ -96,10 +96,11 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
     metric = main_of(stored)
     columns = dict.fromkeys((*CURVE, metric.name))
     curve = {key: list(stored["curve"][key]) for key in columns if key in stored["curve"]}
-    for value in (value for column in curve.values() for value in column):
-        expect_number(value, may_miss=True)
     if len({len(column) for column in curve.values()}) > 1:
         raise ValueError("a curve with columns of several lengths")
+    rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
+    for row in rows:
+        expect_numbers(row, (), list(row))
     result = {
         **{key: result[key] for key in ("overrides", "seed", "commit", "cpu", "diverged")},
         **{key: stored.get(key) for key in NUMBERS},
@@ -107,7 +108,6 @@ def stored_run(stored: Mapping[str, Any]) -> Run:
         **({} if metric == ACCURACY else _of_metric(stored, metric)),
         "curve": curve,
     }
-    rows = [dict(zip(curve, row, strict=True)) for row in zip(*curve.values(), strict=True)]
     return Run(parse_overrides(result["overrides"]), result, lambda: rows)
 
 

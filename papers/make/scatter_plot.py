@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from edgewire.report.columns import sent as whole_sent
 from edgewire.report.curves import front
 from edgewire.report.estimate import estimate
 from edgewire.report.runs import by_seed
+from edgewire.report.table import sent as whole_sent
 from papers.make.picture import MEGABYTE, Picture, add_legend, logarithmic, panels
 from papers.make.tables import FilledTable
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from edgewire.report.errors import ResultsError
 from edgewire.report.format import NOTHING, markdown_table
 from edgewire.report.metric import MainMetric
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run, by_seed, in_order, main_metric, parse_overrides, smoothed
 from papers.make.columns import (
     COLUMNS,

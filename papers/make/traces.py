@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgewire.report.curves import Curve, X, axis_of, curve
+from edgewire.report.curves import Curve, X, axis_of, curve, look
 from papers.make.definitions import MAIN
 from papers.make.picture import Picture, add_legend, logarithmic, panels
 from papers.make.tables import FilledTable
@@ -38,7 +38,7 @@ class Traces(Picture):
         figure, found = panels(len(ACROSS))
         for number, (axes, key) in enumerate(zip(found, ACROSS, strict=True)):
             for row, trace in enumerate(self.rows):
-                trace.curves[number].add_to(axes, row, trace.label)
+                trace.curves[number].add_to(axes, **look(row), label=trace.label)
             axes.set(xlabel=X[key][0])
             axes.grid(alpha=0.3)
         logarithmic(found[-1])

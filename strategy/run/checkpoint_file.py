@@ -5,8 +5,6 @@ follow. The file is replaced atomically, so the previous checkpoint stays until 
 complete.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,10 +1,8 @@
 """Writes checkpoints of a run's strategy, results, grid and nodes; resumes runs from them."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import natives_of, with_natives
 from edgewire.conf.schema import Config, ConfigError
+from edgewire.strategy.base import RunStrategy
 from edgewire.strategy.lr_schedule import ScheduleState
 from edgewire.strategy.run import checkpoint_file
 from edgewire.strategy.run.checkpoint_file import Checkpoints
@@ -28,26 +27,6 @@ from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
 T = TypeVar("T")
 RUN, STRATEGY, GRID, NODES = "run", "strategy", "grid", "nodes"  # parts of a checkpoint
 FREE = ("checkpoint_every", "verbose", "engine", "device")  # options that a resume may change
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A strategy that can resume from a saved state: EdgeWire's strategies and `Federated`."""
-
-    on_state_complete: Callable[[], None] | None
-
-    @property
-    def done(self) -> int:
-        """The number of rounds, asynchronous updates or mini-batches so far."""
-
-    def save(self) -> bytes:
-        """Return the state as bytes; raises `TypeError` for a value that cannot be saved."""
-
-    def load(self, data: bytes) -> None:
-        """Set the state to a saved one; the next `start` resumes from it."""
-
-    def abandon(self, back: Collection[int] = ()) -> None:
-        """Delete the unanswered messages; nodes outside `back` may have newer states."""
 
 
 @runtime_checkable
@@ -100,7 +79,8 @@ class RunCheckpointer:
     ) -> None:
         self._run, self._lasting, self._stopping = run, lasting, stopping
         self._nodes = nodes
-        self._strategy = run.strategy if isinstance(run.strategy, Resumable) else None
+        # A strategy of one's own may have no state that can be saved.
+        self._strategy = run.strategy if hasattr(run.strategy, "save") else None
         folder = run.records.folder if self._strategy else None
         self._checkpoints = Checkpoints(str(folder or ""), run.config.checkpoint_every)
         if self._strategy is not None:
@@ -123,7 +103,7 @@ class RunCheckpointer:
             self._keep(self._strategy, done)
         self._stopping.go()
 
-    def _keep(self, strategy: Resumable, done: int) -> None:
+    def _keep(self, strategy: RunStrategy, done: int) -> None:
         if not self.keeps:
             return
         if self._lasting is not None:

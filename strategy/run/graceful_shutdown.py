@@ -4,14 +4,13 @@ Flower's simulation runs a ServerApp in a thread, which gets no signals. Such a 
 the run folder has a file with the name `STOP`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import Self
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # the most seconds for which a signal is delayed
@@ -38,7 +37,7 @@ class GracefulShutdown:
         """Whether a signal or the file `STOP` has requested that the run ends."""
         return self.asked is not None or (self._file is not None and self._file.exists())
 
-    def __enter__(self) -> GracefulShutdown:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in NUMBERS:
                 if callable(before := signal.getsignal(number)):

@@ -1,7 +1,5 @@
 """Selects a run's nodes, and informs nodes of checkpoints so they can resume with the server."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Other programs read this file during the run (docs/run-files.md).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -18,8 +16,8 @@ from typing import Any
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from edgewire.compression.flower.headers import EXAMPLES, LOSS, trains
-from edgewire.compression.flower.message_size import size_of
+from edgewire.compression.flower.headers import EXAMPLES, HEADER, LOSS, trains
+from edgewire.compression.flower.message_size import measured_reply, size_of
 from edgewire.compression.flower.records import content_of, metadata_of, records, values_of
 from edgewire.compression.flower.server.failure_policy import FailedNode
 from edgewire.compression.flower.timed_grid import GridWrapper
@@ -219,7 +217,7 @@ class NodeLog(GridWrapper):
         activity.mean_lag = (before + activity.lag) / activity.replies
         if reply.has_error():
             return
-        activity.uplink_bytes += size_of(content_of(reply))
+        activity.uplink_bytes += measured_reply(reply, HEADER)[2]
         self._measure(reply, activity)
 
     def _measure(self, reply: Message, activity: NodeActivity) -> None:
@@ -311,6 +309,6 @@ class NodeLog(GridWrapper):
 
 def _number(value: Any, before: float | None) -> float | None:
     """Return a metric of a reply if it is a finite number, else the value before."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if type(value) is bool or not isinstance(value, int | float) or not math.isfinite(value):
         return before
     return value

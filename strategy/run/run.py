@@ -1,11 +1,11 @@
 """One run on the server: it starts the strategy, evaluates the model, writes the result files."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, cast
 
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
@@ -15,15 +15,22 @@ from edgewire.compression.flower.headers import HEADER
 from edgewire.compression.flower.native_tensors import Arrays, Initial, native_bytes, natives_of
 from edgewire.compression.flower.traffic import flower_bytes
 from edgewire.compression.layout import Layout
-from edgewire.conf.build import local_of, model_of, objective_of, server_data_of, vectors_of
+from edgewire.conf.build import (
+    local_of,
+    model_of,
+    objective_of,
+    partition_of,
+    server_data_of,
+    vectors_of,
+)
 from edgewire.conf.schema import Config
 from edgewire.strategy.factory import asks_nodes, expect_named, made
 from edgewire.strategy.federated import Federated
 from edgewire.strategy.lr_schedule import Schedule
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.strategy.run.label_counts import labels_of
 from edgewire.strategy.run.node_log import NodeLog
 from edgewire.strategy.run.run_log import RunLog
+from edgewire.task.datasets import Data
 from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel, expect_numbers
 from edgewire.task.rng import IsolatedRng
@@ -31,6 +38,7 @@ from edgewire.task.steps import evaluate
 from edgewire.task.tensors import count, mapped
 
 OWN = ("drift", "staleness", "prediction_error")  # metrics that only some strategies have
+MOST_CLASSES = 1000  # with more classes the counts of labels would fill the file
 log = logging.getLogger("edgewire")
 
 
@@ -172,7 +180,7 @@ class Run:
 
     def _of_nodes(self, names: Iterable[str]) -> dict[str, float]:
         """Return those of the named metrics that the nodes' last evaluation has measured."""
-        measured = self.strategy.evaluate_metrics or {}
+        measured = self.strategy.evaluate_metrics or MetricRecord()
         return {name: cast(float, measured[name]) for name in names if name in measured}
 
     def _least_variance(self, arrays: ArrayRecord) -> dict[str, float]:
@@ -220,3 +228,26 @@ class Run:
             self.weights(),
             self.model.state,
         )
+
+
+def labels_of(config: Config, data: Data, scheme: object) -> Callable[[int], list[int] | None]:
+    """Return a function from a node's place to its number of samples of each class.
+
+    The function returns None where the server does not know it: the nodes have data of their own,
+    the targets are no classes, or the strategy cuts the model (`scheme`).
+    """
+    targets = data.train.targets
+    known = getattr(scheme, "sends_models", True) and 0 < data.classes <= MOST_CLASSES
+    if not known or not isinstance(targets, Tensor) or targets.ndim != 1 or not len(targets):
+        return lambda place: None
+    partition = partition_of(config, data)
+
+    @cache
+    def labels(place: int) -> list[int] | None:
+        if place >= config.nodes:
+            return None
+        found = targets[partition.indices(place)]
+        counts: list[int] = torch.bincount(found, minlength=data.classes).tolist()
+        return counts
+
+    return labels

@@ -1,7 +1,5 @@
 """Writes a run's result files: `history.jsonl`, `result.json`, `model.safetensors`."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -23,7 +21,7 @@ from torch import Tensor
 from edgewire.compression.base import DIVERGED
 from edgewire.conf.schema import ConfigError
 from edgewire.strategy.run.checkpoint_file import FILE
-from edgewire.strategy.run.tagged import Tagged
+from edgewire.strategy.run.serialization import Tagged
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 from edgewire.task.objectives import Objective
 

@@ -1,7 +1,5 @@
 """Replaces files as a whole, so that a full disk or a kill leaves the earlier file."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from edgewire.command import compare as command
-from edgewire.command.caller import COMPARE
 from edgewire.command.compare import compare
-from edgewire.command.main import cli
+from edgewire.command.main import COMPARE, cli
 
 QUICK = ["rounds=2", "nodes=3", "engine.workers=1", "seed=0,1"]
 

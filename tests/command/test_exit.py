@@ -1,13 +1,13 @@
 """A mistake ends in one line that says what to do, before torch is loaded.
 
-Each kind of mistake has one case here. Mistakes that `edgewire.conf.check` refuses are in
-`tests/conf`.
+Each kind of mistake has one case here; refused combinations are in `tests/conf/test_rules.py`.
 """
 
 import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,8 +48,8 @@ BAD = [
     (["downlink.changes={}"], "downlink.changes: Value '{}' is not a valid bool"),
     (["gradients=-1"], "gradients is a group of keys, not one value"),
     (["screen=[1]"], "screen is a group of keys, not one value"),
-    (["screen=${lr}"], "screen cannot be of type float"),
-    (["dataset.classes=${lr}"], "dataset.classes is a list of names, not a float"),
+    (["screen=${lr}"], "screen is a group of keys, not one value"),
+    (["dataset.classes=${lr}"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
     (["compression.denisty=1"], "no key compression.denisty; did you mean compression.density?"),
@@ -79,6 +79,17 @@ BAD = [
     (["dataset.root=~/x"], "~/x"),
     (["hydra.run.dir=/dev/null/x"], "/dev/null"),
     (["nodes=-1"], "nodes must be a number of at least 1, not -1"),
+    (["lr=nan"], "lr must be a number above 0, not nan"),
+    (["lr=inf"], "lr must be a number above 0, not inf"),
+    (["seed=99999999999999999999"], "seed must be below 4294967296"),
+    (["dataset.holdout=1"], "dataset.holdout must be below 1"),
+    (["network.loss=0.1"], "network.loss=0.1 needs a timeout="),
+    (["strategy=fedadam", "strategy.eta=nan"], "strategy.eta must be a finite number"),
+    (["+strategy.bata=1"], "strategy.bata is not an option"),
+    (["~lr"], "~lr: every run has that key"),
+    (["~timeout"], "~timeout: every run has that key"),
+    (["downlink=f2i", "downlink.density=0.1"], "downlink: option density"),
+    (["downlink=full", "downlink.quantizer=int8"], "choose another downlink"),
     (["nodes=1.5"], "nodes"),
     (["compression.quantizer=int9"], "int9"),
     (["compression=f2i", "compression.level=99"], "level"),
@@ -100,9 +111,38 @@ BAD = [
     (["strategy.fraction_train=2"], "strategy.fraction_train must be between 0 and 1"),
     (["strategy=krum", "strategy.num_malicious_nodes=8"], "needs 19 nodes a round"),
     (["--rounds", "3"], "unrecognized arguments: --rounds"),
-    (["resume=/nowhere"], "/nowhere"),
+    (["resume=/nowhere"], "resume=/nowhere: there is no such folder"),
+    (["resume="], "resume= takes the folder of one run"),
+    (["resume=a", "resume=b"], "resume= takes the folder of one run"),
+    (["resume=a", "rounds=9"], "rounds=9 does not go with resume="),
+    (["resume=a", "-m"], "-m does not go with resume="),
+    (["resume=a", "algorithm=esgd", "verbose=true"], "algorithm=esgd does not go with resume="),
+    (["continue=/nowhere"], "there is no sweep: its multirun.yaml cannot be read"),
+    (["continue="], "continue= takes the folder of one sweep"),
+    (["continue=a", "continue=b"], "continue= takes the folder of one sweep"),
+    (["continue=a", "rounds=9"], "rounds=9 does not go with continue="),
     (["experiment=esgd_baselines"], "is a sweep: add -m"),
+    (["experiment=front"], "is a sweep: add -m"),
+    (["logger=nonsense"], "there is no logger=nonsense"),
+    (["logger.mlflow.experiment=x"], "logger.mlflow belongs to no logger that was chosen"),
+    (["logger=csv", "logger.csv.fil=x"], "did you mean logger.csv.file?"),
+    (["logger._target_=pathlib.Path"], "is no Logger of edgewire.report.loggers"),
+    (["logger._target_=nowhere.Mine"], "logger._target_=nowhere.Mine cannot be imported"),
+    (["logger._target_=Mine"], "give PACKAGE.NAME"),
 ]
+if find_spec("wandb"):
+    BAD.append((["logger=wandb", "logger.wandb.mode=on"], "must be offline or online, not on"))
+if find_spec("optuna"):
+    BAD += [
+        (["-m", "hydra/sweeper=optuna", *words], said)
+        for words, said in (
+            ([], "hydra/sweeper=optuna has nothing to search"),
+            (["lr=0.1,0.2", "hydra.sweeper.trials=0"], "hydra.sweeper.trials must be at least 1"),
+            (["lr=0.1,0.2", "hydra.sweeper.sampler=x"], "be one of tpe, nsgaii, random, not x"),
+            (["lr=0,1", "hydra.sweeper.minimize=[]", "hydra.sweeper.maximize=[]"], "nothing"),
+            (["lr=interval(2,1)"], "lr=interval(2,1): "),
+        )
+    ]
 # These cases need a model, an optimiser, data or a device, and so torch.
 LATER = [
     (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
@@ -116,6 +156,7 @@ LATER = [
     (["device=cuda:77"], "device=cuda:77"),
     (["device=toaster"], "device=toaster"),
     (["optimizer.momentum=-1"], "momentum"),
+    (["optimizer.momentum=x"], "optimizer.momentum must be float"),
     (["schedule=step", "schedule.step_size=0"], "schedule.step_size must not be 0"),
     (["partition=dirichlet", "partition.alpha=-1"], "lpha"),
     (["partition=dirichlet", "partition.alpha=0.01", "nodes=300"], "larger partition.alpha"),
@@ -127,6 +168,7 @@ LATER = [
     ),
     (["engine=superlink", "engine.address=127.0.0.1:9"], "no SuperLink answers at 127.0.0.1:9"),
     (["device=meta"], "device=meta"),
+    (["logger=csv", "logger.csv.file=/proc/x/y.csv"], "logger csv cannot begin"),
     (["dataset.classes=[a,b]"], "dataset.classes"),
     (["partition=pathological", "partition.num_classes_per_partition=99"], "num_classes"),
 ]
@@ -138,10 +180,10 @@ GROUPS -= {"__pycache__", "hydra"}
 @pytest.fixture(scope="module")
 def called(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    single = f"hydra.run.dir={folder}/run"
-    sweep = [f"hydra.sweep.dir={folder}/sweep", "-m", "seed=0,1", "rounds=-1"]
-    calls = [sweep, ["--help"], ["nodes=3", "--help"]]
-    calls += [w if w[0].startswith("resume=") else [single, *w] for w, _ in CASES]
+    folders = [f"hydra.{mode}.dir={folder}/{mode}" for mode in ("run", "sweep")]
+    calls = [[*folders, "-m", "seed=0,1", "rounds=-1"], ["--help"], ["nodes=3", "--help"]]
+    again = ("resume=", "continue=")
+    calls += [words if words[0].startswith(again) else [*folders, *words] for words, _ in CASES]
     done = subprocess.run(
         [sys.executable, "-c", CALL, json.dumps(calls)],
         cwd=ROOT, capture_output=True, text=True, timeout=300,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from edgewire.command import job
 from edgewire.machine.errors import EngineError
 from tests.runs import QUICK, result_of
 
@@ -57,3 +58,22 @@ def test_rounds_have_no_effect_on_a_strategy_without_rounds_and_it_is_said(comma
     code, printed, folder = command("strategy=asynchronous", "strategy.pushes=3")
     assert (code, result_of(folder)["rounds"]) == (0, 3)
     assert "no effect" not in printed.out
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_run_that_cannot_resume_keeps_its_result(resumes, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "resumes", lambda: resumes)
+    file, *others = [tmp_path / name for name in job.RUN_FILES]
+    for each in (file, *others):
+        each.write_text("old")
+
+    def fail():
+        assert not file.exists()
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"), job.result_aside(tmp_path):
+        fail()
+    assert [each.exists() for each in (file, *others)] == [resumes] * (1 + len(others))
+    with job.result_aside(tmp_path):
+        file.write_text("new")
+    assert file.read_text() == "new"

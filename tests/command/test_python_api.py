@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from edgewire import RunFailed, sweep, train
 from edgewire.command import python_api
-from edgewire.command.caller import caller
+from edgewire.command.exit import caller
 from edgewire.conf.load import HERE
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.run_result import RunResult
 from tests.local_runs import at_row, raising
 from tests.runs import model_bytes, result_of
@@ -168,16 +168,6 @@ def test_the_users_own_hydra_and_arguments_are_as_before(trained, monkeypatch):
         assert GlobalHydra.instance().hydra is own
         assert compose("config", ["nodes=7"]).nodes == 7
     assert sys.argv == ["mine.py", "--own"]
-
-
-def test_torch_has_its_threads_back():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        train(*FEW, rounds=1)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
 
 
 MINE = """
@@ -329,10 +319,13 @@ def test_every_global_state_is_as_before(case, trained, folder, monkeypatch):
         logging.getLogger(name)
     if case == "interrupted":
         at_row(monkeypatch, 2, raising(KeyboardInterrupt))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # the run takes one
     before = global_states()
     with suppress(RunFailed, KeyboardInterrupt):
         make(*FEW, *words, progress=False)
     after = global_states()
+    torch.set_num_threads(threads)
     for name in after["loggers"].keys() - before["loggers"].keys():
         del after["loggers"][name]  # of modules that the run has imported
     assert after == before

@@ -1,4 +1,4 @@
-"""A run's saved configuration can be run again."""
+"""Hydra's command line: options anywhere, saved configurations of runs, words of a sweep."""
 
 import json
 import shutil
@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from edgewire.command import main
-from edgewire.command.saved_config import continuing, quoted, started_in
+from edgewire.command.saved_config import (
+    command_line,
+    continuing,
+    options_first,
+    quoted,
+    started_in,
+)
+from edgewire.conf.schema import ConfigError
 
 WORDS = ["algorithm=fedavg_f2i", "strategy=fedadam", "rounds=1", "engine.workers=1", "seed=3"]
 
@@ -126,3 +133,25 @@ def test_a_sweep_over_a_saved_configuration_lists_failed_jobs(first, cli, tmp_pa
     assert code == 2
     assert "1 of 2 jobs failed" in printed.err
     assert (tmp_path / "sweep" / "1" / "result.json").exists()
+
+
+OPTIONS = [["-m"], ["--multirun"], ["--config-name", "config"], ["--cfg", "job"], ["--resolve"]]
+OVERRIDES = st.lists(st.sampled_from(["nodes=2", "seed=0,1", "~model", "+a=1", "nodes=2", "x"]))
+
+
+@given(options=st.lists(st.sampled_from(OPTIONS), unique_by=tuple), words=OVERRIDES, data=st.data())
+def test_options_may_stand_anywhere(options, words, data):
+    mixed = data.draw(st.permutations([*options, *([word] for word in words)]))
+    given, ordered = options_first([word for part in mixed for word in part])
+    said = [word for part in mixed if len(part) == 1 and part not in OPTIONS for word in part]
+    assert given.overrides == said
+    assert ordered[len(ordered) - len(said) :] == said
+    first = [word for part in mixed if part in OPTIONS for word in part]
+    assert ordered[: len(first)] == first
+
+
+@pytest.mark.parametrize("words", [["--wrokers", "2"], ["nodes=2", "--rounds=3"], ["--cfg", "x"]])
+def test_an_unknown_option_gives_one_line(words, capsys):
+    with pytest.raises(ConfigError, match=r"--(wrokers|rounds|cfg).*--hydra-help the options$"):
+        command_line(words)
+    assert capsys.readouterr() == ("", "")

@@ -6,7 +6,7 @@ import pytest
 
 from edgewire.command.trial import judge, preset_overrides, run_rung
 from edgewire.conf.network import Network
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import Run
 from tests.runs import configured
 

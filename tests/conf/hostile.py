@@ -10,6 +10,7 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from edgewire.conf.classes import KINDS
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import ConfigError
 from tests.runs import composed
@@ -20,31 +21,20 @@ OPEN = {"_target_": "builtins.open", "file": "BAIT", "mode": "w"}
 
 # Names that a server may send in place of a class name; many would do harm if they were called.
 NAMES = [
-    *("os.system", "os.remove", "posix.system", "shutil.rmtree", "pathlib.Path.unlink"),
-    *("subprocess.Popen", "subprocess.run", "subprocess.check_output", "pty.spawn"),
-    *("builtins.eval", "builtins.exec", "builtins.open", "builtins.__import__", "builtins.dict"),
-    *("importlib.import_module", "runpy.run_path", "pickle.loads", "ctypes.CDLL", "code.interact"),
-    *("functools.partial", "operator.methodcaller", "hydra.utils.instantiate"),
-    *("hydra.utils.get_method", "omegaconf.OmegaConf.load", "yaml.unsafe_load"),
-    *("torch.load", "torch.hub.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
-    # objects that modules of the project or of libraries have imported
-    *("edgewire.task.datasets.os.system", "edgewire.task.datasets.folder.os.system"),
-    "edgewire.task.lazy_imports.os.putenv",
-    *("edgewire.task.process.ctypes.CDLL", "edgewire.task.registry.importlib.import_module"),
-    "edgewire.task.partition.copy",
-    *("edgewire.task.datasets.load_folder", "edgewire.task.datasets.folder.Path.rmdir"),
-    "edgewire.task.registry.Registry",
+    *("os.system", "posix.system", "shutil.rmtree", "pathlib.Path.unlink", "subprocess.Popen"),
+    *("builtins.eval", "builtins.open", "builtins.__import__", "builtins.dict", "pickle.loads"),
+    *("importlib.import_module", "functools.partial", "hydra.utils.instantiate", "torch.load"),
+    *("omegaconf.OmegaConf.load", "torch.utils.collect_env.run", "torch.ops.load_library"),
+    # objects that modules of the project or of libraries have imported, or that are for others
+    *("edgewire.task.datasets.os.system", "edgewire.task.datasets.folder.Path.rmdir"),
+    *("edgewire.task.process.ctypes.CDLL", "edgewire.task.partition.copy"),
+    *("edgewire.task.datasets.load_folder", "edgewire.task.registry.Registry"),
     *("edgewire.conf.load.compose_config", "edgewire.conf.trust.mark_as_local"),
-    "edgewire.conf.check.build",
-    "edgewire.command.job.run",
+    *("edgewire.conf.check.build", "edgewire.command.job.run", "edgewire.strategy.app.main"),
     *("edgewire.simulation.local.run_local", "edgewire.engines.ray.run_on_ray"),
-    "edgewire.engines.ray.ask_to_end",
-    "edgewire.engines.superlink.run_on_superlink",
-    *("edgewire.strategy.run.run_log.Records", "edgewire.strategy.run.run_log.os.replace"),
-    "edgewire.strategy.app.main",
+    *("edgewire.engines.superlink.run_on_superlink", "edgewire.strategy.run.run_log.os.replace"),
     *("flwr.serverapp.strategy.FedAvg.start", "flwr.serverapp.strategy.strategy.time.sleep"),
-    *("flwr.serverapp.strategy.fedavg.FedAvg", "flwr.serverapp.strategy.strategy_utils.os"),
-    *("flwr_datasets.FederatedDataset", "flwr_datasets.partitioner.partitioner.datasets.load"),
+    *("flwr.serverapp.strategy.fedavg.FedAvg", "flwr_datasets.FederatedDataset"),
     *("torch.optim.sgd.SGD", "torch.optim.optimizer.os.system", "torch.optim.SGD.__init__"),
     *("torch.optim.lr_scheduler.warnings.warn", "torch.optim.swa_utils.AveragedModel"),
     # names that are not valid
@@ -63,6 +53,7 @@ IID = {"_target_": "flwr_datasets.partitioner.IidPartitioner", "num_partitions":
 OWN_SGD = {"_target_": "edgewire.task.optimizers.SGD"}
 WRAPPER = "flwr.serverapp.strategy.DifferentialPrivacyServerSideFixedClipping"
 GROUPS = [
+    *((group, harm) for group in KINDS for harm in (RUN, OPEN)),
     ("optimizer", {**SGD, "momentum": RUN}),
     ("optimizer", {**SGD, "momentum": [RUN]}),
     ("optimizer", {**SGD, "momentum": {"deep": {"deeper": RUN}}}),
@@ -116,7 +107,8 @@ WORDS = [
     "device='${oc.env:SECRET}'", 'device="\\${oc.env:SECRET}"', "model=${oc.env:SECRET}",
     "model=$\\{oc.env:SECRET\\}", "+strategy.x=${oc.env:SECRET}", "+x={a:[$\\{oc.env:SECRET\\}]}",
     "device=str(${oc.env:SECRET})", "lr=0.1,0.2", "lr=choice(1,2)", "model=glob(*)",
-    "seed=range(1,9)", "strategy._target_=torch.utils.collect_env.run",
+    "seed=range(1,9)", "compression.exact=['${oc.env:SECRET}']",
+    "strategy._target_=torch.utils.collect_env.run",
     "+optimizer._args_=[x]", "optimizer={_target_:builtins.open,file:BAIT,mode:w}",
     "+strategy.optimizer={_target_:torch.utils.collect_env.run,command:'echo >> BAIT'}",
     "++partition._target_=os.system", "schedule._target_=edgewire.task.datasets.folder.os.system",

@@ -6,8 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from edgewire.conf.check import check_target
-from edgewire.conf.codecs import codec_of, downlink_of
+from edgewire.conf.check import check_target, codec_of, downlink_of
 from edgewire.conf.sweeper import split_case
 from tests.runs import configured
 

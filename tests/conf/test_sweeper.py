@@ -37,39 +37,34 @@ def jobs(cases, line=(), params=None, size=None):
     return [[" ".join(job) for job in batch] for batch in sweeper.split_arguments(words, size)]
 
 
-def test_each_case_is_run_with_the_product_of_the_params():
-    assert jobs(["a=x b=1", "a=y"], params={"seed": "0,1", "c": "2,3"}) == [
-        [
-            "a=x b=1 seed=0 c=2", "a=x b=1 seed=0 c=3", "a=x b=1 seed=1 c=2", "a=x b=1 seed=1 c=3",
-            "a=y seed=0 c=2", "a=y seed=0 c=3", "a=y seed=1 c=2", "a=y seed=1 c=3",
-        ]
-    ]  # fmt: skip
+SEEDS = {"seed": "0,1"}
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("cases", "line", "params", "expected"),
     [
-        ([], ["a=x seed=0", "a=x seed=1", "a=y seed=0", "a=y seed=1"]),
-        (["seed=5"], ["a=x seed=5", "a=y seed=5"]),
-        (["seed=6,7"], ["a=x seed=6", "a=x seed=7", "a=y seed=6", "a=y seed=7"]),
-        (["rounds=5", "seed=5"], ["a=x seed=5 rounds=5", "a=y seed=5 rounds=5"]),
-        (["a=z", "seed=5"], ["a=z seed=5"]),
+        # each case with the product of the params
+        (["a=x b=1", "a=y"], [], {**SEEDS, "c": "2,3"}, [
+            "a=x b=1 seed=0 c=2", "a=x b=1 seed=0 c=3", "a=x b=1 seed=1 c=2", "a=x b=1 seed=1 c=3",
+            "a=y seed=0 c=2", "a=y seed=0 c=3", "a=y seed=1 c=2", "a=y seed=1 c=3",
+        ]),
+        # the command line wins over params and cases
+        (["a=x", "a=y"], [], SEEDS, ["a=x seed=0", "a=x seed=1", "a=y seed=0", "a=y seed=1"]),
+        (["a=x", "a=y"], ["seed=5"], SEEDS, ["a=x seed=5", "a=y seed=5"]),
+        (["a=x"], ["seed=6,7"], SEEDS, ["a=x seed=6", "a=x seed=7"]),
+        (["a=x"], ["rounds=5", "seed=5"], SEEDS, ["a=x seed=5 rounds=5"]),
+        (["a=x", "a=y"], ["a=z", "seed=5"], SEEDS, ["a=z seed=5"]),
+        # a case wins over the params; it may sweep and quote
+        (["lr=1", "b=2"], [], {"lr": "3,4"}, ["lr=1", "b=2 lr=3", "b=2 lr=4"]),
+        (["lr=1,2 'name=\"a b\"'"], [], {}, ['lr=1 name="a b"', 'lr=2 name="a b"']),
     ],
-)
-def test_the_command_line_wins_over_params_and_cases(line, expected):
-    assert jobs(["a=x", "a=y"], line, {"seed": "0,1"}) == [expected]
-
-
-def test_a_case_wins_over_the_params():
-    assert jobs(["lr=1", "b=2"], params={"lr": "3,4"}) == [["lr=1", "b=2 lr=3", "b=2 lr=4"]]
-
-
-def test_a_case_may_sweep_and_quote():
-    assert jobs(["lr=1,2 'name=\"a b\"'"]) == [['lr=1 name="a b"', 'lr=2 name="a b"']]
+)  # fmt: skip
+def test_the_jobs_of_cases_params_and_a_command_line(cases, line, params, expected):
+    assert jobs(cases, line, params) == [expected]
 
 
 def test_batches():
-    assert jobs(["a=x", "a=y"], params={"seed": "0,1"}, size=3) == [
+    assert jobs(["a=x", "a=y"], params=SEEDS, size=3) == [
         ["a=x seed=0", "a=x seed=1", "a=y seed=0"], ["a=y seed=1"]
     ]  # fmt: skip
 
@@ -120,17 +115,17 @@ def test_an_experiment_of_two_cases_and_two_seeds(sweep):
     assert results[2]["uplink_bytes"] < 0.8 * results[0]["uplink_bytes"]
 
 
-def test_other_cases_from_the_command_line(sweep):
-    words = 'hydra.sweeper.cases=["compression=f2i", "compression=topk"]'
-    code, _, folder = sweep("seed=3", words)
-    assert code == 0
-    assert ran(folder) == ["compression=f2i seed=3", "compression=topk seed=3"]
-
-
-def test_no_cases_are_one_empty_case(sweep):
-    code, _, folder = sweep("hydra.sweeper.cases=[]")
-    assert code == 0
-    assert ran(folder) == ["seed=0", "seed=1"]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["seed=3", 'hydra.sweeper.cases=["compression=f2i", "compression=topk"]'],
+         ["compression=f2i seed=3", "compression=topk seed=3"]),
+        (["hydra.sweeper.cases=[]"], ["seed=0", "seed=1"]),
+    ],
+)  # fmt: skip
+def test_other_cases_from_the_command_line(sweep, words, expected):
+    code, _, folder = sweep(*words)
+    assert (code, ran(folder)) == (0, expected)
 
 
 def test_an_experiment_without_cases_is_a_preset(sweep, tmp_path):

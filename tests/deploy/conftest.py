@@ -1,9 +1,14 @@
+import sys
+from collections import defaultdict
+
+import httpx
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 from edgewire.deploy import doctor, keys
 from edgewire.deploy.doctor import WRONG
-from tests.deploy.fake_superlink import FakeSuperLink
 from tests.deploy.served import Server
+from tests.deploy.servers import COUNTING
 
 
 @pytest.fixture
@@ -37,8 +42,73 @@ def place(tmp_path_factory):
         yield server, folder
 
 
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
 @pytest.fixture
-def superlink():
-    superlink = FakeSuperLink(b"")
-    yield superlink
-    superlink.stop()
+def clock():
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def fab():
+    """Yield the counting app's bundle; forget the modules that a node has imported of it."""
+    yield build_fab_from_disk(COUNTING)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "counting"]:
+        del sys.modules[name]
+
+
+class Faults:
+    """What fails at the next calls of nodes in this process.
+
+    `calls`: the calls so far, by their paths. `next`: for each call, what fails at its next uses:
+    "lost" (the request never arrives), "unanswered" (the request arrives, its answer does not), an
+    HTTP status, or the answer itself.
+    """
+
+    def __init__(self):
+        self.calls, self.next = [], defaultdict(list)
+
+    def answer(self, real, client, url, **given):
+        """Post a request as httpx's client does, unless the call has a fault."""
+        _, is_call, call = str(url).partition("/v1/fleet/")
+        if not is_call:
+            return real(client, url, **given)
+        self.calls.append(call)
+        fault = self.next[call].pop(0) if self.next[call] else None
+        if isinstance(fault, int | httpx.Response):
+            found = httpx.Response(fault) if isinstance(fault, int) else fault
+            found.request = httpx.Request("POST", url)
+            return found
+        found = None if fault == "lost" else real(client, url, **given)
+        if fault:
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        return found
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    made, real = Faults(), httpx.Client.post
+
+    def post(*given, **options):
+        return made.answer(real, *given, **options)
+
+    monkeypatch.setattr(httpx.Client, "post", post)
+    return made
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """Yield a server with Flower's calls alone, and one with the project's own calls."""
+    with Server(bundling=False) as plain, Server() as other:
+        yield plain, other
+
+
+@pytest.fixture
+def superlink(servers):
+    """Return a server with Flower's calls alone."""
+    return servers[0]

@@ -1,6 +1,7 @@
 """A SuperLink in this process with the calls of `deploy.server.api`, and nodes that use it."""
 
 import datetime
+import hashlib
 import socket
 import threading
 import time
@@ -15,18 +16,19 @@ from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, sign_message
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
 from flwr.superlink.main import create_app
 
 from edgewire.deploy import compact_bundle
+from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
@@ -60,7 +62,8 @@ class Server:
             tls = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.place = self._socket.getsockname()
+        self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls, **bounds()))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
@@ -75,12 +78,13 @@ class Server:
         self._thread.join()
         self._socket.close()
 
-    def begin_run(self):
-        """Begin a run; return the Flower grid of its ServerApp."""
+    def begin_run(self, app=b""):
+        """Begin a run of an app's bundle; return the Flower grid of its ServerApp."""
+        digest = self.state.store_fab(Fab(hashlib.sha256(app).hexdigest(), app, {}))
         run = self.state.create_run(
-            None, None, None, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
+            "a/b", "1", digest, {}, NOOP_FEDERATION_ID, None, "<id:none>", TaskType.SERVER_APP
         )
-        task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
+        self.task = task = self.state.get_run_info(run_ids=[run])[0].primary_task_id
         token = self.state.claim_task(task)
         self.state.activate_task(task)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = task, run, 1
@@ -138,11 +142,7 @@ class FakeNode:
         if not content:
             return None
         (_, head), *parts = compact_bundle.parts_of(content, 1 << 30)
-        response, objects = fleet_pb2.PullMessagesResponse.FromString(head), dict(parts)
-        name = response.messages_list[0].metadata.message_id
-        message = inflate_object_from_contents(name, objects)
-        message.metadata.__dict__["_message_id"] = name
-        return message
+        return message_of(fleet_pb2.PullMessagesResponse.FromString(head), dict(parts))
 
     def reply_to(
         self, message, content, *, confirm=True, source=None, bare=False, below=(), instead=None,

@@ -13,7 +13,7 @@ from edgewire.deploy.doctor import OK, WARNING, WRONG, lasting
 from edgewire.deploy.node import key_of
 from edgewire.protocol import flower_releases
 from tests.deploy.device.test_backoff import DAY, NOW, issued
-from tests.deploy.fake_superlink import FakeSuperLink
+from tests.deploy.processes import free_port
 
 MB = 1 << 20
 
@@ -103,8 +103,8 @@ def plain(superlink, tmp_path, *words):
 
 
 @pytest.mark.parametrize("ahead", [400, -400])
-def test_a_wrong_clock(ahead, superlink, look, tmp_path):
-    superlink.clock = ahead
+def test_a_wrong_clock(ahead, superlink, look, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "ahead_of", lambda response: ahead)
     _, found = look(*plain(superlink, tmp_path))
     ((level, text),) = found["clock"]
     assert level == WRONG
@@ -113,20 +113,23 @@ def test_a_wrong_clock(ahead, superlink, look, tmp_path):
     assert "registered" not in found  # the server refuses a signature with that time
 
 
-@pytest.mark.parametrize("bundled", [False, True])
-def test_a_server_that_tells_nothing_about_a_key(bundled, superlink, look, tmp_path):
-    superlink.bundled, superlink.clock = bundled, 0.0
-    code, found = look(*plain(superlink, tmp_path))
+@pytest.mark.parametrize(
+    ("bundled", "says"),
+    [(False, "this server does not say"), (True, "does not know this node's own key: it takes")],
+)
+def test_a_node_that_makes_its_own_key(bundled, says, servers, look, tmp_path):
+    server = servers[bundled]
+    code, found = look(*plain(server, tmp_path))
     assert code == 0
     assert found["server"][0][0] == (OK if bundled else WARNING)
     assert "not yet" in found["registered"][0][1]
     node_folder = NodeFolder(tmp_path / "state")
     node_folder.key()
     node_folder.close()
-    code, found = look(*plain(superlink, tmp_path))
+    code, found = look(*plain(server, tmp_path))
     assert code == 0
-    assert "this server does not say" in found["registered"][0][1]
-    assert not superlink.online  # the doctor has changed nothing
+    assert says in found["registered"][0][1]
+    assert not server.state.get_node_info()  # the doctor has changed nothing
 
 
 def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
@@ -205,9 +208,7 @@ def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, sup
 
 
 def test_a_server_without_keys_or_state(look, tmp_path):
-    superlink = FakeSuperLink(b"")
-    superlink.stop()
-    port = superlink.server_port
+    port = free_port()
     code, found = look("--server", "--keys", tmp_path, "--state", tmp_path / "s", "--port", port,
                        "--host", "127.0.0.1")  # fmt: skip
     assert code == 1

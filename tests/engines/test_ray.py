@@ -6,9 +6,7 @@
 import json
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,11 @@ from flwr.proto.run_pb2 import RunStatus
 from safetensors.torch import load_file
 
 from edgewire.engines.control import cause_of
-from edgewire.engines.ray import run_on_ray
+from edgewire.engines.ray import refuse, run_on_ray
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import Job
 from tests.proxied import dead_proxies
-from tests.runs import ROOT, result_of, told_to_end
+from tests.runs import ROOT, often, result_of, told_to_end
 from tests.simulation.any_app.apps import APPS, start, write
 
 CONFIG = """
@@ -106,24 +104,6 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "app", FILES, *apps, CONFIG, INCLUDED)
 
 
-@contextmanager
-def often(call: Callable[[], None]) -> Iterator[None]:
-    """Call a function twice a second in another thread, while the context is open."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(0.5):
-            call()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def expect_same_model(here: Path, there: Path) -> None:
     """Assert that float64 models are equal except for rounding: sums may have another order."""
     with np.load(here) as found, np.load(there) as expected:
@@ -151,7 +131,7 @@ def test_a_run_learns_as_locally_and_then_fails(
     running: list[int] = []
     values = {"config": json.dumps(config), "told": str(told), "output": str(there)}
     with (
-        often(lambda: running.append(len(left_over()))),
+        often(lambda: running.append(len(left_over())), 0.5),
         pytest.raises(EngineError, match=r"^KeyError: 'accuracy' \(log: (\S+)\)$") as caught,
     ):
         run_on_ray(Job(app, values, 5, tmp_path), actors=1)
@@ -189,7 +169,7 @@ def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], l
             os.kill(os.getpid(), signal.SIGTERM)
 
     values = {"mode": "sleep", "told": str(output)}
-    with often(interrupt), pytest.raises(SystemExit) as caught:
+    with often(interrupt, 0.5), pytest.raises(SystemExit) as caught:
         run_on_ray(Job(app, values, 2, tmp_path), actors=1)
     assert caught.value.code == 128 + signal.SIGTERM
     assert left_over() == []
@@ -220,20 +200,32 @@ def test_a_stopped_asynchronous_run_can_be_resumed(
     assert left_over() == []
 
 
+VIRTUAL = {"only_virtual": "network.loss=0.1: give network.loss=0"}
+
+
 @pytest.mark.parametrize(
-    ("values", "arguments", "message"),
+    ("job", "arguments", "message"),
     [
         ({}, {"actors": -1}, "at least one actor, not -1"),
         ({}, {"actors": 2, "address": "127.0.0.1:9"}, "number of actors is the cluster's"),
         ({}, {"address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9"),
-        ({"lr": 0.1}, {}, r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"),
+        ({"run_config": {"lr": 0.1}}, {}, r"lr: not in \[tool.flwr.app.config\] of .*pyproject.t"),
+        (VIRTUAL, {}, r"network\.loss=0\.1: give network\.loss=0, or engine=local$"),
+        ({"verbose": True}, {}, r"ray\.log in the run folder"),
+        ({"device": "cuda:0"}, {}, r"device=cuda:0 without engine\.gpus_per_client="),
     ],
 )
 def test_wrong_arguments(
-    app: Path, values: dict[str, Any], arguments: dict[str, Any], message: str
+    app: Path, job: dict[str, Any], arguments: dict[str, Any], message: str
 ) -> None:
+    given: dict[str, Any] = {"run_config": {}, **job}
     with pytest.raises(UsageError, match=message):
-        run_on_ray(Job(app, values, 2, app), **arguments)
+        run_on_ray(Job(app, nodes=2, folder=app, **given), **arguments)
+
+
+def test_a_cluster_elsewhere_may_have_the_gpus() -> None:
+    job = Job(Path(), {}, 3, Path(), device="cuda:0")
+    refuse(job, gpus_per_client=0.5, address="auto")
 
 
 def test_another_apps_package_in_the_way(app: Path, tmp_path: Path) -> None:

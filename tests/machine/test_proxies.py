@@ -18,7 +18,6 @@ from edgewire.machine.proxies import (
     expect_usable_proxies,
     host_of,
     keep_loopback_direct,
-    proxy_of,
 )
 from tests.proxied import DEAD, KINDS, dead_proxies
 
@@ -100,7 +99,7 @@ def test_an_excepted_network_covers_the_server_in_it(said, address, monkeypatch)
     assert by_httpx("http://11.1.2.3:9")
     keep_loopback_direct(address)
     assert not by_httpx(f"http://{address}")
-    assert proxy_of(address, False) == ""
+    assert by_proxy(address, False) == ""
 
 
 def test_blanks_around_a_proxy_are_removed(monkeypatch):
@@ -124,7 +123,7 @@ def test_which_proxy_is_in_use(monkeypatch):
     assert by_proxy("my.server.org:8000", False) == " by the proxy 127.0.0.1:9"
     assert by_proxy("localhost:8000", True) == ""
     monkeypatch.setenv("no_proxy", ".server.org")
-    assert proxy_of("my.server.org:8000", True) == ""
+    assert by_proxy("my.server.org:8000", True) == ""
     for kind in KINDS:
         monkeypatch.delenv(f"{kind}_proxy")
         monkeypatch.delenv(f"{kind.upper()}_PROXY")

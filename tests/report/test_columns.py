@@ -2,9 +2,9 @@
 
 import pytest
 
-from edgewire.report.columns import COLUMNS, TableRow
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import smoothed
+from edgewire.report.table import COLUMNS, TableRow
 from tests.report.sweeps import finals, made
 
 

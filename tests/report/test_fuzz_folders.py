@@ -17,9 +17,9 @@ import pytest
 
 from edgewire.report import __main__ as page
 from edgewire.report import curves, table
-from edgewire.report.errors import ResultsError
 from edgewire.report.html import canvas, html_report
 from edgewire.report.html.watch import WatchedReport
+from edgewire.report.reader import ResultsError
 from edgewire.report.run_result import RunResult, SweepResult
 from tests.report.damaged_runs import CANARY, damage
 from tests.report.html.made_runs import add_run

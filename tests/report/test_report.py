@@ -11,8 +11,8 @@ from edgewire.report import progress
 from edgewire.report.format import human_bytes, human_seconds, percent
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import ProgressLine, run_progress
+from edgewire.report.run_result import summary_table
 from edgewire.report.runs import read_result
-from edgewire.report.summary import summary_table
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import GAVE_UP, group_runs, in_order, read_history, read_runs, varying
 from tests.report.sweeps import add_job
 

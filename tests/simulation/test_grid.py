@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from edgewire.conf.network import Network
 from edgewire.machine.errors import Ended
-from edgewire.machine.processes import orderly_exit
+from edgewire.machine.processes import began, orderly_exit
 from edgewire.simulation.grid import LocalGrid
 from edgewire.simulation.workers.node_host import NodeHostSpec
 from edgewire.simulation.workers.pool import WINDOW, Processes, make_pool
@@ -117,17 +117,17 @@ def test_a_worker_that_dies_loses_its_messages_only(grid):
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_forked_process_ends_with_its_worker_and_hides_no_death(tmp_path, dies):
     pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
-    g, note, began = LocalGrid(pool, NODES), tmp_path / "pid", time.monotonic()
+    g, note, start = LocalGrid(pool, NODES), tmp_path / "pid", time.monotonic()
     where = {"fork-at": 2, "note": str(note), "die-at": 2 if dies else -1}
     failed = [r for r in g.send_and_receive(messages(g, **where)) if r.has_error()]
     assert bool(failed) == dies
     if not dies:
         pool.close()
-    while alive(int(note.read_text())):
-        assert time.monotonic() - began < FORKED_SECONDS / 2
+    while began(int(note.read_text())):
+        assert time.monotonic() - start < FORKED_SECONDS / 2
         time.sleep(0.01)
     if dies:
-        assert time.monotonic() - began < FORKED_SECONDS / 2
+        assert time.monotonic() - start < FORKED_SECONDS / 2
         pool.close()
 
 
@@ -150,14 +150,6 @@ def test_a_stop_right_after_a_fork_ends_the_forked_process():
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [str(-signal.SIGTERM), "[]"]
-
-
-def alive(pid):
-    """Return whether a process runs; a zombie does not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,5 +1,6 @@
 import pytest
 
+from edgewire.compression.codec import Codec
 from edgewire.strategy.collector import Stragglers
 
 
@@ -14,3 +15,18 @@ def lates(monkeypatch):
 
     monkeypatch.setattr(Stragglers, "__init__", noting)
     return made
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """Return a list of the nodes' replies: the number and the payload's size of each."""
+    found, encode = [], Codec.encode
+
+    def watched(self, update, layout, **given):
+        payload = encode(self, update, layout, **given)
+        if "workers" in given:  # a node's reply
+            found.append((given["number"], len(payload)))
+        return payload
+
+    monkeypatch.setattr(Codec, "encode", watched)
+    return found

@@ -20,7 +20,7 @@ CODECS = {
 
 
 def event_loop(
-    network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1, exponent=0.0
+    network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1, sender_exponent=0.0
 ):
     """Train without messages or server code; return all models, and each update's time and sender.
 
@@ -63,7 +63,8 @@ def event_loop(
         pending += 1
         if pending == buffer:
             mean = sums / np.float32(buffer)
-            mean *= (np.float32(buffer) / np.where(held > 0, held, buffer)) ** np.float32(exponent)
+            few = np.float32(buffer) / np.where(held > 0, held, buffer)
+            mean *= few ** np.float32(sender_exponent)
             x[:TRAINED] -= np.float32(0.5) * mean[:TRAINED]
             mixed = (buffer - share) * x[TRAINED:].astype(np.float64) + sums[TRAINED:]
             x[TRAINED:] = mixed / buffer

@@ -1,7 +1,5 @@
 """A grid whose nodes leave and return with another id, as SuperNodes without keys do."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from itertools import count

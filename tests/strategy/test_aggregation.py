@@ -72,20 +72,6 @@ def test_the_mean_equals_that_of_dense_updates_in_every_round(given_rounds):
         np.testing.assert_array_equal(values, copy)
 
 
-@given(rounds(), st.integers(0, 4))
-def test_an_update_of_every_entry_may_come_with_its_indices(given_rounds, which):
-    size, several = given_rounds
-    every = np.arange(size, dtype=np.uint32)
-    listed, plain = SparseMean(size), SparseMean(size)
-    for one in several:
-        values = np.random.default_rng(size).normal(size=size).astype(np.float32)
-        at = min(which, len(one))
-        left = added(listed, [*one[:at], (every, values, 0.7), *one[at:]])
-        right = added(plain, [*one[:at], (None, values, 0.7), *one[at:]])
-        assert left[0] is right[0] is None
-        assert left[1].tobytes() == right[1].tobytes()
-
-
 @pytest.mark.parametrize("count", [4, 400])
 def test_few_indices_are_sorted_and_many_are_marked(monkeypatch, count):
     size, draw, mean = 1000, np.random.default_rng(0), SparseMean(1000)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from edgewire.compression.base import PayloadError
-from edgewire.compression.codec import Codec
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import DeviceClass, Network
 from edgewire.simulation.clock import NEVER, VirtualClock
@@ -219,22 +218,9 @@ def test_a_run_without_usable_replies_ends():
         federation.push(5000)
 
 
-def test_a_warm_up_counts_the_updates_of_a_node(tmp_path, monkeypatch):
+def test_a_warm_up_counts_the_updates_of_a_node(tmp_path, encoded):
     """Not the server's steps, of which there may be many between two updates of a node."""
-    numbers, encode = [], Codec.encode
-
-    def watched(self, update, layout, **given):
-        if "workers" in given:  # a node's reply
-            numbers.append(given["number"])
-        return encode(self, update, layout, **given)
-
-    monkeypatch.setattr(Codec, "encode", watched)
-    words = [
-        "dataset=digits",
-        "nodes=4",
-        "strategy.pushes=20",
-        "strategy.buffer=2",
-        "eval_every=20",
-    ]
-    local_run(tmp_path, "algorithm=edgewire_async", *words)
+    words = ["nodes=4", "strategy.pushes=20", "strategy.buffer=2", "eval_every=20"]
+    local_run(tmp_path, "algorithm=edgewire_async", "dataset=digits", *words)
+    numbers = [number for number, _ in encoded]
     assert [numbers.count(number) for number in (1, 2, 3)] == [4, 4, 4]

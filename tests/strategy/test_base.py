@@ -9,32 +9,17 @@ from edgewire.strategy.asynchronous import Asynchronous
 from edgewire.strategy.factory import made
 from edgewire.strategy.synchronous import SparseAveraging
 from tests.runs import configured
-from tests.strategy.federation import Federation, Trainer
-
-
-class Lines(logging.Handler):
-    """A log handler that stores the messages."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, record):
-        self.lines.append(record.getMessage())
+from tests.strategy.federation import Federation, Trainer, strategy_of
 
 
 @pytest.mark.parametrize(("way", "unit"), [("run", "ROUND"), ("push", "PUSH")])
-def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch):
-    shown, logger = Lines(), logging.getLogger("flwr")
-    monkeypatch.setattr(logger, "handlers", [shown])
+def test_a_runs_progress_is_logged_by_flowers_logger(way, unit, monkeypatch, caplog):
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     monkeypatch.setattr(logger, "propagate", False)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    try:
+    with caplog.at_level(logging.INFO, logger="flwr"):
         getattr(Federation(Trainer()), way)(3)
-    finally:
-        logger.setLevel(level)
-    first, what, *rest = shown.lines
+    first, what, *rest = caplog.messages
     assert first.startswith("Starting ")
     assert "gradient" in what
     assert rest == [f"[{unit} {i}/3] {{'models': {i + 1}}}" for i in range(4)]
@@ -75,3 +60,45 @@ def test_an_option_that_a_strategy_supports_is_accepted(words):
 def test_an_option_in_place_of_its_group_is_refused_at_once(make, words):
     with pytest.raises(TypeError, match=words):
         make()
+
+
+NAN, INF = float("nan"), float("inf")
+REFUSED = [
+    *((kind, *row) for kind in (SparseAveraging, Asynchronous) for row in (
+        ({"update": "weights"}, "update must be one of gradient, delta, not 'weights'"),
+        ({"server_lr": 0.0}, "server_lr must be a number above 0, not 0"),
+        ({"server_lr": NAN}, "server_lr"),
+        ({"server_lr": INF}, "server_lr"),
+    )),
+    *((SparseAveraging, *row) for row in (
+        ({"fraction_train": -0.5}, "fraction_train must be between 0 and 1, not -0.5"),
+        ({"fraction_train": NAN}, "fraction_train"),
+        ({"min_train_nodes": -1}, "min_train_nodes must be at least 0, not -1"),
+        ({"quorum": 0.0}, "quorum"),
+        ({"quorum": 1.1}, "quorum must be a share above 0, at most 1, not 1.1"),
+        ({"quorum": NAN}, "quorum"),
+        ({"verify_every": -1}, "verify_every must be 0"),
+        ({"follow": "steps "}, "follow must be one of steps, differences, weights"),
+        ({"deadline": 0.0}, "deadline must be seconds above 0"),
+        ({"deadline": NAN}, "deadline must be"),
+        ({"least_factor": 0.0}, "must be"),
+        ({"least_factor": 2.0}, "must be"),
+        ({"most_factor": 0.5}, "must be"),
+        ({"most_bits": -1}, "most_bits must be"),
+    )),
+    *((Asynchronous, *row) for row in (
+        ({"pushes": 0}, "pushes must be at least 1"),
+        ({"buffer": 0}, "buffer must be at least 1"),
+        ({"in_flight": -1}, "in_flight must be at least 1"),
+        ({"proximal_mu": -1.0, "update": "delta"}, "proximal_mu, a number"),
+        ({"sender_exponent": 1.5, "buffer": 2}, "from 0 to 1"),
+        ({"staleness": 3}, "staleness is chosen by"),
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "options", "match"), REFUSED)
+def test_impossible_values_are_refused(kind, options, match):
+    with pytest.raises(ValueError, match=match) as refused:
+        strategy_of(kind, **options)
+    assert "\n" not in str(refused.value)

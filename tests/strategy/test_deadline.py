@@ -194,16 +194,6 @@ def test_without_a_deadline_nothing_is_planned_or_stored():
     assert paces == {}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"deadline": 0.0}, {"deadline": float("nan")}, {"least_factor": 0.0}, {"least_factor": 2.0},
-     {"most_factor": 0.5}, {"most_bits": -1}],
-)  # fmt: skip
-def test_bounds_are_checked(options):
-    with pytest.raises(ValueError, match="must be"):
-        Deadline(**options)
-
-
 def test_a_fast_node_sends_finer_values(tmp_path):
     """A node has few examples and a fast link, so it soon sends all bits that the plan allows."""
     words = [*MIXED, *WITHOUT_DELAYS, *DEADLINE]

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from edgewire.compression.codec import Codec
 from edgewire.conf.load import to_config
 from edgewire.strategy.factory import made
 from edgewire.task.optimizers import OneBitAdam
@@ -46,33 +45,23 @@ def test_lost_momenta_are_not_sent_twice(tmp_path):
     assert losses[0.3] < losses[0] + 0.3
 
 
-def test_the_warm_up_of_the_codec_counts_steps_and_not_rounds(tmp_path, monkeypatch):
+def test_the_warm_up_of_the_codec_counts_steps_and_not_rounds(tmp_path, encoded):
     """One node loses replies, so there are rounds without a step."""
-    seen, encode = [], Codec.encode
-
-    def watched(self, update, layout, **given):
-        payload = encode(self, update, layout, **given)
-        if "workers" in given:  # a node's reply
-            seen.append((given["number"], len(payload)))
-        return payload
-
-    monkeypatch.setattr(Codec, "encode", watched)
     words = ["nodes=1", "rounds=14", "network=lte", "network.loss=0.3", "timeout=5"]
     local_run(tmp_path, *RUN, *words, "downlink=average", "downlink.exact_steps=null")
-    assert len(seen) == 14
-    last, small = seen[-1]
+    assert len(encoded) == 14
+    last, small = encoded[-1]
     assert last < 14
-    for number, size in seen:
+    for number, size in encoded:
         assert (size > 2 * small) == (number <= 5)
 
 
-def test_a_warm_up_as_long_as_the_run_is_one_warning(caplog):
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("rounds=300", "takes all 300 rounds"),
+     ("compression.exact_steps=3", "exact_steps=3 ends before")],
+)  # fmt: skip
+def test_a_warm_up_that_does_not_fit_is_one_warning(word, said, caplog):
     with caplog.at_level(logging.WARNING, logger="flwr"):
-        made(to_config(composed("algorithm=one_bit_adam", "rounds=300")))
-    assert [r.message for r in caplog.records if "takes all 300 rounds" in r.message]
-
-
-def test_quantized_gradients_in_the_warm_up_are_one_warning(caplog):
-    with caplog.at_level(logging.WARNING, logger="flwr"):
-        made(to_config(composed("algorithm=one_bit_adam", "compression.exact_steps=3")))
-    assert [r.message for r in caplog.records if "exact_steps=3 ends before" in r.message]
+        made(to_config(composed("algorithm=one_bit_adam", word)))
+    assert [r.message for r in caplog.records if said in r.message]

@@ -166,7 +166,8 @@ class CompressionMod:
         if name is None:
             self._warn(message)
             return call_next(message, context)
-        arrays = values_of(asked)[name]
+        asking = values_of(asked)
+        arrays = asking[name]
         assert isinstance(arrays, ArrayRecord)
         base = received(arrays, header, self._initial, context.state)
         followed = self._follower.model(arrays, header, context.state)
@@ -179,23 +180,26 @@ class CompressionMod:
         shown = followed.arrays() if self._layout is None else flat_record(start.vector)
         if base.arrays:
             shown = with_natives(shown, base.all(sent_natives(arrays)))
-        content = {k: shown if k == name else v for k, v in values_of(asked).items() if k != HEADER}
-        pending = self._pending if trains(message) else ""
+        content = {**asking, name: shown}
+        content.pop(HEADER, None)
+        training = trains(message)
+        pending = self._pending if training else ""
         if pending:
             take_up(context.state, pending, _applied(header))
-        asking = with_content(message, filled(RecordDict, content))
-        reply, after = _unseen(asking, context, call_next, pending)
+        passed = with_content(message, filled(RecordDict, content))
+        reply, after = _unseen(passed, context, call_next, pending)
         if reply.has_error():
             return reply
-        said, says = reply.content, UplinkHeader(header.number, version=header.version)
-        key = _key_of_model(said, name) if trains(message) else None
+        said, says = content_of(reply), None
+        answered = values_of(said)
+        key = _key_of_model(said, name) if training else None
         if key is None and after is not None:
             values_of(context.state)[pending] = after  # a reply without a model is never applied
         if key is not None:
-            record = values_of(said)[key]
+            record = answered[key]
             assert isinstance(record, ArrayRecord)
             change = self._change(record, header, form, start)
-            if update_of(record) is not None and self._follower.sends_momentum:
+            if self._follower.sends_momentum and update_of(record) is not None:
                 sent = self._follower.uplink(change.values.vector, context.state)
                 change = change._replace(values=Model(sent, change.values.own))
             shared = followed.context if self.codec.coder.contextual else None
@@ -207,14 +211,14 @@ class CompressionMod:
             answer = payload_record(payload)
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
                 answer = with_payload(answer, NATIVE, beside)
-            values_of(said)[key] = answer
-        answered = values_of(said)
+            answered[key] = answer
         if HEADER in answered:
             raise PayloadError(
                 f"a reply's record {HEADER!r} is reserved for the header: give yours another name"
             )
-        if values_of(header_record := written(says)):
-            answered[HEADER] = header_record
+        said_back = written(says or UplinkHeader(header.number, version=header.version))
+        if values_of(said_back):
+            answered[HEADER] = said_back
         seconds = time.perf_counter() - began
         # No measurement is more precise than a float16, which takes few bytes.
         self._measure(said, rounded(seconds) if compacted else seconds, drift)
@@ -294,7 +298,7 @@ class CompressionMod:
         )
         sent = without(form, left).layout if left else layout
         vector, own = narrowed_model(values, form, left) if left else values
-        codec = self.codec.finer(header.more_bits or 0)
+        codec = self.codec.finer(header.more_bits) if header.more_bits else self.codec
         if state is None:
             payload = codec.encode(
                 vector,
@@ -395,10 +399,11 @@ def _unseen(
         state[pending] = filled(type(ours[pending]), {**values_of(ours[pending])})
     try:
         reply = call_next(message, context)
-        return reply, values_of(context.state).get(pending)
+        return reply, values_of(context.state).get(pending) if pending else None
     finally:
         state = values_of(context.state)  # the app may have set another `state`
-        state.pop(pending, None)
+        if pending:
+            state.pop(pending, None)
         state.update(ours)
 
 
@@ -427,12 +432,14 @@ def _key_of_model(content: RecordDict, name: str) -> str | None:
     this name, the reply's only ArrayRecord is the model. Raises `PayloadError` if it then has
     several ArrayRecords.
     """
+    if ArrayRecord in type(values_of(content).get(name)).__mro__:
+        return name
     keys = [key for key, _ in records(content, ArrayRecord)]
-    if len(keys) > 1 and name not in keys:
+    if len(keys) > 1:
         raise PayloadError(
             f"the reply holds {len(keys)} ArrayRecords, none of them {name!r}, the model"
         )
-    return name if name in keys else next(iter(keys), None)
+    return next(iter(keys), None)
 
 
 def _tensors(layout: Layout, types: bool) -> dict[str, tuple[tuple[int, ...], str]]:

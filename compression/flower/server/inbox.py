@@ -16,7 +16,7 @@ from flwr.common.constant import ErrorCode
 from ...base import Indices, PayloadError, Vector
 from ..headers import EXAMPLES, MOST, STEPS, number
 from ..native_tensors import Arrays, distances, native_payload
-from ..records import payload_of, records, values_of
+from ..records import content_of, payload_of, records, values_of
 from .norm_screen import Screens, UpdateNorms, scaled
 from .reply_checks import SentMessage
 from .session import ServerSession
@@ -76,7 +76,8 @@ class Inbox:
         if reply is None:
             raise PayloadError("no reply in time")
         session = self._session
-        header, content = session.opened(reply, node, message, session.plain_bytes), reply.content
+        header = session.opened(reply, node, message, session.plain_bytes)
+        content = content_of(reply)
         found, metrics = payload_of(content), next(iter(records(content, MetricRecord)), None)
         if found is None or metrics is None:
             raise PayloadError("a reply must hold a payload and a MetricRecord")

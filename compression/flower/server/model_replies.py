@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
-from ...base import PayloadError, Vector
+from ...base import PayloadError, Vector, quiet
 from ...layout import Layout
 from ..acks import OTHER_METHOD
 from ..headers import HEADER, UplinkHeader
@@ -86,6 +86,7 @@ class ModelReplies:
         self._uncompressed, self._look_at_names = uncompressed, look_at_names
         self.in_flight = InFlight()
 
+    @quiet
     def take(
         self, found: Iterable[Message], server_round: int, *, together: bool
     ) -> tuple[list[Message], int]:

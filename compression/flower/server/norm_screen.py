@@ -224,6 +224,9 @@ class NormScreen:
                 getattr(self._state, kind).pop(node, None)
 
 
+WHOLE = ByKind()  # the factors of native tensors of which all may be used
+
+
 class Screened(NamedTuple):
     """What may be used of an update.
 
@@ -238,7 +241,7 @@ class Screened(NamedTuple):
 
     def limits(self, norms: UpdateNorms) -> bool:
         """Return whether less may be used than the whole update, which `norms` describes."""
-        whole = self.share == 1 and self.natives == ByKind()
+        whole = self.share == 1 and self.natives == WHOLE
         return not whole or self.statistics is not norms.statistics
 
 
@@ -293,7 +296,8 @@ class Screens:
         natives = [each.clip_factor(node, long, None) for each, long in limits]
         statistics = self._statistics.taken(node, layout, norms.statistics, norms.sent, model)
         share = self.vectors.clip_factor(node, norms.vector, model, rate)
-        return Screened(share, ByKind(*(min(share, each) for each in natives)), statistics)
+        limited = ByKind(*[min(share, each) for each in natives]) if natives else WHOLE
+        return Screened(share, limited, statistics)
 
     def forget(self, nodes: Collection[int]) -> None:
         """Delete the state of nodes that have left the run."""

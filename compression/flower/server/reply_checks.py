@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from ...base import PayloadError, Vector, is_finite
+from ...base import PayloadError, Vector, is_finite, quiet
 from ...batchnorm import below_zero, expect_counts
 from ...codec import Codec
 from ...decoder import Update, declared
@@ -132,6 +132,7 @@ def _bytes_of(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * (8 if dtype.endswith("64") else 4)
 
 
+@quiet
 def answered(
     update: Update, form: TensorSplit, sent: TensorSplit, start: Model, *, whole: bool
 ) -> Model:
@@ -145,8 +146,7 @@ def answered(
     """
     if not whole and form is not sent:
         start = moved(start, sent, form)
-    with np.errstate(over="ignore"):
-        vector = update.dense() if whole else update.model_from(start.vector)
+    vector = update.dense() if whole else update.model_from(start.vector)
     if not is_finite(vector):
         raise PayloadError("the update leads to values beyond float32")
     _expect_in_range(form.layout, vector)
@@ -162,10 +162,9 @@ def _expect_in_range(layout: Layout, vector: Vector) -> None:
     for place, dtype in enumerate(layout.dtypes):
         if dtype == "float16":
             values = vector[layout.offsets[place] : layout.offsets[place + 1]]
-            with np.errstate(over="ignore"):
-                if not np.isfinite(values.astype(np.float16)).all():
-                    name = layout.names[place]
-                    raise PayloadError(f"the update leads to values beyond float16 in {name}")
+            if not np.isfinite(values.astype(np.float16)).all():
+                name = layout.names[place]
+                raise PayloadError(f"the update leads to values beyond float16 in {name}")
 
 
 def _expect_as_finite(own: Sequence[NativeTensor], start: Sequence[NativeTensor]) -> None:

@@ -21,7 +21,7 @@ from ...wire import StreamSizes, stream_sizes
 from ..acks import AckTracker, AckTrackerState
 from ..compact_records import compact, restored
 from ..headers import HEADER, DownlinkHeader, UplinkHeader, read, written
-from ..message_size import Size, measured
+from ..message_size import Size, measured, measured_reply
 from ..native_tensors import (
     INITIAL,
     NATIVE,
@@ -32,7 +32,7 @@ from ..native_tensors import (
     native_payload,
     with_payload,
 )
-from ..records import Vector, filled, message_to, payloads_in, to_vector, values_of
+from ..records import Vector, content_of, filled, message_to, payloads_in, to_vector, values_of
 from ..traffic import Traffic, flower_bytes, reason_of
 from .version_tracker import UNHEARD, ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
 
@@ -136,6 +136,7 @@ class ServerSession:
     ) -> None:
         state = ServerSessionState() if state is None else state
         self._compact = compact_records
+        self._first: dict[str, Message] = {}  # an unsent message of each type
         self._asked, self._many = state.asked, SPARE
         self._given, self.initial = state.given, model.natives if model else NONE
         self._differing = state.differing
@@ -163,13 +164,15 @@ class ServerSession:
         config = filled(ConfigRecord, orders)
         content = filled(RecordDict, {"arrays": None, "config": config})
         cache: dict[Key, Encoded] = {}
-        made, first = [], None
+        made, group = [], str(header.number)
+        if kind not in self._first:
+            self._first[kind] = Message(RecordDict(), 0, kind)
         for node in nodes:
             sent = self.encoded(
                 node, content, "arrays", header, cache, self.plain_bytes, natives=natives
             )
-            first = first or Message(sent.content, node, kind, group_id=str(header.number))
-            made.append((message_to(node, sent.content, first), sent.model_update))
+            message = message_to(node, sent.content, group, self._first[kind])
+            made.append((message, sent.model_update))
         return made
 
     def encoded(
@@ -274,7 +277,7 @@ class ServerSession:
         """Count the bytes of a reply that the server fetches and does not use."""
         if not reply.has_error():
             plain_bytes = self.plain_bytes if payloads_in(reply.content) else 0
-            self.traffic.count_received(measured(reply.content, HEADER), plain_bytes)
+            self.traffic.count_received(measured_reply(reply, HEADER), plain_bytes)
 
     def opened(self, reply: Message, node: int, asked: int, plain_bytes: int) -> UplinkHeader:
         """Count the bytes of a node's reply, restore its compact records, and return its header.
@@ -289,9 +292,10 @@ class ServerSession:
             if self.initial.arrays and OTHER_INITIAL in (reply.error.reason or ""):
                 self._differing.add(node)
             raise PayloadError(reason_of(reply))
-        content = reply.content
+        content = content_of(reply)
         payloads = payloads_in(content)
-        self.traffic.count_received(measured(content, HEADER), plain_bytes if payloads else 0)
+        size = measured_reply(reply, HEADER)
+        self.traffic.count_received(size, plain_bytes if payloads else 0)
         if self._compact:
             content = reply.content = restored(content)
         native = self.initial.arrays and native_payload(content) is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import Indices, PayloadError
+from ...base import Indices, PayloadError, quiet
 from ...batchnorm import Scale, exact_tensors, scale_of, trained_entries, variances
 from ...decoder import Update
 from ...layout import Layout
@@ -23,10 +23,10 @@ FLOOR = 0.2  # the lower bound of the usual change of statistics, in standard de
 RECENT = 15  # the most nodes whose statistics are stored, for their median
 
 
+@quiet
 def norm_of(*parts: Vector) -> float:
     """Return the L2 norm of the concatenated vectors; infinity if its square exceeds float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(sum(float(np.dot(part, part)) for part in parts))
+    return math.sqrt(sum([float(np.dot(part, part)) for part in parts]))
 
 
 def median_of(values: Iterable[float]) -> float:

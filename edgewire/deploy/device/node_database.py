@@ -66,7 +66,8 @@ class NodeDatabase:
 
     def __init__(self, folder: Path) -> None:
         self._file, self._arrays = folder / "node.db", folder / "arrays"
-        expect_no_older_format(folder)
+        if (folder / "runs").exists():
+            raise _other_format(folder, 1, "runs", "claim")
         if not self._file.exists():
             self._create()
         try:
@@ -238,12 +239,6 @@ class NodeDatabase:
         self._create()  # if this fails, the next call with the old file tries again
         self.connection.close()
         self._open()
-
-
-def expect_no_older_format(folder: Path) -> None:
-    """Raise `UsageError` if a version of this project without a database wrote the folder."""
-    if (folder / "runs").exists():
-        raise _other_format(folder, 1, "runs", "claim")
 
 
 def write_file(file: Path, content: bytes) -> None:

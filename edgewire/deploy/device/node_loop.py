@@ -104,22 +104,19 @@ class Device:
         metadata = claim.messages_list[0].metadata
         run = self._known_run(metadata.run_id)
         lineage = lineage_of(metadata.group_id, run.run_id)
-        node_store = self._node_folder.node_store(lineage.key if lineage else _series(run))
+        # As Flower chooses a state: runs of a series share one.
+        key = lineage.key if lineage else getattr(run, "series_id", 0) or run.run_id
+        node_store = self._node_folder.node_store(key)
         name = claim.message_object_trees[0].object_id
         if name in node_store.answered[:-1]:
             log.info("a message came again that was replied to long ago: it is put aside")
             return
         if name not in node_store.answered:
             node_store.take_up(self._member.node_id, lineage)
-            self._compute(claim, run, node_store, name)
+            if self._bundle is None:  # else only writing the reply to disk has failed
+                self._bundle = self._reply(claim, run, node_store)
+            node_store.commit(node_store.state, name, self._bundle)
         self._fleet_transport.push(self._bundle if self._bundle is not None else node_store.reply())
-
-    def _compute(
-        self, claim: PullMessagesResponse, run: Run, node_store: NodeStore, name: str
-    ) -> None:
-        if self._bundle is None:  # else only writing the reply to disk has failed
-            self._bundle = self._reply(claim, run, node_store)
-        node_store.commit(node_store.state, name, self._bundle)
 
     def _reply(self, claim: PullMessagesResponse, run: Run, node_store: NodeStore) -> bytes:
         head = message_from_proto(claim.messages_list[0])
@@ -165,8 +162,3 @@ class Device:
                 node=self._member.node, hash_str=run.fab_hash, run_id=run.run_id
             )
             self._apps.put(run.fab_hash, self._fleet.call(request, GetFabResponse).fab.content)
-
-
-def _series(run: Run) -> int:
-    """Return the id of a run's state, as Flower chooses it: runs of a series share one id."""
-    return getattr(run, "series_id", 0) or run.run_id

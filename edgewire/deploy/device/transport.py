@@ -23,6 +23,7 @@ from flwr.proto.message_pb2 import (
     PushObjectResponse,
 )
 from flwr.proto.node_pb2 import Node as ProtoNode
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from edgewire.deploy.device.client import LARGEST, FleetClient
 from edgewire.protocol.bundle import parts_of
@@ -142,5 +143,4 @@ class Transport:
 
 def ids_of(tree: ObjectTree) -> list[str]:
     """Return the ids of an object and of all objects within it, each once."""
-    found = [name for child in tree.children for name in ids_of(child)]
-    return list(dict.fromkeys([*found, tree.object_id]))
+    return list(dict.fromkeys(each.object_id for each in iterate_object_tree(tree)))

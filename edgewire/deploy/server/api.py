@@ -52,7 +52,6 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEA
 from flwr.supercore.dependencies.task import authenticate_task
 from flwr.supercore.error import http_error_translator
 from flwr.superlink.dependencies.linkstate import get_linkstate
-from flwr.superlink.routers.fleet.node_auth import authenticate_node
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Protobuf
 from starlette.concurrency import run_in_threadpool
@@ -70,7 +69,7 @@ from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.deploy.server.node_registry import status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
-from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, length_of
+from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
 from edgewire.deploy.signed_header import LONGEST, SignedHeader, read_header
 from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
@@ -96,13 +95,9 @@ class BundleApi:
     `budget`: the memory for the bodies of compact pushes.
     """
 
-    def __init__(
-        self, app: App, output: Path | None = None, budget: BodyBudget | None = None
-    ) -> None:
-        self._app = app
-        self._budget = budget or BodyBudget()
+    def __init__(self, app: App, output: Path | None, budget: BodyBudget) -> None:
+        self._app, self._output, self._budget = app, output, budget
         self._zipped = GZipMiddleware(app, compresslevel=9)
-        self._output = output
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
         self._sending = Counter[str]()  # public key of a node -> objects that it is sending now
@@ -154,7 +149,7 @@ class BundleApi:
         asks = _read(ActivateNodeRequest, b"")
         with suppress(KeyError, ValueError):  # Flower refuses a request without a key below
             asks.public_key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER])
-        await _as_node(request, asks)
+        await expect_signed(request, asks)
         state = get_linkstate(request)
         return JSONResponse(await run_in_threadpool(status_of, asks.public_key, state))
 
@@ -195,7 +190,7 @@ class BundleApi:
         """
         body = await _body(request)
         asks = _read(PushMessagesRequest, body)
-        await _as_node(request, asks)
+        await expect_signed(request, asks)
         return await self._stored(request, [("request", body)], asks.node.node_id)
 
     async def _stored(
@@ -254,12 +249,6 @@ class BundleApi:
         return Response(response.SerializeToString(), media_type=PROTOBUF if flowers else PLAIN)
 
 
-async def _as_node(request: Request, claimed: Protobuf) -> None:
-    """Let Flower check that the node in `claimed`, a protobuf message, has signed the request."""
-    request.state.protobuf_request = claimed
-    await run_in_threadpool(authenticate_node, request)
-
-
 async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[bytes]]:
     """Return the signed header of a compact request, and the rest of its body in pieces.
 
@@ -279,7 +268,7 @@ async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[by
     key = await run_in_threadpool(message_store.key_of, signed.node_id, get_linkstate(request))
     headers = Headers(signed.headers(key))
     authenticated = Request({**request.scope, "headers": headers.raw})
-    await _as_node(authenticated, PullMessagesRequest(node=Node(node_id=signed.node_id)))
+    await expect_signed(authenticated, PullMessagesRequest(node=Node(node_id=signed.node_id)))
 
     async def others() -> AsyncIterator[bytes]:
         yield rest

@@ -26,6 +26,7 @@ from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.superlink.dependencies.linkstate import get_linkstate
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from google.protobuf.message import Message
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
@@ -139,7 +140,12 @@ async def expect_known(request: Request) -> int:
     node: int | None = get_linkstate(request).get_node_id_by_public_key(key) if key else None
     if node is None:
         raise unknown
-    signed = Request(dict(request.scope, state={}))  # a copy: the app must not see this node
-    signed.state.protobuf_request = PullMessagesRequest(node=Node(node_id=node))
-    await run_in_threadpool(authenticate_node, signed)
+    copy = Request(dict(request.scope, state={}))  # the app must not see this node
+    await expect_signed(copy, PullMessagesRequest(node=Node(node_id=node)))
     return node
+
+
+async def expect_signed(request: Request, claimed: Message) -> None:
+    """Let Flower check that the node in `claimed`, a protobuf message, has signed the request."""
+    request.state.protobuf_request = claimed
+    await run_in_threadpool(authenticate_node, request)

@@ -17,8 +17,6 @@ A reply's ArrayRecord may hold these payloads:
 - `copy`: a snapshot of the segment, if the server has asked for it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
@@ -26,7 +24,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
 
 from edgewire.client.batches import Samples
@@ -48,7 +45,7 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.node.mod import codec_seed
 from edgewire.compression.flower.records import payload_records
 from edgewire.conf.build import data_of
-from edgewire.conf.codecs import codec_of, gradients_of
+from edgewire.conf.check import codec_of, gradients_of
 from edgewire.conf.schema import Config
 from edgewire.pipeline.messages import (
     ACTIVATIONS,
@@ -247,7 +244,9 @@ class SegmentStep:
         if outputs:
             labels = [only(each.targets) for each in given if each.targets is not None and sees]
             every = np.stack(_arrays(labels)) if labels else None
-            self._kept.put(work.batch, _stacked(outputs), every)
+            # A single array is not copied.
+            stacked = outputs[0][None] if len(outputs) == 1 else np.stack(outputs)
+            self._kept.put(work.batch, stacked, every)
             self._send("output", outputs)
         if back:
             self._send("gradients", back)
@@ -383,8 +382,3 @@ def targets_of(stage: Stage) -> list[TargetTensor]:
 def _arrays(tensors: Iterable[Tensor | None]) -> list[Any]:
     """Return tensors as numpy arrays, without those that are None."""
     return [tensor.cpu().numpy() for tensor in tensors if tensor is not None]
-
-
-def _stacked(arrays: list[Any]) -> NDArray[Any]:
-    """Return the arrays stacked along a new first axis; a single array is not copied."""
-    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)

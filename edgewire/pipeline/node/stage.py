@@ -1,7 +1,5 @@
 """Trains one segment of a cut model, and the module that predicts the gradients of its output."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -256,7 +254,10 @@ class Stage:
                 _expect_finite(wire, "its output")
                 # Jaderberg et al. 2017, section 2.1: the module's prediction M(h, y) takes the
                 # place of dL/dh, so the segment steps before the next segment has seen h.
-                _back_from(h, self.segment.from_wire(self._predicted(wire, targets)))
+                assert self.module is not None
+                with torch.no_grad():
+                    predicted = self.module.flat.module(wire, targets)
+                _back_from(h, self.segment.from_wire(predicted))
                 passed = StepResult(wire, self._back(x), None)
             self.main.step(lr, samples)
         return passed
@@ -356,12 +357,6 @@ class Stage:
         # Inputs around 1e30 have finite outputs, but their variance overflows float32.
         _expect_finite(flat.state[flat.num_parameters :], "a sum of its running statistics")
         return x, h
-
-    def _predicted(self, h: Tensor, labels: Any) -> Tensor:
-        assert self.module is not None
-        with torch.no_grad():
-            gradient: Tensor = self.module.flat.module(h, labels)
-        return gradient
 
     def _back(self, x: Tensors) -> Tensor | None:
         """Return the gradient of the input in wire layout; None in the first segment."""

@@ -1,7 +1,5 @@
 """Keeps a node's segment of the model in `Context.state` from one message to the next."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Stores payloads from segments at the server until other segments need them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from edgewire.pipeline.messages import GRADIENTS

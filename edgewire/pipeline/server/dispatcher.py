@@ -1,11 +1,9 @@
 """Sends tasks to the nodes of a cut model, reads their replies, and sends lost tasks again."""
 
-from __future__ import annotations
-
 import math
 from typing import Protocol, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from edgewire.compression.base import PayloadError
@@ -30,11 +28,12 @@ from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
-from edgewire.pipeline.server.options import Flow, GradientModules
+from edgewire.pipeline.server.options import Flow
 from edgewire.pipeline.server.placement import Placement
 from edgewire.pipeline.server.schedule import PipelineSchedule, PipelineScheduleState, Task
 from edgewire.pipeline.server.snapshots import Snapshots
 from edgewire.pipeline.server.state import LOST, PipelineState, UnderWay
+from edgewire.strategy.base import Started
 from edgewire.strategy.lr_schedule import Rates
 from edgewire.strategy.ordered_grid import OrderedGrid
 
@@ -46,7 +45,6 @@ class Scheduling(Protocol):
     """The attributes of a strategy that the dispatcher uses; `PipelineStrategy` explains them."""
 
     synthetic: bool
-    modules: GradientModules
     flow: Flow
     segment_every: int
     record_every: int
@@ -73,15 +71,12 @@ class Dispatcher:
         strategy: Scheduling,
         plan: Plan,
         grid: OrderedGrid,
-        arrays: ArrayRecord,
-        batches: int,
-        timeout: float,
-        config: ConfigRecord,
+        run: Started,
         state: PipelineState,
     ) -> None:
-        self._strategy, self._plan, self._grid = strategy, plan, grid
-        self._batches, self._timeout, self._config = batches, timeout, config
-        self._state = state
+        self._strategy, self._plan, self._grid, self._state = strategy, plan, grid, state
+        self._batches, self._timeout, self._config = run.rounds, run.timeout, run.train_config
+        arrays, batches = run.arrays, run.rounds
         self._micros = strategy.flow.micro_batches
         shapes = tuple(tuple(array.shape) for array in arrays.values())
         layout = Layout(tuple(arrays), shapes, ("float32",) * len(arrays))
@@ -184,7 +179,7 @@ class Dispatcher:
 
     def _rates(self, task: Task) -> list[float]:
         """Return a list with the learning rate of each mini-batch of a task."""
-        newest = cast(float, self._config.get("lr", 0.1))
+        newest = cast(float, self._config["lr"])
         numbers = range(task.batch, task.batch + max(task.batches, 1))
         return [self._strategy.rates.of(number, newest) for number in numbers]
 
@@ -279,7 +274,8 @@ class Dispatcher:
             if failed and what in reason and 0 <= sender < len(self._sent):
                 self._report_bad_peer(sender, segment)
         gone = failed and reply.code != ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-        often = guilty is None and self._fails_often(segment)
+        failures = self._strategy.failures.failures_of(segment)
+        often = guilty is None and failures % TRIES == 0
         if often and self._placement.replace(segment, fails=True):
             self._hand_out(segment, anew=True)
         elif gone or (failed and NO_SEGMENT in reason):
@@ -364,10 +360,6 @@ class Dispatcher:
         if said % TRIES == 0:
             guilty = segment if said % (2 * TRIES) else by
             self._hand_out(guilty, self._placement.replace(guilty, fails=True))
-
-    def _fails_often(self, segment: int) -> bool:
-        """Return whether another node should take over: after every `TRIES` failures in a row."""
-        return self._strategy.failures.failures_of(segment) % TRIES == 0
 
     def _hand_out(self, segment: int, anew: bool) -> None:
         """Send the unanswered tasks of a segment to its node again.

@@ -1,7 +1,5 @@
 """Counts the bytes of a run with a cut model: by segment, by direction, by kind of payload."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

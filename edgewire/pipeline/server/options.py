@@ -1,7 +1,5 @@
 """Options for a model cut into segments on several nodes: the cuts, modules and the schedule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Assigns the segments of a cut model to nodes, and replaces nodes that have left or fail."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable

@@ -12,11 +12,9 @@ and later in the backward pass. In the last segment one task includes both passe
 `async` is the pipeline without a common clock: a segment continues as soon as it has an input, but
 at most `queue` messages ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from edgewire.pipeline.server.options import Flow
 
@@ -42,20 +40,6 @@ class Task(NamedTuple):
         return self.batch + self.batches
 
 
-class PipelineSchedule(Protocol):
-    """Yields tasks that may be sent; replies must be reported in the order of sending."""
-
-    def ready(self) -> Iterator[Task]:
-        """Yield the tasks that may be sent now, and count each as sent."""
-
-    def answered(self, task: Task) -> None:
-        """Record a reply; the reply may be a failure."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all segments are done with all mini-batches."""
-
-
 @dataclass
 class PipelineScheduleState:
     """Numbers of tasks by segment.
@@ -77,7 +61,10 @@ class PipelineScheduleState:
 
 
 class Synthetic:
-    """The schedule of synthetic gradients: a segment trains on a mini-batch in one task."""
+    """The schedule of synthetic gradients: a segment trains on a mini-batch in one task.
+
+    Replies must be reported (`answered`) in the order of sending, also those that are failures.
+    """
 
     def __init__(
         self, flow: Flow, segments: int, batches: int, state: PipelineScheduleState
@@ -94,7 +81,7 @@ class Synthetic:
         return self._done[-1] == self._groups
 
     def ready(self) -> Iterator[Task]:
-        """Yield the tasks that may be sent now."""
+        """Yield the tasks that may be sent now, and count each as sent."""
         if self._schedule != "async" and self._sent != self._done:
             return  # a column of the picture in the module's docstring ends with its last reply
         done = tuple(self._done)
@@ -132,7 +119,7 @@ class Backpropagation:
     Huang et al. 2019. All micro-batches of a mini-batch are computed with the same weights. A
     segment may begin a mini-batch when the server has sent it all backward tasks of the mini-batch
     before. With the schedule "sequential", the first segment begins a mini-batch only when it has
-    answered all backward tasks of the mini-batch before.
+    answered all backward tasks of the mini-batch before. Replies are reported as in `Synthetic`.
     """
 
     def __init__(
@@ -151,7 +138,7 @@ class Backpropagation:
         return self._back[0] == self._total
 
     def ready(self) -> Iterator[Task]:
-        """Yield the tasks that may be sent now."""
+        """Yield the tasks that may be sent now, and count each as sent."""
         for segment in range(self._segments):
             while segment + 1 < self._segments and (
                 self._backward[segment] < self._back[segment + 1]
@@ -184,3 +171,6 @@ class Backpropagation:
         batch, micro = divmod(number, self._micros)
         takes_back = phase == "backward" or segment + 1 == self._segments
         return Task(segment, phase, batch, 1, micro, takes_back and micro + 1 == self._micros)
+
+
+PipelineSchedule = Synthetic | Backpropagation

@@ -1,7 +1,5 @@
 """Copies of the segments at the server, for evaluation, the final model, and new nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The server's state for a cut model: unanswered tasks, placement, snapshots, losses."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from dataclasses import dataclass, field
 

@@ -1,13 +1,7 @@
 """Trains one model that is cut across nodes, by synthetic gradients or split backpropagation."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Any
-
-from flwr.app import ArrayRecord, ConfigRecord
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
 from edgewire.compression.flower import flat_record, to_vector
 from edgewire.compression.flower.native_tensors import with_natives
@@ -28,8 +22,8 @@ from edgewire.strategy.base import (
     FLOWER,
     NO_CODECS,
     Codecs,
-    EvaluateFn,
     ParameterServer,
+    Started,
     expect_positive,
     log,
 )
@@ -142,44 +136,28 @@ class PipelineStrategy(ParameterServer):
         """Return the entries that only this strategy adds to `result.json`."""
         return {"segments": self.plan.described() if self.plan else []}
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-    ) -> Result:
-        """Train with `num_rounds` mini-batches; the arguments are those of `Strategy.start`.
+    def _train(self, run: Started) -> None:
+        """Train with `rounds` mini-batches.
 
         `evaluate_fn` gets a model whose segments were all copied after the same mini-batch.
         """
         if self.plan is None:
             raise ValueError("the model is not cut: call cut() first")
-        goes_on = self._begin()
         self._warn_of_no_labels()
-        config = train_config or ConfigRecord()
-        grid = self._ordered(grid)
-        work = Dispatcher(
-            self, self.plan, grid, initial_arrays, num_rounds, timeout, config, self.state
-        )
-        result = Result()
-        result.arrays = initial_arrays
+        work = Dispatcher(self, self.plan, self._ordered(run.grid), run, self.state)
+        run.result.arrays = run.arrays
         self.state.cuts = list(self.plan.cuts)
-        if not goes_on:
+        if not run.goes_on:
             natives = self.initial.arrays if self.initial else {}
-            first = with_natives(flat_record(to_vector(initial_arrays)), natives)
-            self._evaluate(evaluate_fn, 0, num_rounds, first, result)
+            first = with_natives(flat_record(to_vector(run.arrays)), natives)
+            self._evaluate(run, 0, run.rounds, first)
         while work.goes_on():
             work.advance()
             while (model := work.copies.complete()) is not None:
-                result.arrays = with_natives(flat_record(model[1]), model[2])
+                run.result.arrays = with_natives(flat_record(model[1]), model[2])
                 self.state.train_metrics = work.means()
-                self._evaluate(evaluate_fn, model[0], num_rounds, result.arrays, result)
+                self._evaluate(run, model[0], run.rounds, run.result.arrays)
             self._state_complete()
-        return result
 
     def _warn_of_no_labels(self) -> None:
         assert self.plan is not None

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from warnings import catch_warnings, filterwarnings
 
-from edgewire.report.files.reader import file_name
+from edgewire.report.html.run_data import ReportGroup
+from edgewire.report.reader import file_name
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -23,33 +24,14 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 440, 300  # points of a picture without its legend
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 44  # points around the axes
 LEGEND_LINE, LEGEND_CHARACTERS = 15, 60  # height of a line of the legend; its longest text
+ROW = 38  # height of a group in pictures with a row for each group
 DPI = 144  # of a PNG
 
+CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 # CSS variable -> the colour on a light page and on a dark page
 THEME = {
-    "surface": ("#ffffff", "#14171c"),
-    "ink": ("#1c2128", "#e6e9ee"),
-    "muted": ("#57606b", "#a3adba"),
-    "rule": ("#dfe3e8", "#2d333c"),
-    "other": ("#b9c0c9", "#4a525e"),
-    "group0": ("#1b69b6", "#6fb5f7"),
-    "group1": ("#b84a08", "#ff9d61"),
-    "group2": ("#0a7559", "#4ecfa4"),
-    "group3": ("#a0428a", "#e79ad4"),
-    "group4": ("#836000", "#e3bb4f"),
-    "group5": ("#485768", "#b6c3d1"),
-    "part0": ("#a5caee", "#23557f"),
-    "part1": ("#b0dccb", "#1d604e"),
-    "part2": ("#f4c09a", "#80461d"),
-    "part3": ("#d3c5ea", "#54417b"),
-    "part4": ("#e6d891", "#6a5c1a"),
-    "part5": ("#dadee3", "#474f5a"),
-    "heat0": ("#f4f6f9", "#1b1f26"),
-    "heat1": ("#d5e6f7", "#1c3247"),
-    "heat2": ("#a8cdf0", "#1f4a70"),
-    "heat3": ("#71abe2", "#2a6aa3"),
-    "heat4": ("#3b85cc", "#4b95d8"),
-    "heat5": ("#124e8c", "#9bcdfb"),
+    name: (light, dark)
+    for name, light, dark in re.findall(r"--(\w+): light-dark\((#\w+), (#\w+)\);", CSS)
 }
 LIGHT = {name: light for name, (light, dark) in THEME.items()}
 VARIABLES = {light: f"var(--{name})" for name, light in LIGHT.items()}
@@ -85,7 +67,11 @@ STYLE: Any = {  # settings of matplotlib
 
 
 class LegendEntry(NamedTuple):
-    """A line of a legend. `colour`: a name of `THEME`. `marker`: "" for a filled box."""
+    """A line of a legend.
+
+    `colour`: a name of `THEME`. `marker`: in the notation of matplotlib; "" for a filled box.
+    `dashed`: whether the line is dashed, because its colour is used twice.
+    """
 
     text: str
     colour: str
@@ -93,39 +79,20 @@ class LegendEntry(NamedTuple):
     dashed: bool = False
 
 
-class Picture(NamedTuple):
-    """A drawn picture: the name of its files without their ending, its texts, its SVG inline.
-
-    `legend`: the entries that explain its fills; the legend of groups is on the page once.
-    """
-
-    name: str
-    title: str
-    note: str
-    svg: str
-    legend: Sequence[LegendEntry]
-
-
-def colour_of(rank: int | None) -> str:
-    """Return the name of a group's colour."""
-    return "other" if rank is None else f"group{rank % HUES}"
-
-
-def is_dashed(rank: int | None) -> bool:
-    """Return whether a group's line is dashed, because its colour is used twice."""
-    return rank is not None and rank // HUES % 2 == 1
-
-
-def marker_of(rank: int) -> str:
-    """Return the marker of a group's points, in the notation of matplotlib."""
-    return MARKERS[rank % len(MARKERS)]
+def mark_of(group: ReportGroup) -> LegendEntry:
+    """Return how pictures show a group: grey points, or its colour, line and marker."""
+    if (rank := group.rank) is None:
+        return LegendEntry(group.label, "other", ".")
+    marker, dashed = MARKERS[rank % len(MARKERS)], rank // HUES % 2 == 1
+    return LegendEntry(f"{group.key}  {group.label}", f"group{rank % HUES}", marker, dashed)
 
 
 class Canvas:
     """A picture that is being drawn: `axes`, and below them a legend that only the files show.
 
     `name`: names its files (`file_name`). `height`: points without the legend. `legend`: the
-    entries of the legend.
+    entries of the legend; `fills`: those of fills, as the legend of groups is on the page once.
+    `svg`: the picture for a page, when it is saved.
     """
 
     def __init__(
@@ -138,38 +105,29 @@ class Canvas:
         left: float = LEFT,
     ) -> None:
         from matplotlib.figure import Figure  # not pyplot: it would look for a display
+        from matplotlib.lines import Line2D
 
         self.name, self.title, self.note = file_name(name), title, note
         self._height, self._tips = height, dict[str, str]()
-        self._fills = [entry for entry in legend if not entry.marker]
+        self.fills = [entry for entry in legend if not entry.marker]
+        self.svg = ""
         whole = height + LEGEND_LINE * len(legend) + (6 if legend else 0)
         self._figure = Figure(figsize=(WIDTH / 72, whole / 72), facecolor=LIGHT["surface"])
         bottom = whole - height + BOTTOM
-        place = (left, bottom, WIDTH - left - RIGHT, height - TOP - BOTTOM)
-        x, y, width, high = place
-        self.axes: Axes = self._figure.add_axes((x / WIDTH, y / whole, width / WIDTH, high / whole))
-        self._add_legend(legend, whole - height)
-
-    def _add_legend(self, entries: Sequence[LegendEntry], top: float) -> None:
-        from matplotlib.lines import Line2D
-
-        whole = self._figure.get_size_inches()[1] * 72
-        for number, entry in enumerate(entries):
-            y = (top - 6 - LEGEND_LINE * number) / whole
-            line = Line2D(
-                [LEFT / WIDTH, (LEFT + 22) / WIDTH],
-                [y, y],
-                transform=self._figure.transFigure,
-                figure=self._figure,
-                color=LIGHT[entry.colour],
-                linewidth=1.6 if entry.marker else 8,
-                linestyle="--" if entry.dashed else "-",
+        width, high = (WIDTH - left - RIGHT) / WIDTH, (height - TOP - BOTTOM) / whole
+        self.axes: Axes = self._figure.add_axes((left / WIDTH, bottom / whole, width, high))
+        lines = [
+            Line2D(
+                [], [], color=LIGHT[entry.colour], label=entry.text[:LEGEND_CHARACTERS],
+                linewidth=1.6 if entry.marker else 8, linestyle="--" if entry.dashed else "-",
                 marker=entry.marker or None,
-                gid=f"legend{number}",
             )
-            self._figure.add_artist(line)
-            text = entry.text[:LEGEND_CHARACTERS]
-            self._figure.text((LEFT + 30) / WIDTH, y, text, va="center", fontsize=10)
+            for entry in legend
+        ]  # fmt: skip
+        self._figure.legend(
+            handles=lines, loc="lower left", bbox_to_anchor=(LEFT / WIDTH, 0), frameon=False,
+            fontsize=10, borderpad=0.2, borderaxespad=0.4, handlelength=2.2, labelspacing=0.5,
+        )  # fmt: skip
 
     def tip(self, artist: Artist, text: str) -> None:
         """Give an artist a text that a browser shows when the pointer is above it."""
@@ -177,8 +135,8 @@ class Canvas:
         artist.set_gid(name)
         self._tips[name] = text
 
-    def save(self, folder: Path) -> Picture:
-        """Write NAME.svg and NAME.png into a folder; return the picture with its SVG inline."""
+    def save(self, folder: Path) -> None:
+        """Write NAME.svg and NAME.png into a folder."""
         out = StringIO()
         quick = {"compress_level": 2}  # the default takes as long as drawing
         with catch_warnings():
@@ -189,8 +147,22 @@ class Canvas:
             self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
         svg = with_tips(out.getvalue(), self._tips)
         (folder / f"{self.name}.svg").write_text(svg, encoding="utf-8")
-        body = inline(svg, self.name, self.title, self._height)
-        return Picture(self.name, self.title, self.note, body, self._fills)
+        self.svg = inline(svg, self.name, self.title, self._height)
+
+
+def row_canvas(
+    labels: Sequence[str], name: str, title: str, note: str = "", legend: Sequence[LegendEntry] = ()
+) -> Canvas:
+    """Return a canvas with a row for each label, which stands above it, in place of a y axis."""
+    canvas = Canvas(name, title, note, legend, 58 + ROW * len(labels), left=14)
+    axes = canvas.axes
+    for place, label in enumerate(labels):
+        axes.text(0, place - 0.3, label, fontsize=10.5, va="bottom",
+                  transform=axes.get_yaxis_transform())  # fmt: skip
+    axes.set(ylim=(len(labels) - 0.6, -0.85), yticks=[])
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    return canvas
 
 
 def with_tips(svg: str, tips: Mapping[str, str]) -> str:
@@ -212,8 +184,8 @@ def inline(svg: str, name: str, title: str, height: float) -> str:
     body = svg[svg.index("<svg") :]
     for part in ("metadata", "style", "title"):
         body = re.sub(rf"<{part}[^>]*>.*?</{part}>\s*", "", body, count=1, flags=re.DOTALL)
-    # the legend is drawn last: its lines, then its texts
-    body = re.sub(r' *<g id="legend0">.*(?=\n </g>)', "", body, flags=re.DOTALL)
+    # the legend is drawn last
+    body = re.sub(r' *<g id="legend_1">.*(?=\n </g>)', "", body, flags=re.DOTALL)
     body = re.sub(r"<[^>]+>", lambda found: _inline_tag(found[0], name), body)
     head = (
         f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}" '

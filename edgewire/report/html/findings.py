@@ -8,16 +8,17 @@ from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
 from edgewire.report.format import decimals, human_bytes, human_seconds
-from edgewire.report.html.node_table import SLOW, NodeRecord, NotableNode, notable
+from edgewire.report.html.node_table import SLOW, NodeRecord, notable
 from edgewire.report.html.run_data import (
+    NEARLY,
+    WAYS,
     ReportGroup,
     ReportRuns,
-    is_uncompressed,
     reference_of,
     unlike,
 )
-from edgewire.report.metric import MainMetric
 from edgewire.report.runs import by_seed, whole_bytes
+from edgewire.report.table import plain, sent
 
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
@@ -63,13 +64,10 @@ class Comparison(NamedTuple):
     @property
     def number(self) -> str:
         """The difference with its sign and its interval, without its unit."""
-        return "" if self.difference is None else signed(self.difference, self.group.metric)
-
-
-def signed(found: Estimate, metric: MainMetric) -> str:
-    """Return a difference of a main metric as text, with its sign and its interval."""
-    places = metric.places(found.mean)
-    return "+" * (round(found.mean, places) > 0) + found.text(places)
+        if (found := self.difference) is None:
+            return ""
+        places = self.group.metric.places(found.mean)
+        return "+" * (round(found.mean, places) > 0) + found.text(places)
 
 
 def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | None:
@@ -141,7 +139,7 @@ def _short(found: Sequence[Comparison], counts: Counter[str]) -> str:
 
 def _sentence(found: Comparison) -> str:
     group, metric = found.group, found.group.metric
-    kind = "uncompressed" if is_uncompressed(found.reference) else "less compressed"
+    kind = "uncompressed" if (found.reference.whole_ratio or 0) < NEARLY else "less compressed"
     other = unlike(group, found.reference)[:3]
     also = f" They also differ in {', '.join(other)}." if other else ""
     saved = f"{_times(group.whole_ratio)} fewer bytes than Flower"
@@ -210,19 +208,19 @@ def _times(ratio: float | None) -> str:
 
 def _bytes(report: ReportRuns) -> Finding:
     runs = [run for group in report.groups for run in group.runs]
-    found = {way: [whole_bytes(run.result, way) for run in runs] for way in ("uplink", "downlink")}
-    total = {way: sum(sent for sent, _ in each) for way, each in found.items()}
-    plain = sum(plain for each in found.values() for _, plain in each)
+    found = {way: [whole_bytes(run.result, way) for run in runs] for way in WAYS}
+    total = {way: sum(size for size, _ in each) for way, each in found.items()}
+    whole = sum(size for each in found.values() for _, size in each)
     answer = f"{human_bytes(total['uplink'])} up and {human_bytes(total['downlink'])} down"
-    ratio = plain / sum(total.values()) if sum(total.values()) else None
+    ratio = whole / sum(total.values()) if sum(total.values()) else None
     many = len(runs) > 1
     known = [g for g in report.groups if g.whole_ratio is not None]
-    sentences = [f"Flower without compression would send {human_bytes(plain)}, {_times(ratio)} as "
+    sentences = [f"Flower without compression would send {human_bytes(whole)}, {_times(ratio)} as "
                  "many."]  # fmt: skip
     if len(known) > 1:
         least = min(known, key=lambda g: sum(g.sent_mean(way) for way in total))
         up, down = (human_bytes(least.sent_mean(way)) for way in total)
-        fewer = " and ".join(_times(least.sent_ratio(way)) for way in total)
+        fewer = " and ".join(_times(least.ratio(plain(way), sent(way))) for way in total)
         sentences.append(
             f"{least.label} sends the fewest: {up} up and {down} down a run, {fewer} fewer than "
             "Flower."
@@ -236,19 +234,25 @@ def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
         return Finding(
             question, "Not recorded.", ["The runs hold no file `nodes.json` with lags."], "nodes"
         )
-    found = notable(nodes)
-    slow = [node for node in found if node.slow and not node.record.unanswered]
+    slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
     lost = Counter(f"node {n.place}" for n in nodes if n.unanswered)
     failed = Counter[str]()
     for node in nodes:
         failed[f"node {node.place}"] += int(node.failures)
-    sentences = [_slowest(slow)] if slow else []
+    sentences = []
+    if slow:
+        first = slow[0]
+        sentences.append(
+            f"In {first.group.label}, seed {first.seed}, the replies of node {first.place} take "
+            f"{human_seconds(first.lag)} in the mean, {_times(first.times)} the lag of the "
+            "fastest quarter."
+        )
     if lost:
         sentences.append(f"Without an answer to the last message: {_listed(list(lost))}.")
     if failing := [(name, count) for name, count in failed.most_common(3) if count]:
         text = ", ".join(f"{name} ({count})" for name, count in failing)
         sentences.append(f"Most failures: {text}.")
-    slowest = dict.fromkeys(f"node {each.record.place}" for each in slow)
+    slowest = dict.fromkeys(f"node {node.place}" for node in slow)
     answer = f"{_listed(list(slowest)).capitalize()}." if slow else (
         f"None: no mean lag is above {SLOW:g} times the usual one."
     )  # fmt: skip
@@ -261,16 +265,6 @@ def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
 def _listed(names: Sequence[str], most: int = 10) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
-
-
-def _slowest(slow: Sequence[NotableNode]) -> str:
-    first = slow[0]
-    record = first.record
-    return (
-        f"In {record.group.label}, seed {record.seed}, the replies of node {record.place} take "
-        f"{human_seconds(record.lag)} in the mean, {_times(first.times)} the lag of the fastest "
-        "quarter."
-    )
 
 
 def _settings(report: ReportRuns) -> Finding:

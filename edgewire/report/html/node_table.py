@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
-from edgewire.report.files.reader import read_json
-from edgewire.report.format import one_line
-from edgewire.report.html.run_data import ReportGroup
-from edgewire.report.html.run_records import ended_early
-from edgewire.report.runs import number
+from edgewire.report.html.run_data import ReportGroup, ended_early
+from edgewire.report.reader import read_json, readable
+from edgewire.report.runs import Run, number
 
 RUNS = 3  # runs of a group whose nodes are shown
 NOTABLE = 12  # nodes of each kind in the table
@@ -23,122 +21,75 @@ OVERDUE = 3.0  # a reply does not come any more after so many times the longest 
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """A node in a run; None for what the run did not record.
+    """A node in a run. `told`: its entry in `nodes.json`.
 
-    `lag`: the mean seconds from a message to its reply, else those of the last message. `labels`:
-    the node's samples of each class. `unanswered`: it has left its last message unanswered.
+    `lag`: the mean seconds from a message to its reply, else those of the last message. `times`:
+    its lag, divided by the usual lag of its run (`usual_lag`). `unanswered`: it has left its last
+    message unanswered.
     """
 
     place: int
     group: ReportGroup
     seed: int
-    messages: float | None
-    replies: float | None
-    failures: float
-    reason: str
-    uplink_bytes: float | None
-    downlink_bytes: float | None
+    told: Mapping[str, Any]
     lag: float | None
-    train_loss: float | None
-    accuracy: float | None
-    labels: tuple[float, ...]
-    unanswered: bool
-
-
-@dataclass(frozen=True)
-class NotableNode:
-    """A node that is slow, does not answer, or has failed.
-
-    `times`: its lag, divided by the usual lag of its run (`usual_lag`).
-    """
-
-    record: NodeRecord
     times: float | None
     slow: bool
+    unanswered: bool
+
+    def count(self, key: str) -> float | None:
+        """Return a number of the node; None if the run did not record it."""
+        return number(self.told.get(key))
+
+    @property
+    def failures(self) -> float:
+        """How many of its replies failed or were refused."""
+        return self.count("failures") or 0.0
+
+    @cached_property
+    def labels(self) -> tuple[float, ...]:
+        """The node's samples of each class; empty if they are unknown."""
+        found = self.told.get("labels")
+        return tuple(number(n) or 0.0 for n in found) if isinstance(found, list) else ()
 
 
 def read_nodes(groups: Iterable[ReportGroup]) -> list[NodeRecord]:
     """Return the nodes of the first runs of each group, as far as the runs have recorded them."""
-    found: list[NodeRecord] = []
-    for group in groups:
-        for run in group.runs[:RUNS]:
-            if run.folder is not None:
-                gave_up = ended_early(run.result) and not run.diverged
-                found += nodes_of(run.folder / NODES, group, run.seed, gave_up)
-    return found
+    return [node for group in groups for run in group.runs[:RUNS] for node in nodes_of(run, group)]
 
 
-def nodes_of(file: Path, group: ReportGroup, seed: int, gave_up: bool = False) -> list[NodeRecord]:
-    """Return the nodes in a file, by their place; an empty list for a missing or damaged file.
-
-    `gave_up`: whether the run ended before its planned rounds because no node answered.
-    """
-    try:
-        content = read_json(file)
-        listed = nodes_in(content)
-    except (OSError, ValueError):
+def nodes_of(run: Run, group: ReportGroup) -> list[NodeRecord]:
+    """Return the nodes of a run, by their place; none if their file is missing or damaged."""
+    assert run.folder is not None
+    content = readable(read_json, run.folder / NODES)
+    listed = content.get("nodes") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or not isinstance(listed, list):
         return []
-    lost = not_answering(listed, number(content.get("seconds")), gave_up)
-    known = enumerate(zip(listed, lost, strict=True))
-    records = [_record(each, at, group, seed, dead) for at, (each, dead) in known]
+    nodes = [each for each in listed if isinstance(each, dict)]
+    gave_up = ended_early(run.result) and not run.diverged  # because no node answered
+    lost = not_answering(nodes, number(content.get("seconds")), gave_up)
+    lags = [lag_of(each) for each in nodes]
+    usual = usual_lag(lag for lag in lags if lag is not None)
+    records = []
+    for at, (each, lag, unanswered) in enumerate(zip(nodes, lags, lost, strict=True)):
+        place = number(each.get("partition"))
+        times = lag / usual if lag is not None and usual else None
+        about = each, lag, times, is_slow(lag, usual), unanswered
+        records.append(NodeRecord(at if place is None else int(place), group, run.seed, *about))
     return sorted(records, key=lambda record: record.place)
 
 
-def _record(
-    each: Mapping[str, Any], at: int, group: ReportGroup, seed: int, unanswered: bool
-) -> NodeRecord:
-    place, reason, labels = number(each.get("partition")), each.get("reason"), each.get("labels")
-    main = number(each.get(group.metric.name))
-    known = ("messages", "replies", "uplink_bytes", "downlink_bytes", "train_loss")
-    return NodeRecord(
-        place=at if place is None else int(place),
-        group=group,
-        seed=seed,
-        failures=number(each.get("failures")) or 0.0,
-        reason=one_line(reason) if isinstance(reason, str) else "",
-        lag=lag_of(each),
-        accuracy=number(each.get("accuracy")) if main is None else main,
-        labels=tuple(number(n) or 0.0 for n in labels) if isinstance(labels, list) else (),
-        unanswered=unanswered,
-        **{key: number(each.get(key)) for key in known},
-    )
-
-
-def by_run(records: Sequence[NodeRecord]) -> list[list[NodeRecord]]:
-    """Return the nodes of each run."""
-    runs: dict[tuple[int, int], list[NodeRecord]] = {}
-    for record in records:
-        runs.setdefault((id(record.group), record.seed), []).append(record)
-    return list(runs.values())
-
-
-def notable(records: Sequence[NodeRecord]) -> list[NotableNode]:
+def notable(nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Return the nodes that do not answer, the slow nodes, the slowest first, those with failures.
 
     Of each kind there are at most `NOTABLE`; a node is in the first kind that it fits.
     """
-    found: list[NotableNode] = []
-    for nodes in by_run(records):
-        usual = usual_lag(node.lag for node in nodes if node.lag is not None)
-        for node in nodes:
-            times = node.lag / usual if node.lag is not None and usual else None
-            found.append(NotableNode(node, times, is_slow(node.lag, usual)))
-    lost = [n for n in found if n.record.unanswered]
-    slow = sorted(
-        (n for n in found if n.slow and not n.record.unanswered), key=lambda n: -(n.times or 0)
-    )
-    failed = sorted(
-        (n for n in found if n.record.failures and not n.slow and not n.record.unanswered),
-        key=lambda n: -n.record.failures,
-    )
+    lost = [node for node in nodes if node.unanswered]
+    slow = [node for node in nodes if node.slow and not node.unanswered]
+    failed = [n for n in nodes if n.failures and not n.slow and not n.unanswered]
+    slow.sort(key=lambda node: -(node.times or 0))
+    failed.sort(key=lambda node: -node.failures)
     return [*lost[:NOTABLE], *slow[:NOTABLE], *failed[:NOTABLE]]
-
-
-def nodes_in(content: Any) -> list[dict[str, Any]]:
-    """Return the nodes of `nodes.json`. Raises `ValueError` if it has no list of nodes."""
-    if not isinstance(content, dict) or not isinstance(content.get("nodes"), list):
-        raise ValueError(f"{NODES} has no list of nodes")
-    return [each for each in content["nodes"] if isinstance(each, dict)]
 
 
 def usual_lag(lags: Iterable[float]) -> float | None:

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
+from typing import Any
 
-from edgewire.report.columns import Cell, Column, mean, number, quantity, value_or_words, words
+from edgewire.conf.network import Network
 from edgewire.report.format import NOTHING, human_bytes, human_seconds, one_line
 from edgewire.report.html.findings import NO_SEED, NOISE, ONE_SEED, compare
-from edgewire.report.html.node_table import NotableNode
-from edgewire.report.html.run_data import ReportGroup, ReportRuns
-from edgewire.report.html.run_records import RunRecord, ended_early
-from edgewire.report.link_time import Link, seconds_over
+from edgewire.report.html.node_table import NodeRecord
+from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns, RunRecord, ended_early
+from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.metric import MainMetric
 from edgewire.report.runs import number as known
 from edgewire.report.runs import sent_bytes, whole_bytes
-from edgewire.report.table import Table
+from edgewire.report.table import (
+    Cell,
+    Column,
+    Table,
+    mean,
+    number,
+    plain,
+    quantity,
+    ratio,
+    sent,
+    value_or_words,
+    words,
+)
 
-WAYS = {"uplink": "up", "downlink": "down"}
 TYPICAL = "lte"  # the link whose estimate is in the main table
 MOST_CELLS = 12  # columns of settings; more groups are counted instead
 REMARKS = "remarks"
@@ -33,7 +44,7 @@ def _ratio(value: float) -> str:
     return f"{value:,.3g}×" if value < 1000 else f"{value:,.0f}×"
 
 
-def summary_table(report: ReportRuns, links: Sequence[Link]) -> Table:
+def summary_table(report: ReportRuns, links: Mapping[str, Network]) -> Table:
     """Return the main table: a row for each group, its main metric, bytes, time and failures."""
     columns = [
         *_names(report),
@@ -102,33 +113,32 @@ def _bytes() -> list[Column]:
     divided = "bytes of Flower without compression, divided by the bytes sent"
     columns = []
     for way, word in WAYS.items():
-        size = number(methodcaller("sent_mean", way), human_bytes)
-        ratio = number(methodcaller("sent_ratio", way), _ratio)
+        size, times = mean(sent(way), human_bytes), ratio(plain(way), sent(way), _ratio)
         columns.append(Column(f"bytes {word}", size, help=said))
-        columns.append(Column(f"ratio {word}", ratio, help=divided))
+        columns.append(Column(f"ratio {word}", times, help=divided))
     return columns
 
 
-def _times(report: ReportRuns, links: Sequence[Link]) -> list[Column]:
+def _times(report: ReportRuns, links: Mapping[str, Network]) -> list[Column]:
     columns = []
-    for speeds in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
+    for rates in dict.fromkeys(filter(None, map(recorded_link, report.groups))):
 
-        def recorded(group: ReportGroup, speeds: object = speeds) -> float | None:
-            return group.mean("link_seconds") if recorded_link(group) == speeds else None
+        def recorded(group: ReportGroup, rates: object = rates) -> float | None:
+            return group.mean("link_seconds") if recorded_link(group) == rates else None
 
-        down, up = ("∞" if rate is None else f"{rate:g}" for rate in speeds)
+        down, up = ("∞" if rate is None else f"{rate:g}" for rate in rates)
         said = f"virtual time at {down} Mbit/s down, {up} up, as the run recorded it"
         show = number(recorded, human_seconds)
         columns.append(Column(f"time, {down}/{up} Mbit/s", show, help=said))
-    typical = [link for link in links if link.name == TYPICAL]
-    return [*columns, *_estimates(typical, f"time, {TYPICAL} (estimate)")]
+    typical = {f"time, {name} (estimate)": links[name] for name in links if name == TYPICAL}
+    return [*columns, *_estimates(typical)]
 
 
-def _estimates(links: Sequence[Link], name: str = "") -> list[Column]:
-    """Return a column of estimated times for each link. `name`: its head; "": the link's name."""
+def _estimates(links: Mapping[str, Network]) -> list[Column]:
+    """Return a column of estimated times for each head and link."""
     return [
-        Column(name or link.name, number(partial(estimated, link), human_seconds), help=link.speeds)
-        for link in links
+        Column(head, number(partial(estimated, link), human_seconds), help=speeds(link))
+        for head, link in links.items()
     ]
 
 
@@ -139,7 +149,7 @@ def recorded_link(group: ReportGroup) -> tuple[float | None, float | None] | Non
     return known(group.first.get("link_down_mbps")), known(group.first.get("link_up_mbps"))
 
 
-def estimated(link: Link, group: ReportGroup) -> float | None:
+def estimated(link: Network, group: ReportGroup) -> float | None:
     """Return the estimated seconds over a link, the mean over runs that sent bytes; or None.
 
     A diverged run ended too early, so its time says nothing.
@@ -158,7 +168,7 @@ def estimated(link: Link, group: ReportGroup) -> float | None:
     return sum(whole) / len(whole) if whole else None
 
 
-def time_table(report: ReportRuns, links: Sequence[Link]) -> Table | None:
+def time_table(report: ReportRuns, links: Mapping[str, Network]) -> Table | None:
     """Return the estimated times of the groups over each link; None if no time can be estimated."""
     columns = [Column("group", _label, numeric=False), *_estimates(links)]
     title = "Estimated time of a run over links"
@@ -212,49 +222,51 @@ def _most(counts: Counter[str]) -> str:
     return most + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
 
 
-def nodes_table(nodes: Sequence[NotableNode]) -> Table | None:
+def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any], Cell]:
+    """Return the function that shows a number of a run's or a node's record."""
+    return number(methodcaller("count", key), form)
+
+
+def nodes_table(nodes: Sequence[NodeRecord]) -> Table | None:
     """Return the table of the nodes that are slow, silent or failed; None without such nodes."""
 
-    def count(key: str, form: Callable[[float], str] = _count) -> Callable[[NotableNode], Cell]:
-        return lambda each: quantity(getattr(each.record, key), form)
+    def lag(node: NodeRecord) -> Cell:
+        return quantity(node.lag, human_seconds, "bad" if node.slow else "")
 
-    def lag(each: NotableNode) -> Cell:
-        return quantity(each.record.lag, human_seconds, "bad" if each.slow else "")
+    def failures(node: NodeRecord) -> Cell:
+        return quantity(node.failures, _count, "bad" if node.failures else "")
 
-    def failures(each: NotableNode) -> Cell:
-        return quantity(each.record.failures, _count, "bad" if each.record.failures else "")
+    def state(node: NodeRecord) -> Cell:
+        if node.unanswered:
+            return words("does not answer", "bad")
+        return words("slow" if node.slow else "answers")
+
+    def reason(node: NodeRecord) -> Cell:
+        told = node.told.get("reason")
+        return words(one_line(told) if isinstance(told, str) else "")
 
     columns = [
-        Column("node", lambda each: Cell(str(each.record.place), each.record.place),
+        Column("node", lambda node: Cell(str(node.place), node.place),
                help="its place in the list of nodes"),
-        Column("group", lambda each: _label(each.record.group), numeric=False),
-        Column("seed", count("seed", "{:.0f}".format)),
-        Column("state", _node_state, numeric=False),
+        Column("group", lambda node: _label(node.group), numeric=False),
+        Column("seed", lambda node: quantity(node.seed, "{:.0f}".format)),
+        Column("state", state, numeric=False),
         Column("mean lag", lag, help="seconds from a message to its reply"),
-        Column("× usual", lambda each: quantity(each.times, _ratio),
+        Column("× usual", lambda node: quantity(node.times, _ratio),
                help="the lag, divided by that of the run's fastest quarter of nodes"),
-        Column("replies", count("replies")),
-        Column("messages", count("messages")),
+        Column("replies", _counted("replies")),
+        Column("messages", _counted("messages")),
         Column("failures", failures),
-        Column("bytes up", count("uplink_bytes", human_bytes)),
-        Column("bytes down", count("downlink_bytes", human_bytes)),
-        Column("last failure", lambda each: words(each.record.reason), numeric=False),
+        Column("bytes up", _counted("uplink_bytes", human_bytes)),
+        Column("bytes down", _counted("downlink_bytes", human_bytes)),
+        Column("last failure", reason, numeric=False),
     ]  # fmt: skip
     title = "Nodes that are slow, do not answer, or have failed"
     return Table.of(columns, nodes, "nodes", title) if nodes else None
 
 
-def _node_state(node: NotableNode) -> Cell:
-    if node.record.unanswered:
-        return words("does not answer", "bad")
-    return words("slow" if node.slow else "answers")
-
-
 def runs_table(records: Sequence[RunRecord]) -> Table:
     """Return the table of all runs, with the command that resumes or repeats each."""
-
-    def count(key: str, form: Callable[[float], str] = _count) -> Callable[[RunRecord], Cell]:
-        return lambda record: quantity(record.count(key), form)
 
     def size(way: str) -> Callable[[RunRecord], Cell]:
         return lambda record: quantity(sent_bytes(record.row, way), human_bytes)
@@ -267,19 +279,12 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         Column("group", lambda record: words(record.group), numeric=False),
         Column("seed", lambda record: value_or_words(record.seed)),
         Column("outcome", outcome, numeric=False),
-        Column("metric", lambda record: _value(record.value)),
-        Column("round", count("round")),
+        Column("metric", lambda record: record.value or Cell(NOTHING)),
+        Column("round", _counted("round")),
         Column("bytes up", size("uplink")),
         Column("bytes down", size("downlink")),
-        Column("failures", count("failures")),
-        Column("real time", count("seconds", human_seconds)),
+        Column("failures", _counted("failures")),
+        Column("real time", _counted("seconds", human_seconds)),
         Column("to repeat or resume it", lambda record: words(record.command, "command"), False),
     ]
     return Table.of(columns, records, "runs", "All runs")
-
-
-def _value(text: str) -> Cell:
-    try:
-        return Cell(text, float(text.removesuffix(" %")))
-    except ValueError:
-        return Cell(text)

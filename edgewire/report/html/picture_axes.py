@@ -113,13 +113,7 @@ def finish(axes: Axes, x: Axis, y: Axis) -> None:
 
 def set_scale(axes: Axes, which: str, axis: Axis) -> None:
     """Set the scale and the ticks of one axis. `which`: "x" or "y"."""
-    from matplotlib.ticker import (
-        FixedLocator,
-        FuncFormatter,
-        MaxNLocator,
-        NullFormatter,
-        NullLocator,
-    )
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     drawn = axes.xaxis if which == "x" else axes.yaxis
     if axis.log and (found := _positive(axes, which)) is not None:
@@ -127,12 +121,9 @@ def set_scale(axes: Axes, which: str, axis: Axis) -> None:
         getattr(axes, f"set_{which}scale")("log")
         wide = 10 ** max(np.log10(high / low) * 0.05, 0.05)
         getattr(axes, f"set_{which}lim")(low / wide, high * wide)
-        if axis.ticks is human_seconds:
-            drawn.set_major_locator(FixedLocator(_clock_ticks(low / wide, high * wide)))
-        else:
-            drawn.set_major_locator(FixedLocator(log_ticks(low / wide, high * wide)))
+        ticks_of = _clock_ticks if axis.ticks is human_seconds else log_ticks
+        drawn.set_major_locator(FixedLocator(ticks_of(low / wide, high * wide)))
         drawn.set_minor_locator(NullLocator())
-        drawn.set_minor_formatter(NullFormatter())
     elif which == "x":
         drawn.set_major_locator(MaxNLocator(5, integer=axis.whole))
     if axis.ticks is not None:
@@ -157,12 +148,13 @@ def number_ends(axes: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
     other there is no room for numbers; their colours and markers tell them apart.
     """
     low, high = axes.get_ylim()
-    inside = [(key, x, min(max(y, low), high)) for key, x, y in ends if not isnan(y)]
     scale = 72 / axes.figure.dpi  # points of a pixel
     at = []
-    for key, x, y in inside:
-        right, up = axes.transData.transform((x, y))
-        at.append((float(right) * scale, float(up) * scale, key, x, y))
+    for key, x, end in ends:
+        if not isnan(end):
+            y = min(max(end, low), high)
+            right, up = axes.transData.transform((x, y))
+            at.append((float(right) * scale, float(up) * scale, key, x, y))
     for near in _clusters(sorted(at)):
         ordered = sorted(near, key=lambda end: end[1])
         top = float(axes.transAxes.transform((0, 1))[1]) * scale

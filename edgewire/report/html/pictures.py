@@ -1,27 +1,28 @@
-"""Draws the pictures of a report: curves, points with their Pareto front, bars and maps."""
+"""Draws the pictures of a report: curves, points with their Pareto front, bars, and nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 
+import numpy as np
+
+from edgewire.conf.network import Network
 from edgewire.report.curves import Curve, evenly, front, mean_curve
-from edgewire.report.estimate import estimate
 from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.html.canvas import (
     LIGHT,
     STYLE,
     Canvas,
     LegendEntry,
-    Picture,
-    colour_of,
-    is_dashed,
-    marker_of,
+    mark_of,
+    row_canvas,
 )
-from edgewire.report.html.node_pictures import label_maps, node_strips
 from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.picture_axes import (
     Axis,
+    Ticks,
     a_round,
     all_bytes,
     column,
@@ -29,26 +30,26 @@ from edgewire.report.html.picture_axes import (
     finish,
     limit,
     number_ends,
+    set_scale,
     shortened,
 )
-from edgewire.report.html.run_data import ReportGroup, ReportRuns
-from edgewire.report.link_time import Link, seconds_over
+from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
+from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.runs import by_seed, number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
 GREY = 60  # curves of groups in grey
 GREY_POINTS = 40  # points of such a curve
 POINTS = 160  # points of a curve in colour
-WAYS = {"uplink": "up", "downlink": "down"}
-BAR = 38  # points of height for a stacked bar
+NODES, CLASSES = 100, 30  # most nodes and classes of a heat map
 VALUES, INDICES, HEADER, PAYLOAD = "values", "indices", "payload header", "payload"
 RECORD, OTHER = "EdgeWire's record", "other records"
 # the order in bars and of their colours; a payload whose parts are not known is one part
 PARTS = (PAYLOAD, VALUES, INDICES, HEADER, RECORD, OTHER)
 
 
-def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Link],
-             folder: Path) -> dict[str, list[Picture]]:  # fmt: skip
+def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str, Network],
+             folder: Path) -> dict[str, list[Canvas]]:  # fmt: skip
     """Write the pictures of a report into a folder; return them by the section of the page.
 
     A picture without data is left out.
@@ -71,7 +72,7 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
             "time": [
                 draw_curves(report, "virtual_time", virtual, metric,
                             f"Test {name} over virtual time, as recorded"),
-                *(_over_link(report, link, metric) for link in links),
+                *(_over_link(report, *link, metric) for link in links.items()),
             ],
             "bytes": [
                 *(_bytes_a_round(report, way, rounds) for way in WAYS),
@@ -81,10 +82,10 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Sequence[Li
             ],
             "nodes": [*node_strips(report, nodes), *label_maps(nodes)],
         }  # fmt: skip
-        return {
-            section: [canvas.save(folder) for canvas in drawn if canvas is not None]
-            for section, drawn in sections.items()
-        }
+        found = {section: [each for each in drawn if each] for section, drawn in sections.items()}
+        for canvas in chain(*found.values()):
+            canvas.save(folder)
+        return {section: drawn for section, drawn in found.items() if drawn}
 
 
 DENSITY = Axis("entries sent (%)", density)
@@ -98,16 +99,6 @@ def _differ(report: ReportRuns, key: str) -> bool:
     return bool(ends) and max(ends) > DIFFERENT * min(ends)
 
 
-def legend_of(groups: Sequence[ReportGroup]) -> list[LegendEntry]:
-    """Return the legend of the groups that are drawn in colour."""
-    return [
-        LegendEntry(
-            f"{g.key}  {g.label}", colour_of(g.rank), marker_of(g.rank or 0), is_dashed(g.rank)
-        )
-        for g in groups
-    ]
-
-
 def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
                 note: str = "") -> Canvas | None:  # fmt: skip
     """Draw the mean curve of each group with its band; return None if no group has a curve."""
@@ -115,13 +106,22 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     coloured = [(g, c) for g, c in coloured if len(c.x) > 1]
     if not coloured:
         return None
-    canvas = Canvas(name, title, note, legend_of([group for group, _ in coloured]))
+    canvas = Canvas(name, title, note, [mark_of(group) for group, _ in coloured])
     for group in evenly(report.others, GREY):
         if (found := averaged(group, x, y)) is not None:
             found = found.at(evenly(range(len(found.x)), GREY_POINTS))
             canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
     for group, whole in coloured:
-        _add_curve(canvas, group, whole.at(evenly(range(len(whole.x)), POINTS)))
+        drawn, mark = whole.at(evenly(range(len(whole.x)), POINTS)), mark_of(group)
+        line = drawn.add_to(
+            canvas.axes,
+            LIGHT[mark.colour],
+            linestyle="--" if mark.dashed else "-",
+            marker=mark.marker,
+            markevery=(min(group.rank or 0, len(drawn.x) - 1), max(len(drawn.x) // 5, 1)),
+        )
+        seeds = f"{count} seeds" if (count := len(group.histories)) > 1 else "1 seed"
+        canvas.tip(line, f"{mark.text}, {seeds}: {drawn.mean[-1]:.4g} at the end")
     limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
     number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
@@ -137,35 +137,15 @@ def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
     return mean_curve(seeds, "interval", log_x=x.log)
 
 
-def _add_curve(canvas: Canvas, group: ReportGroup, curve: Curve) -> None:
-    rank, colour = group.rank or 0, LIGHT[colour_of(group.rank)]
-    if (curve.low < curve.high).any():
-        canvas.axes.fill_between(
-            curve.x, curve.low, curve.high, color=colour, alpha=0.14, linewidth=0, zorder=2
-        )
-    (line,) = canvas.axes.plot(
-        curve.x,
-        curve.mean,
-        color=colour,
-        linestyle="--" if is_dashed(group.rank) else "-",
-        marker=marker_of(rank),
-        markevery=(min(rank, len(curve.x) - 1), max(len(curve.x) // 5, 1)),
-        zorder=3,
-    )
-    count = len(group.histories)
-    seeds = f"{count} seeds" if count > 1 else "1 seed"
-    canvas.tip(line, f"{group.key}  {group.label}, {seeds}: {curve.mean[-1]:.4g} at the end")
-
-
-def _over_link(report: ReportRuns, link: Link, metric: Axis) -> Canvas | None:
+def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
     axis = Axis(
-        f"estimated time, {link.name}",
-        lambda rows, group: seconds_over(link, rows, group.first, group.settings),
+        f"estimated time, {name}",
+        lambda rows, group: seconds_over(network, rows, group.first, group.settings),
         human_seconds,
         log=True,
     )
-    title = f"Test {report.metric.name} over the estimated time, {link.name}"
-    return draw_curves(report, f"time_{link.name}", axis, metric, title, link.speeds)
+    title = f"Test {report.metric.name} over the estimated time, {name}"
+    return draw_curves(report, f"time_{name}", axis, metric, title, speeds(network))
 
 
 def _bytes_a_round(report: ReportRuns, way: str, rounds: Axis) -> Canvas | None:
@@ -188,7 +168,7 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
         f"{metric.name}_by_bytes_{WAYS[way]}",
         f"Test {metric.name} against bytes {WAYS[way]}",
         "The dashed line is the Pareto front: no other group has fewer bytes and is as good.",
-        legend_of([group for group, _, _ in points if group.rank is not None]),
+        [mark_of(group) for group, _, _ in points if group.rank is not None],
     )
     axes, sizes, values = canvas.axes, [p[1] for p in points], [p[2] for p in points]
     best = front(sizes, values, higher=metric.higher)
@@ -199,18 +179,19 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     )  # fmt: skip
     bars: list[tuple[float, float, float]] = []
     for group, size, value in sorted(points, key=lambda point: point[0].rank is not None):
-        half = None if group.rank is None else _bar(group, value)
-        if half is not None:
-            bars.append((value, value - half[0][0], value + half[1][0]))
-        rank = group.rank
-        (point, _, _) = drawn = axes.errorbar(
-            size, value, yerr=half, color=LIGHT[colour_of(rank)], linestyle="none",
-            marker="." if rank is None else marker_of(rank), elinewidth=1, capsize=2.5,
-            markersize=4 if rank is None else 7, zorder=2 if rank is None else 4,
+        half = None
+        seeds = by_seed(group.runs, metric.name, metric.scale).values()
+        bar = mean_curve(([(0, 0, seed)] for seed in seeds), "interval")
+        if bar is not None and len(seeds) > 1 and group.rank is not None:
+            half = [value - bar.low, bar.high - value]
+            bars.append((value, float(bar.low[0]), float(bar.high[0])))
+        mark, grey = mark_of(group), group.rank is None
+        (point, _, _) = axes.errorbar(
+            size, value, yerr=half, color=LIGHT[mark.colour], linestyle="none", elinewidth=1,
+            capsize=2.5, marker=mark.marker, markersize=4 if grey else 7, zorder=2 if grey else 4,
         )  # fmt: skip
-        assert drawn is not None
         text = f"{metric.text(value / metric.scale)} at {human_bytes(size)} {WAYS[way]}"
-        canvas.tip(point, f"{group.key}  {group.label}: {text}".strip())
+        canvas.tip(point, f"{mark.text}: {text}")
     limit(axes, values, 0.1 if bars else 0.25, bars)
     finish(axes, Axis(f"all bytes {WAYS[way]} of a run", all_bytes(way), human_bytes, log=True),
            Axis(metric.axis, column(metric.name)))  # fmt: skip
@@ -220,15 +201,6 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
             annotation_clip=True,
         )  # fmt: skip
     return canvas
-
-
-def _bar(group: ReportGroup, mean: float) -> list[list[float]] | None:
-    """Return the lengths of a point's bar below and above: as the bands of curves."""
-    values = list(by_seed(group.runs, group.metric.name, group.metric.scale).values())
-    if len(values) == 2:
-        return [[mean - min(values)], [max(values) - mean]]
-    half = None if (found := estimate(values)) is None else found.half
-    return None if half is None else [[half], [half]]
 
 
 def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
@@ -263,9 +235,9 @@ def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
         return None
     used = [part for part in PARTS if any(parts.get(part) for _, parts in rows)]
     entries = [LegendEntry(part, f"part{PARTS.index(part)}") for part in used]
-    height = 58 + BAR * len(rows)
+    labels = [shortened(mark_of(group).text, 48) for group, _ in rows]
     title = f"Where the bytes {WAYS[way]} go"
-    canvas = Canvas(f"parts_{WAYS[way]}", title, "", entries, height, left=14)
+    canvas = row_canvas(labels, f"parts_{WAYS[way]}", title, legend=entries)
     axes = canvas.axes
     for place, (group, parts) in enumerate(rows):
         total, start = sum(parts.values()), 0.0
@@ -281,11 +253,113 @@ def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
                 axes.text(start + share / 2, place, f"{share:.0f} %", fontsize=9.5,
                           ha="center", va="center")  # fmt: skip
             start += share
-        name = f"{group.key}  {group.label}"
-        axes.text(0, place - 0.34, shortened(name, 48), fontsize=10.5, va="bottom")
-        axes.text(100, place - 0.34, human_bytes(total), fontsize=10.5, va="bottom", ha="right")
-    axes.set(xlim=(0, 100), ylim=(len(rows) - 0.6, -0.85), yticks=[])
-    axes.set_xlabel("share of all bytes (%)")
-    axes.grid(visible=False)
-    axes.spines["left"].set_visible(False)
+        axes.text(100, place - 0.3, human_bytes(total), fontsize=10.5, va="bottom", ha="right")
+    axes.set(xlim=(0, 100), xlabel="share of all bytes (%)")
+    return canvas
+
+
+# Nodes
+
+
+def node_strips(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Canvas | None]:
+    """Draw the values that nodes have recorded; None in place of a picture without data."""
+    metric = report.metric
+
+    def main(node: NodeRecord) -> float | None:
+        found = node.count(node.group.metric.name)
+        found = node.count("accuracy") if found is None else found
+        return None if found is None else found * metric.scale
+
+    return [
+        _node_strip(nodes, "node_metric", f"{metric.name.capitalize()} of each node",
+                    metric.axis.removeprefix("test "), main),
+        _node_strip(nodes, "node_loss", "Training loss of each node", "training loss",
+                    lambda node: node.count("train_loss")),
+        _node_strip(nodes, "node_bytes_up", "Bytes up of each node", "bytes up",
+                    lambda node: node.count("uplink_bytes"), human_bytes),
+        _node_strip(nodes, "node_lag", "Seconds from a message to its reply", "mean lag",
+                    lambda node: node.lag, human_seconds),
+    ]  # fmt: skip
+
+
+def _node_strip(
+    nodes: Sequence[NodeRecord],
+    name: str,
+    title: str,
+    label: str,
+    value: Callable[[NodeRecord], float | None],
+    ticks: Ticks | None = None,
+) -> Canvas | None:
+    """Draw a value of each node as a point: one line of points for each group."""
+    groups: dict[int, list[tuple[NodeRecord, float]]] = {}
+    for node in nodes:
+        if (known := value(node)) is not None:
+            groups.setdefault(node.group.rank or 0, []).append((node, known))
+    if not any(len(points) > 1 for points in groups.values()):
+        return None
+    rows = [points for _, points in sorted(groups.items())]
+    labels = [shortened(mark_of(points[0][0].group).text, 60) for points in rows]
+    note = "A point is a node; the bar is the median, the grey box holds half of the nodes."
+    canvas = row_canvas(labels, name, title, note)
+    axes = canvas.axes
+    for place, points in enumerate(rows):
+        group, values = points[0][0].group, np.array([found for _, found in points])
+        low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+        axes.fill_betweenx([place - 0.2, place + 0.2], low, high, color=LIGHT["rule"], linewidth=0)
+        axes.plot([middle] * 2, [place - 0.26, place + 0.26], color=LIGHT["ink"], linewidth=1.4)
+        # the same places in every picture: no random numbers
+        spread = place + 0.32 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
+        (drawn,) = axes.plot(
+            values, spread, linestyle="none", marker="o", markersize=3.2, alpha=0.7,
+            color=LIGHT[mark_of(group).colour], markeredgewidth=0,
+        )  # fmt: skip
+        worst = [points[int(np.argmin(values))], points[int(np.argmax(values))]]
+        ends = ", ".join(f"node {node.place}: {found:.4g}" for node, found in worst)
+        canvas.tip(drawn, f"{group.label}: {len(values)} nodes; lowest and highest: {ends}")
+    set_scale(axes, "x", Axis(label, column(""), ticks))
+    axes.set_xlabel(label)
+    return canvas
+
+
+def label_maps(nodes: Sequence[NodeRecord]) -> list[Canvas]:
+    """Draw the classes of each node's samples, for at most three different divisions."""
+    seen: dict[tuple[tuple[float, ...], ...], list[NodeRecord]] = {}
+    for _, of_a_run in groupby(nodes, key=lambda node: (node.group.label, node.seed)):
+        run = list(of_a_run)
+        if any(sum(node.labels) > 0 for node in run):
+            seen.setdefault(tuple(node.labels for node in run), run)
+    # seeds draw the division anew: one of each group's is shown
+    firsts = list({run[0].group.rank: run for run in reversed(seen.values())}.values())
+    return [_label_map(run, number) for number, run in enumerate(reversed(firsts[-3:]), 1)]
+
+
+def _label_map(run: Sequence[NodeRecord], number: int) -> Canvas:
+    from matplotlib.colors import ListedColormap
+
+    shown = evenly([node for node in run if sum(node.labels) > 0], NODES)
+    size = max(len(node.labels) for node in shown)
+    counts = np.zeros((len(shown), size))
+    for place, node in enumerate(shown):
+        counts[place, : len(node.labels)] = node.labels
+    chosen = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[:CLASSES])
+    shares = 100 * counts[:, chosen] / counts.sum(axis=1, keepdims=True)
+    note = f"Run: {run[0].group.label}, seed {run[0].seed}."
+    note += f" {len(shown)} of {len(run)} nodes, evenly chosen." * (len(shown) < len(run))
+    note += f" The {CLASSES} most frequent of {size} classes." * (size > len(chosen))
+    levels = ("0 to 1 %", "1 to 5 %", "5 to 15 %", "15 to 30 %", "30 to 60 %", "60 to 100 %")
+    entries = [LegendEntry(text, f"heat{at}") for at, text in enumerate(levels)]
+    title = "Classes of each node's samples"
+    canvas = Canvas(f"labels_{number}", title, note, entries)
+    level = np.digitize(shares.T, [1, 5, 15, 30, 60])
+    colours = ListedColormap([LIGHT[f"heat{at}"] for at in range(len(levels))])
+    canvas.axes.pcolormesh(
+        level, cmap=colours, vmin=-0.5, vmax=5.5, linewidth=0.4, edgecolor=LIGHT["surface"]
+    )
+    canvas.axes.grid(visible=False)
+    canvas.axes.set(xlabel="node", ylabel="class")
+    step = max(1, len(chosen) // 10)
+    canvas.axes.set_yticks(np.arange(len(chosen))[::step] + 0.5, [str(c) for c in chosen[::step]])
+    step = max(1, len(shown) // 10)
+    names = [str(node.place) for node in shown[::step]]
+    canvas.axes.set_xticks(np.arange(len(shown))[::step] + 0.5, names)
     return canvas

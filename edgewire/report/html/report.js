@@ -43,16 +43,15 @@
   const system = matchMedia("(prefers-color-scheme: dark)");
   const store = (value) => { try { localStorage.setItem("edgewire-theme", value); } catch { /* a file */ } };
   const stored = () => { try { return localStorage.getItem("edgewire-theme"); } catch { return null; } };
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const isDark = () => (root.style.colorScheme ? root.style.colorScheme === "dark" : system.matches);
   const show = () => {
     toggle.textContent = isDark() ? "Light" : "Dark";
     toggle.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
-    root.style.colorScheme = isDark() ? "dark" : "light";
   };
-  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+  if (["light", "dark"].includes(stored())) root.style.colorScheme = stored();
   toggle.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    store(root.dataset.theme);
+    root.style.colorScheme = isDark() ? "light" : "dark";
+    store(root.style.colorScheme);
     show();
   });
   system.addEventListener("change", show);

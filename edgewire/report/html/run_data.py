@@ -1,42 +1,44 @@
-"""Reads what a report shows: groups of runs with their histories, and the runs without a result."""
+"""Reads what a report shows: groups of runs with their histories, and the outcome of every run."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+import shlex
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from edgewire.report.curves import evenly, legend
-from edgewire.report.errors import ResultsError
 from edgewire.report.format import NOTHING, one_line
-from edgewire.report.html.run_records import (
-    NOT_FINISHED,
-    RunRecord,
-    ended_early,
-    foreign_record,
-    record_of,
-    run_so_far,
-    unfinished_record,
-    without_settings,
-)
-from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.metric import ACCURACY, LOSS, MainMetric, fit_to_show, main_of
+from edgewire.report.reader import ResultsError, folders, lines_of, open_file, readable, row_in
 from edgewire.report.runs import (
+    HISTORY,
+    HISTORY_NUMBERS,
+    HYDRA,
+    OVERRIDES,
+    RESULT,
+    SURE,
     Group,
     Row,
     Run,
+    expect_result,
+    failed_line,
     find_runs,
     group_runs,
+    in_order,
     number,
+    read_history,
+    read_overrides,
+    read_result,
     read_settings,
     varying,
-    whole_bytes,
     with_effect,
 )
+from edgewire.report.table import Cell, plain, quantity, sent
 
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
@@ -45,6 +47,11 @@ NEARLY = 1.1  # below this compression ratio a run counts as uncompressed
 CONDITIONS = ("nodes", "rounds", "network", "partition")
 OF_METHOD = re.compile(r"(algorithm|compression|downlink|strategy)([./@].*)?|rounds")
 LESS = 1.2  # a group is compressed if its ratio is this many times the lowest ratio
+CHECKPOINT = "checkpoint"
+NOT_FINISHED = "not finished"  # a key of unfinished runs: no finished run is in their group
+# before the run has a result, these names tell that a value is a share of which more is better
+SHARES = ("accuracy", "top5", "auroc", "iou")
+WAYS = {"uplink": "up", "downlink": "down"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +84,6 @@ class ReportGroup(Group):
         """Whether the server applies each update when it arrives."""
         return "staleness" in self.first
 
-    @property
-    def cut(self) -> bool:
-        """Whether the model is divided over several nodes."""
-        return bool(self.first.get("segments"))
-
     @cached_property
     def task(self) -> tuple[Any, ...]:
         """What two groups must have in common so that their metrics can be compared."""
@@ -111,18 +113,13 @@ class ReportGroup(Group):
 
     def sent_mean(self, way: str) -> float:
         """Return the mean of all bytes that the runs sent in a direction."""
-        return fmean(whole_bytes(run.result, way)[0] for run in self.runs)
+        return self.mean(sent(way)) or 0.0
 
     @cached_property
     def whole_ratio(self) -> float | None:
-        """The `ratio` of both directions together."""
-        return self.sent_ratio("uplink", "downlink")
-
-    def sent_ratio(self, *ways: str) -> float | None:
-        """Return Flower's bytes without compression, divided by the bytes sent; None if unknown."""
-        found = [whole_bytes(run.result, way) for run in self.runs for way in ways]
-        bottom, top = (sum(each) for each in zip(*found, strict=True))
-        return top / bottom if top and bottom else None
+        """Flower's bytes in both directions, divided by the bytes sent; None if unknown."""
+        measures = ([of(way) for way in WAYS] for of in (plain, sent))
+        return self.ratio(*(lambda r, both=both: sum(one(r) for one in both) for both in measures))
 
 
 @dataclass(frozen=True)
@@ -187,8 +184,9 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
         shown = label, values, histories, settings_of(group)
         groups.append(ReportGroup(group.overrides, group.runs, *shown))
     groups = ranked(groups, metric)
+    label_of = {id(run): group.label for group in groups for run in group.runs}
     records = [
-        *_finished(groups, runs, damaged),
+        *(record_of(run, label_of.get(id(run)), run.folder in damaged) for run in runs),
         *map(unfinished_record, unfinished),
         *map(foreign_record, without_settings(tops)),
     ]
@@ -261,7 +259,12 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
     if own < LESS * lowest:
         return None
     least = [g for ratio, g in ratios if ratio < (LESS + 1) / 2 * lowest]
-    return min(least, key=lambda g: (len(unlike(group, g)), _distance(group, g)), default=None)
+
+    def distance(other: ReportGroup) -> tuple[int, int]:
+        overrides = group.overrides.items() ^ other.overrides.items()
+        return len(unlike(group, other)), len(overrides)
+
+    return min(least, key=distance, default=None)
 
 
 def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
@@ -279,17 +282,157 @@ def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _distance(one: ReportGroup, other: ReportGroup) -> int:
-    return len(set(one.overrides.items()) ^ set(other.overrides.items()))
+# The outcome of a run
 
 
-def is_uncompressed(group: ReportGroup) -> bool:
-    """Return whether a group sent about as many bytes as Flower without compression."""
-    return (group.whole_ratio or 0) < NEARLY
+@dataclass(frozen=True)
+class RunRecord:
+    """A line of the table of all runs. `outcome`: "finished", or why the run did not finish.
+
+    `row`: the run's result, or its last row. `command`: repeats a finished run, and resumes or
+    repeats another. `value`: of the main metric. `fine`: whether nothing needs a look.
+    """
+
+    folder: Path
+    group: str
+    seed: str
+    outcome: str
+    row: Row
+    command: str = NOTHING
+    value: Cell | None = None
+    fine: bool = False
+
+    def count(self, key: str) -> float | None:
+        """Return a number of the run; None if it is missing or no number."""
+        return number(self.row.get(key))
 
 
-def _finished(
-    groups: Sequence[ReportGroup], runs: Sequence[Run], damaged: set[Path | None]
-) -> list[RunRecord]:
-    label = {id(run): group.label for group in groups for run in group.runs}
-    return [record_of(run, label.get(id(run)), run.folder in damaged) for run in runs]
+def repeat_command(folder: Path) -> str:
+    """Return the command that starts a new run with a run's configuration."""
+    # Hydra reads a relative path as one beside run.py
+    return f"python run.py --config-path {shlex.quote(str((folder / HYDRA).resolve()))} " + (
+        "--config-name config"
+    )
+
+
+def ended_early(result: Row) -> bool:
+    """Return whether a run has ended before its planned rounds, or updates."""
+    done, planned = number(result.get("round")), number(result.get("rounds"))
+    return done is not None and planned is not None and done < planned
+
+
+def record_of(run: Run, label: str | None, damaged: bool) -> RunRecord:
+    """Return the line of a run with a result.
+
+    `label`: its group's; None if a later run with the same seed counts. `damaged`: whether its
+    history cannot be read.
+    """
+    assert run.folder is not None
+    result = run.result
+    outcome = "finished"
+    if run.diverged:
+        why = result.get("stopped")
+        outcome = f"diverged: {one_line(why)}" if why else "diverged"
+    elif ended_early(result):
+        outcome = f"ended at {result['round']:g} of {result['rounds']:g}"
+    elif label is None:
+        outcome = "repeated: a later run with this seed counts"
+    if damaged:
+        outcome += f", but its {HISTORY} cannot be read: it has no curves and no times over links"
+    group = label or one_line(in_order(run.overrides)) or NOTHING
+    value = quantity(number(result.get(run.metric.name)), run.metric.text)
+    fine, command = outcome == "finished", repeat_command(run.folder)
+    return RunRecord(run.folder, group, str(run.seed), outcome, result, command, value, fine)
+
+
+def unfinished_record(folder: Path) -> RunRecord:
+    """Return the line of a run without a usable result: why, and how to go on."""
+    overrides = readable(read_overrides, folder) or {}
+    seed = overrides.pop("seed", NOTHING)
+    label = one_line(in_order(with_effect(overrides))) or NOTHING
+    command = repeat_command(folder)
+    if (folder / CHECKPOINT).is_file():
+        command = f"python run.py {shlex.quote(f'resume={folder.resolve()}')}"
+    why, last = why_unfinished(folder), _last_row(folder)
+    return RunRecord(folder, label, one_line(seed), why, last, command)
+
+
+def run_so_far(folder: Path) -> Run | None:
+    """Return what an unfinished run has done so far; None if its files do not tell it.
+
+    Its result is the last row of its history. The key `NOT_FINISHED` is among its overrides.
+    """
+    try:
+        overrides = read_overrides(folder)
+        result = read_result(folder) if (folder / RESULT).exists() else {}
+        last = _last_row(folder)
+        metric = main_of(result) if result else metric_in(last)
+        rows = read_history(folder / HISTORY, metric.name)
+        if len(rows) < 2:  # nothing has been sent
+            return None
+        known = next((r for r in reversed(rows) if r.get(metric.name) is not None), {})
+        told = {"metrics": {metric.name: metric._asdict()}} if metric.name != "loss" else {}
+        found = {
+            **dict.fromkeys(SURE, 0),
+            "seed": int(overrides.get("seed", 0)),
+            **told,
+            **rows[-1],
+            metric.name: known.get(metric.name),
+            **result,
+        }
+        expect_result(found)
+    except (OSError, ValueError, KeyError, TypeError, ResultsError):
+        return None
+    return Run({**with_effect(overrides), NOT_FINISHED: "yes"}, found, lambda: rows, folder)
+
+
+def metric_in(row: Row) -> MainMetric:
+    """Return the main metric of a run without a result: the first name after `loss` in a row."""
+    names = list(row)
+    place = names.index("loss") + 1 if "loss" in names else len(names)
+    name = names[place] if place < len(names) else LOSS.name
+    if name == "accuracy":
+        return ACCURACY
+    value = row.get(name)
+    if (
+        name in HISTORY_NUMBERS
+        or not fit_to_show(name)
+        or (value is not None and number(value) is None)
+    ):
+        return LOSS
+    return MainMetric(name, name in SHARES, name in SHARES)
+
+
+def without_settings(tops: Sequence[Path]) -> list[Path]:
+    """Return the folders that hold a result and no overrides, so that nothing can be grouped."""
+    found = {f.resolve() for top in tops for f, names in folders(top) if RESULT in names}
+    return sorted(folder for folder in found if not (folder / OVERRIDES).exists())
+
+
+def foreign_record(folder: Path) -> RunRecord:
+    """Return the line of a folder that holds a result and no overrides."""
+    result = readable(read_result, folder) or {}
+    why = f"left out: it has no {OVERRIDES}"
+    seed = one_line(str(result.get("seed", NOTHING)))
+    return RunRecord(folder, NOTHING, seed, why, result)
+
+
+def why_unfinished(folder: Path) -> str:
+    """Return why a run has no usable result, in one line."""
+    if (line := failed_line(folder)) is not None:
+        return one_line(f"failed: {line}")
+    try:
+        stopped = read_result(folder).get("stopped")
+    except FileNotFoundError:
+        return f"no {RESULT}: it still runs, or was killed"
+    except (OSError, ValueError):
+        return f"{RESULT} is damaged"
+    return one_line(f"stopped: {stopped}") if stopped else f"{RESULT} is damaged"
+
+
+def _last_row(folder: Path) -> Row:
+    try:
+        with open_file(folder / HISTORY) as opened:
+            return row_in(deque(lines_of(opened), maxlen=1).pop())
+    except (OSError, ValueError, IndexError):
+        return {}

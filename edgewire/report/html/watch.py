@@ -23,13 +23,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from edgewire.report.errors import ResultsError
-from edgewire.report.files.reader import folders, left_out, noting, readable
 from edgewire.report.format import human_seconds, one_line
 from edgewire.report.html.html_report import PAGE, default_title, write_report
 from edgewire.report.html.node_table import NODES
 from edgewire.report.metric import ACCURACY
 from edgewire.report.progress import DONE, RUNNING, SweepJob
+from edgewire.report.reader import ResultsError, folders, left_out, noting, readable
 from edgewire.report.runs import HISTORY, HYDRA, OVERRIDES, number
 
 EVERY = 10.0  # seconds between two pages, at least

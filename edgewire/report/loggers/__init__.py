@@ -1,6 +1,126 @@
 """Loggers: they pass a run's rows to TensorBoard, MLflow, Weights & Biases, or a table."""
 
-from edgewire.report.loggers.base import Ended as Ended
-from edgewire.report.loggers.base import LoggedRun as LoggedRun
-from edgewire.report.loggers.base import Logger as Logger
-from edgewire.report.loggers.base import LoggerError as LoggerError
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from edgewire.report.runs import Row, dotted
+
+Ended = Literal["finished", "diverged", "interrupted", "failed"]
+COUNTS = ("client_updates", "failures", "uplink_entries", "uplink_entries_whole", "staleness")
+SETTINGS = ("lr",)
+STEPS = ("round", "rounds")  # the step of a row, and the number of steps: no metrics
+
+
+class LoggerError(Exception):
+    """A logger cannot begin. The message is one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """The run that a logger logs.
+
+    `folder`: the run's folder; `name`: a short name, made of the folder's; `group`: the name of the
+    sweep that the run belongs to, or None; `metric`: the name of the run's main metric; `config`:
+    the resolved configuration; `resumed`: whether the run continues an earlier one in this folder;
+    `saved`: what `Logger.begin` returned in that earlier run, else empty; `began`: the Unix time of
+    the run's start; the rows count their `seconds` from it.
+    """
+
+    folder: Path
+    name: str
+    group: str | None
+    metric: str
+    config: Mapping[str, Any]
+    resumed: bool
+    saved: Mapping[str, Any]
+    began: float
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the configuration with dotted keys and plain values; without null."""
+        return {key: plain(value) for key, value in dotted(self.config) if value not in (None, {})}
+
+    def time_of(self, row: Row) -> float:
+        """Return the Unix time of a row, without the pauses of a run that was resumed."""
+        return self.began + float(row.get("seconds") or 0.0)
+
+
+class Logger(ABC):
+    """Passes the rows of one run to a tool. Derive your own logger from this class.
+
+    The command calls `begin` before the run. Then a thread calls `log` about once a second with the
+    new rows of `history.jsonl`, and `finish` at the end. If `log` raises an exception, one warning
+    is shown, the run goes on, and `log` gets the same rows and the new ones again later.
+
+    `requires`: the packages that the logger imports, in `begin` and later. `extra`: the extra of
+    `pip install -e '.[EXTRA]'` that installs them. `rows_per_second`: the most rows that the logger
+    gets for each second of the run; of more rows it gets those with an evaluation first, and others
+    evenly. So a slow tool does not slow down a run of short rounds.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str] = ""
+    rows_per_second: ClassVar[float] = math.inf
+
+    def begin(self, run: LoggedRun) -> Mapping[str, Any]:
+        """Begin to log, or continue if `run.resumed`.
+
+        Returns plain values, such as the tool's name of the run. They are stored in the run's
+        folder, and a resumed run gets them as `run.saved`. Raises `LoggerError`.
+        """
+        return {}
+
+    @abstractmethod
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log new rows of `history.jsonl`; `rows`: at least one. Their `round` increases."""
+
+    def finish(self, ended: Ended, result: Row) -> None:  # noqa: B027  # not every logger needs it
+        """End the log; `result`: the content of `result.json`, {} if there is none."""
+
+
+def group_of(key: str) -> str:
+    """Return the group of a key of `history.jsonl`: bytes, time, counts, settings or metrics.
+
+    A key that is not EdgeWire's own is a metric of the objective.
+    """
+    if key.endswith("_bytes") or "_bytes_" in key:
+        return "bytes"
+    if key in ("seconds", "virtual_seconds") or "seconds_by_" in key:
+        return "time"
+    if key in COUNTS:
+        return "counts"
+    return "settings" if key in SETTINGS else "metrics"
+
+
+def grouped(row: Row) -> dict[str, float]:
+    """Return a row's numbers as `GROUP/KEY`, such as `metrics/accuracy`.
+
+    Null is left out. A list becomes `GROUP/KEY/0`, `GROUP/KEY/1` and so on.
+    """
+    pairs = dotted({key: value for key, value in row.items() if key not in STEPS}, "/")
+    return {f"{group_of(key.split('/')[0])}/{key}": value for key, value in _numbers(pairs)}
+
+
+def final(result: Row) -> dict[str, float]:
+    """Return the metrics and ratios of a result as `result/KEY`, without its counters and lists."""
+    return {
+        f"result/{key}": value
+        for key, value in _numbers(iter(result.items()))
+        if group_of(key) == "metrics" and key not in STEPS
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a number, a text or a truth value as it is, and any other value as text."""
+    return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _numbers(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, float]]:
+    for key, value in pairs:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            yield key, float(value)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgewire.report.loggers.base import LoggedRun, Logger
+from edgewire.report.loggers import LoggedRun, Logger
 from edgewire.report.runs import Row
 
 

@@ -25,8 +25,9 @@ from hydra.types import RunMode
 from edgewire.conf.check import check_target
 from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.report.files.reader import GrowingFile, file_name, read_json, readable
-from edgewire.report.loggers.base import Ended, LoggedRun, Logger, LoggerError
+from edgewire.report.curves import evenly
+from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
+from edgewire.report.reader import GrowingFile, file_name, read_json, readable
 from edgewire.report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
@@ -162,17 +163,10 @@ def thinned(rows: Sequence[Row], most: int, metric: str) -> list[Row]:
         return list(rows)
     last = len(rows) - 1
     evaluated = [place for place in range(last) if rows[place].get(metric) is not None]
-    chosen = {last, *_spread(evaluated, most - 1)}
+    chosen = {last, *evenly(evaluated, most - 1)}
     others = [place for place in range(last) if place not in chosen]
-    chosen.update(_spread(others, most - len(chosen)))
+    chosen.update(evenly(others, most - len(chosen)))
     return [rows[place] for place in sorted(chosen)]
-
-
-def _spread(places: Sequence[int], count: int) -> list[int]:
-    """Return at most `count` of the places, evenly spread."""
-    if len(places) <= count:
-        return list(places)
-    return [places[number * len(places) // count] for number in range(count)]
 
 
 class _LoggerThread(threading.Thread):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
-from edgewire.report.files.reader import file_name
-from edgewire.report.loggers.base import Ended, LoggedRun, Logger, LoggerError, final, grouped
+from filelock import FileLock
+
+from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError, final, grouped
+from edgewire.report.reader import file_name
 from edgewire.report.runs import Row
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
@@ -133,26 +134,18 @@ def key_of(name: str) -> str:
     return key if len(key) <= KEY else file_name(key)
 
 
-@contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """In this context, no other process of this machine opens the same SQLite store.
+def _alone(uri: str) -> AbstractContextManager[Any]:
+    """Return the context in which no other process of this machine opens the same SQLite store.
 
     MLflow makes the tables of a new store in many steps, and two processes would disturb each
     other.
     """
-    if not uri.startswith("sqlite") or sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    place = Path(tempfile.gettempdir()) / f"edgewire-mlflow-{os.getuid()}-{file_name(uri)}.lock"
-    # the folder is everybody's: a link there could lead to a file of this user
-    handle = os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    if not uri.startswith("sqlite"):
+        return nullcontext()
+    owner = getattr(os, "getuid", int)()  # the folder is everybody's; the lock follows no link
+    return FileLock(
+        Path(gettempdir()) / f"edgewire-mlflow-{owner}-{file_name(uri)}.lock", mode=0o600
+    )
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

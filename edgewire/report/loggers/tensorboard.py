@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgewire.report.loggers.base import Ended, LoggedRun, Logger, final, grouped
+from edgewire.report.loggers import Ended, LoggedRun, Logger, final, grouped
 from edgewire.report.runs import Row
 
 

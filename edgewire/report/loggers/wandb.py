@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgewire.report.loggers.base import Ended, LoggedRun, Logger, LoggerError, final, grouped
+from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError, final, grouped
 from edgewire.report.runs import Row
 
 EXIT_CODE = {"finished": 0, "diverged": 1, "failed": 1, "interrupted": 130}

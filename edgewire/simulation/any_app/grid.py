@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,11 +16,11 @@ from flwr.app.message_type import MessageType
 from flwr.app.metadata import Metadata
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.run import Run
 
 from edgewire.compression.flower.message_size import size_of
+from edgewire.compression.flower.timed_grid import GridWrapper
 from edgewire.simulation.clock import NEVER
 from edgewire.simulation.grid import SERVER, LocalGrid
 
@@ -45,7 +45,7 @@ class Open(NamedTuple):
     expires: float
 
 
-class GuestGrid(Grid):
+class GuestGrid(GridWrapper):
     """A `LocalGrid` with the guarantees of Flower's own grids, on which any app may rely.
 
     It copies a message's content when the message is sent. A message is valid for its `ttl`, in
@@ -53,6 +53,8 @@ class GuestGrid(Grid):
     call the grid. Threads that wait together, as in Flower's old API, wait at the same virtual
     time. `pull_messages` advances the clock to the next arrival, so a polling loop makes progress.
     """
+
+    _grid: LocalGrid
 
     def __init__(self, grid: LocalGrid, run: Run) -> None:
         self.counts = Counts()
@@ -66,13 +68,6 @@ class GuestGrid(Grid):
         self._driven = False  # whether a thread is advancing the clock; other threads then wait
 
     @property
-    def virtual_seconds(self) -> float:
-        """The virtual clock, seconds since the run began."""
-        return self._grid.virtual_seconds
-
-    now = virtual_seconds  # deadlines are on this clock
-
-    @property
     def last_arrival(self) -> float:
         """The virtual second at which the last known message or reply arrives."""
         return self._grid.last_arrival
@@ -82,47 +77,15 @@ class GuestGrid(Grid):
         """Bytes of the replies that the ServerApp did not get: lost, late or unfetched replies."""
         return self._grid.replied_bytes - self.counts.up_bytes
 
-    @property
-    def next_change(self) -> float:
-        """The next virtual second at which a node joins or rejoins; infinity if no node will."""
-        return self._grid.next_change
-
-    def follow(self, plain_bytes: int, header: str = "") -> None:
-        """From now on, also model the time with and without compression; see `LocalGrid.follow`."""
-        self._grid.follow(plain_bytes, header)
-
-    def read_records_with(self, restored: Callable[[RecordDict], RecordDict]) -> None:
-        """From now on, read the local steps in records after `restored`."""
-        self._grid.read_records_with(restored)
-
-    @property
-    def comparison(self) -> dict[str, float | None]:
-        """The modelled times with and without compression (see `follow`); empty if unknown."""
-        return self._grid.comparison
-
     def tend(self) -> None:
         """Keep the workers busy while the ServerApp pulls no messages."""
         with self._turn:
             self._grid.tend()
 
-    def set_run(self, run: Run) -> None:
-        """Do nothing: this grid has one run."""
-
     @property
     def run(self) -> Run:
         """A copy of Flower's description of the run: its id, its app and its overrides."""
         return copy(self._run)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message (Flower's old API; the new one is `Message(...)`)."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> list[int]:
         """Return the ids of the nodes that are online, in the order of their partitions."""

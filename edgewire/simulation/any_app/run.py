@@ -20,9 +20,8 @@ from edgewire.conf.network import Network
 from edgewire.machine.errors import EngineError
 from edgewire.machine.job import Job
 from edgewire.simulation.any_app.app import App
-from edgewire.simulation.any_app.generators import seeded
 from edgewire.simulation.any_app.grid import Counts, GuestGrid
-from edgewire.simulation.any_app.node import GuestNode
+from edgewire.simulation.any_app.node import GuestNode, seeded
 from edgewire.simulation.grid import LocalGrid
 from edgewire.simulation.local import run_local
 from edgewire.simulation.stall import expect_nodes
@@ -81,7 +80,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     sys.stdout.flush()  # else each forked process would print the buffer again
     run_local(job, workers=workers)
     grid = grids[0]
-    return Outcome(grid.virtual_seconds, grid.last_arrival, grid.counts, grid.unfetched_bytes)
+    return Outcome(grid.now, grid.last_arrival, grid.counts, grid.unfetched_bytes)
 
 
 @contextmanager

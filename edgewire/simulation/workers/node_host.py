@@ -12,7 +12,7 @@ from typing import Any, cast
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
-from edgewire.compression.flower.records import metadata_of, values_of
+from edgewire.compression.flower.records import content_of, metadata_of, values_of
 from edgewire.machine.errors import Ended
 
 log = logging.getLogger("edgewire")
@@ -60,9 +60,10 @@ class NodeHost:
         context = self.contexts.get(node) or self._new_context(node)
         try:
             reply = self._app(message, context)
-            if reply.metadata.reply_to_message_id != asked["_message_id"]:
+            answers = isinstance(reply, Message) and metadata_of(reply)["_reply_to_message_id"]
+            if answers != asked["_message_id"]:
                 raise ValueError("the ClientApp must return a reply to its message")
-            if not reply.has_error() and not _is_content(reply.content):
+            if not reply.has_error() and not _is_content(content_of(reply)):
                 raise ValueError("the ClientApp's reply must hold a RecordDict of Flower's records")
         except Ended:
             raise
@@ -70,9 +71,9 @@ class NodeHost:
             log.debug("node %d raised", node, exc_info=True)
             reason = f"{type(error).__name__}: {error}"
             reply = Message(raised(reason), reply_to=message)
-        if context.state:
+        if has_state := bool(values_of(context.state)):
             self.contexts[node] = context
-        return reply, bool(context.state)
+        return reply, has_state
 
     def forget(self, node: int) -> None:
         """Drop a node's state."""

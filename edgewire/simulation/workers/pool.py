@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 
-from edgewire.compression.flower.records import content_of
+from edgewire.compression.flower.records import content_of, filled, values_of
 from edgewire.machine.errors import EngineError
 from edgewire.machine.own_package import found_first
 from edgewire.simulation.workers.channel import Channel, Folders
@@ -99,18 +99,14 @@ class InProcess:
     def tend(self) -> None:
         """Do nothing: this pool has no workers."""
 
-    @property
-    def contexts(self) -> dict[int, Context]:
-        """The Contexts of the nodes that have state, by node."""
-        return self._host.contexts
-
     def close(self) -> None:
         """Do nothing: this pool has no process to end."""
 
 
 def _private(message: Message) -> Message:
     """Return a message with a copy of its content, because other messages may share the content."""
-    return message_of(content_of(message).copy(), message.metadata)
+    content = filled(RecordDict, values_of(content_of(message)))
+    return message_of(content, message.__dict__["_metadata"])
 
 
 @dataclass

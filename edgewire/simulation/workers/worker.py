@@ -35,9 +35,11 @@ def message_of(content: RecordDict | Error, metadata: Metadata) -> Message:
     metadata.delivered_at = ""  # Flower's constructor sets it too
     message = Message.__new__(Message)
     error = isinstance(content, Error)
-    message.__dict__.update(
-        _metadata=metadata, _content=None if error else content, _error=content if error else None
-    )
+    message.__dict__ = {
+        "_metadata": metadata,
+        "_content": None if error else content,
+        "_error": content if error else None,
+    }
     return message
 
 

@@ -1,7 +1,5 @@
 """NumPy files: arrays by name, mapped from the file where that is possible."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

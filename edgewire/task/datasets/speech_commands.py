@@ -71,7 +71,8 @@ def speech_commands(
         raise TaskError(f"{shown(path)}: {LISTS[test_list]} leaves no sounds to train or test on")
     parts = [train, *([test] if test else [])]
     speakers = [np.array([_speaker(file) for file in part]) for part in parts]
-    waves, labels = [_waves(part) for part in parts], [_labels(part, names) for part in parts]
+    waves = [_waves(part) for part in parts]
+    labels = [torch.tensor([names.index(file.parent.name) for file in part]) for part in parts]
     return data_of(
         waves, labels, speakers, test_share, on_device, root,
         transform=LogMel(RATE), class_names=names,
@@ -90,10 +91,6 @@ def _speaker(file: Path) -> str:
     """Return the speaker of a sound; a sound without one in its name is a group of its own."""
     match = SPEAKER.fullmatch(file.name)
     return match[1] if match else f"{file.parent.name}/{file.name}"
-
-
-def _labels(files: Sequence[Path], names: Sequence[str]) -> torch.Tensor:
-    return torch.tensor([names.index(file.parent.name) for file in files])
 
 
 def _waves(files: Sequence[Path]) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """The base class of local algorithms, which takes the optimiser's step with each mini-batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -144,8 +142,6 @@ class LocalAlgorithm:
 
     def loss(self, run: LocalRun, batch: Batch) -> Tensor:
         """Return the loss of a mini-batch, computed in the type of `autocast`."""
-        if self.autocast is None:
-            return run.objective.loss(run.flat.module, *batch)
         with self.precision(run.flat):
             return run.objective.loss(run.flat.module, *batch)
 

@@ -1,7 +1,5 @@
 """FedProx: a proximal term holds a node's model near the model that it received."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar

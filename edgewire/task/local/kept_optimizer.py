@@ -1,7 +1,5 @@
 """An optimiser whose state a node stores from one message to the next."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from torch import Tensor

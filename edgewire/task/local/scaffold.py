@@ -1,7 +1,5 @@
 """SCAFFOLD: control variates correct the drift of the nodes' gradients."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

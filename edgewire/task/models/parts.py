@@ -1,6 +1,7 @@
 """The registry of models, and helpers that adapt published networks to small images."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from torch import nn
 
@@ -23,6 +24,14 @@ def need(name: str, size: int, smallest: int) -> None:
             f"{name} needs images of at least {smallest} x {smallest} pixels, these have "
             f"{size} x {size}: give dataset.size={smallest} or more, or another model"
         )
+
+
+def dense(*sizes: int) -> list[nn.Module]:
+    """Return linear layers with these numbers of inputs and outputs, and ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return layers[:-1]  # no ReLU after the output
 
 
 def stem(conv: nn.Conv2d, channels: int, size: int) -> nn.Conv2d:

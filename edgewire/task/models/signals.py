@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from edgewire.task.models.parts import dense
 from edgewire.task.models.small import channels_last
 
 
@@ -37,9 +38,7 @@ class SpectrogramCNN(nn.Sequential):
             nn.ReLU(),
             nn.AdaptiveAvgPool2d((high, 2)),
             nn.Flatten(),
-            nn.Linear(2 * width * high * 2, 48),
-            nn.ReLU(),
-            nn.Linear(48, classes),
+            *dense(2 * width * high * 2, 48, classes),
         )
 
     def forward(self, spectrograms: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Small networks for small images."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.models.parts import MODELS, need
+from edgewire.task.models.parts import MODELS, dense, need
 
 
 class ChannelsLast(nn.Sequential):
@@ -38,12 +37,7 @@ def channels_last(images: Tensor) -> Tensor:
 @MODELS.register("mlp")
 def mlp(channels: int, size: int, classes: int) -> nn.Module:
     """An MLP with one hidden layer of 128 units: 9,610 parameters on 1x8x8, 101,770 on 1x28x28."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(channels * size * size, 128),
-        nn.ReLU(),
-        nn.Linear(128, classes),
-    )
+    return nn.Sequential(nn.Flatten(), *dense(channels * size * size, 128, classes))
 
 
 def wide_mlp(
@@ -58,10 +52,7 @@ def wide_mlp(
             f"channels, size, classes and hidden must be at least 1, not {channels}, {size}, "
             f"{classes} and {list(hidden)}"
         )
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in pairwise((channels * size * size, *hidden, classes)):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # no ReLU after the output
+    return nn.Sequential(nn.Flatten(), *dense(channels * size * size, *hidden, classes))
 
 
 @MODELS.register("lenet5")
@@ -81,11 +72,7 @@ def lenet5(channels: int, size: int, classes: int) -> nn.Module:
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(16 * side * side, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, classes),
+        *dense(16 * side * side, 120, 84, classes),
     )
 
 
@@ -102,9 +89,7 @@ def adacomp_cnn(channels: int, size: int, classes: int) -> nn.Module:
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(32 * side * side, 128),
-        nn.ReLU(),
-        nn.Linear(128, classes),
+        *dense(32 * side * side, 128, classes),
     )
 
 
@@ -123,7 +108,5 @@ def cnn(channels: int, size: int, classes: int) -> nn.Module:
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(64 * side * side, 128),
-        nn.ReLU(),
-        nn.Linear(128, classes),
+        *dense(64 * side * side, 128, classes),
     )

@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgewire.task.errors import TaskError
 from edgewire.task.objectives.base import COUNTED, Metric
 from edgewire.task.objectives.classification import one
 from edgewire.task.objectives.reconstruction import Reconstruction
-from edgewire.task.objectives.regression import alike
 from edgewire.task.tensors import Tensors
 
 BINS, PER_OCTAVE, LEAST = 160, 8, -10.0  # errors from 2^-10 to 2^10
@@ -30,10 +28,7 @@ class Anomaly(Reconstruction):
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the normal samples' squared error, and histograms of both kinds' errors."""
-        if not isinstance(inputs, Tensor):
-            raise TaskError("objective=anomaly takes data with one tensor of inputs")
-        values, truth = alike(model(inputs), inputs)
-        errors = (values - truth).double().flatten(1).square().mean(1)
+        errors = self.errors(model, inputs)
         odd = one(targets) != 0
         places = (
             (errors.log2().sub(LEAST).mul(PER_OCTAVE).nan_to_num(BINS)).clamp(0, BINS - 1).long()

@@ -1,7 +1,5 @@
 """What an objective is."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The loss of a model whose last layers are on another node than its samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

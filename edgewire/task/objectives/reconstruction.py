@@ -17,15 +17,20 @@ class Reconstruction(Objective):
 
     def loss(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> Tensor:
         """Return the mean squared error."""
-        return mse_loss(*alike(model(inputs), _input(inputs)))
+        return mse_loss(*self.pair(model, inputs))
 
     def sums(self, model: nn.Module, inputs: Tensors, targets: Tensors) -> dict[str, Tensor]:
         """Return the sum over samples of each sample's mean squared error."""
-        values, truth = alike(model(inputs), _input(inputs))
-        return {"loss": (values - truth).double().flatten(1).square().mean(1).sum()}
+        return {"loss": self.errors(model, inputs).sum()}
 
+    def errors(self, model: nn.Module, inputs: Tensors) -> Tensor:
+        """Return each sample's mean squared error, float64 (B,)."""
+        values, truth = self.pair(model, inputs)
+        return (values - truth).double().flatten(1).square().mean(1)
 
-def _input(inputs: Tensors) -> Tensor:
-    if not isinstance(inputs, Tensor):
-        raise TaskError("objective=reconstruction takes data with one tensor of inputs")
-    return inputs
+    def pair(self, model: nn.Module, inputs: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the model's output and its input. Raises `TaskError` for several inputs."""
+        if not isinstance(inputs, Tensor):
+            name = type(self).__name__.lower()
+            raise TaskError(f"objective={name} takes data with one tensor of inputs")
+        return alike(model(inputs), inputs)

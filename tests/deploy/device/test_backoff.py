@@ -2,8 +2,11 @@
 
 import datetime
 import ipaddress
+import json
 import re
-import ssl
+import time
+from contextlib import nullcontext
+from email.utils import formatdate
 
 import httpx
 import pytest
@@ -18,7 +21,7 @@ from edgewire.deploy.device.client import FleetClient, ServerRefusal
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.node import main
-from tests.deploy.fake_superlink import FakeSuperLink
+from tests.deploy.served import Server
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -36,7 +39,7 @@ def issued(folder, name, *, address="127.0.0.1", start=NOW - DAY, end=NOW + DAY)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    path = folder / f"{name}.pem"
+    path = folder / f"{name}.crt"
     path.write_bytes(made.public_bytes(PEM))
     secret = key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     path.with_suffix(".key").write_bytes(secret)
@@ -63,70 +66,61 @@ def enter(superlink, folder, *, registers=True, certificates=None):
     return ""
 
 
+def id_of(folder):
+    return json.loads((folder / "node.json").read_text())["node"]
+
+
 def test_a_key_that_is_not_registered_or_no_longer(superlink, tmp_path):
     for known in (False, True):
         said = enter(superlink, tmp_path, registers=False)
         assert "does not know this node's key: register it" in said
         assert ("online" in said) is not known
-        assert not superlink.nodes
-        assert not enter(superlink, tmp_path)
-        superlink.nodes.clear()
-        superlink.online.clear()
+        if not known:
+            assert not enter(superlink, tmp_path)
+            (node,) = superlink.state.get_node_info(node_ids=[id_of(tmp_path)])
+            superlink.state.delete_node(node.owner_aid, node.node_id)
 
 
 def test_an_earlier_process_of_the_node_that_is_still_online(superlink, tmp_path):
     assert not enter(superlink, tmp_path)
+    number = id_of(tmp_path)
     (tmp_path / "node.json").unlink()  # the node forgets its id
     assert "counts an earlier life of this node as online" in enter(superlink, tmp_path)
-    superlink.online.clear()
+    superlink.state.deactivate_node(number)
     assert not enter(superlink, tmp_path)
 
 
-def registered_keys_only(superlink):
-    superlink.registers = False
-
-
-def clock(ahead):
-    def shift(superlink):
-        superlink.clock = ahead
-        superlink.faults["activate_node"].append(401)
-
-    return shift
-
-
-def another(superlink):
-    superlink.faults["register_node"].append(404)
+def dated(ahead):
+    """Return a refusal of a server whose clock is behind."""
+    return httpx.Response(401, headers={"date": formatdate(time.time() - ahead, usegmt=True)})
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("call", "answer", "says"),
     [
-        (registered_keys_only, "--auth-supernode-private-key"),
-        (clock(400.3), "clock is (400|401) s ahead of"),
-        (clock(-399.7), "clock is (399|400|401) s behind"),
-        (clock(8.3), "clock is [89] s ahead"),
-        (clock(0.0), "^(?!.*clock).*signature"),
-        (another, "does not serve Flower's Fleet API"),
-        (FakeSuperLink.stop, r"is not reached: \[Errno 111\] Connection refused"),
+        ("register-node", lambda: httpx.Response(412, json={"code": 2001}), "--auth-supernode-pri"),
+        ("activate-node", lambda: dated(400.3), "clock is (400|401) s ahead of"),
+        ("activate-node", lambda: dated(-399.7), "clock is (399|400|401) s behind"),
+        ("activate-node", lambda: dated(8.3), "clock is [89] s ahead"),
+        ("activate-node", lambda: dated(0.0), "^(?!.*clock).*signature"),
+        ("register-node", lambda: 404, "does not serve Flower's Fleet API"),
     ],
 )
-def test_a_servers_refusal_names_its_cause(change, says, superlink, tmp_path):
-    change(superlink)
+def test_a_servers_refusal_names_its_cause(call, answer, says, superlink, tmp_path, faults):
+    faults.next[call].append(answer())
     said = enter(superlink, tmp_path)
     assert re.search(says, said), said
 
 
-def test_an_unknown_host_name(tmp_path):
-    fleet = FleetClient("nowhere.invalid:1", NodeFolder(tmp_path).key(), insecure=True)
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("nowhere.invalid:1", ""), ("127.0.0.1:1", r"\[Errno 111\] Connection refused")],
+)
+def test_a_server_that_is_not_reached(address, says, tmp_path):
+    fleet = FleetClient(address, NodeFolder(tmp_path).key(), insecure=True)
     with pytest.raises(httpx.TransportError) as error:
         fleet.bundles()
-    assert "nowhere.invalid:1 is not reached: " in reason_of(error.value, fleet)
-
-
-def tls(superlink, shown):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(shown, shown.with_suffix(".key"))
-    superlink.socket = context.wrap_socket(superlink.socket, server_side=True)
+    assert re.match(f"{address} is not reached: {says}", reason_of(error.value, fleet))
 
 
 @pytest.mark.parametrize(
@@ -141,18 +135,17 @@ def tls(superlink, shown):
     ],
 )
 def test_an_invalid_certificate(options, trusted, says, superlink, tmp_path):
-    if options is not None:
-        tls(superlink, issued(tmp_path, "server", **options))
-    if trusted == "other":
-        issued(tmp_path, "other")
-    said = enter(superlink, tmp_path / "node", certificates=tmp_path / f"{trusted}.pem")
+    issued(tmp_path, "other")
+    issued(tmp_path, "server", **options or {})
+    with nullcontext(superlink) if options is None else Server(keys=tmp_path) as server:
+        said = enter(server, tmp_path / "node", certificates=tmp_path / f"{trusted}.crt")
     assert says in said, said
     assert bool(said) is bool(says)
 
 
-def test_a_refusal_gives_flowers_reason(superlink, tmp_path):
+def test_a_refusal_gives_flowers_reason(superlink, tmp_path, faults):
     fleet = FleetClient(superlink.address, NodeFolder(tmp_path).key(), insecure=True)
-    superlink.faults["pull_messages"].append(500)
+    faults.next["pull-messages"].append(500)
     with pytest.raises(ServerRefusal) as error:
         fleet.call(PullMessagesRequest(), PullMessagesResponse)
     said = f"{superlink.address} answers 500: Internal Server Error"

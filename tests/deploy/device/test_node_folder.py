@@ -10,7 +10,6 @@ from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
 from edgewire.deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder, known_id
-from edgewire.deploy.node import main
 from edgewire.deploy.server.server import taken
 from edgewire.machine.errors import UsageError
 from tests.local_runs import raising
@@ -80,18 +79,10 @@ def test_an_unused_run_is_removed(restarted, monkeypatch):
     assert folder.claimed() == message(1)
 
 
-def test_another_node_or_an_older_format_gives_one_line(restarted, tmp_path, capsys):
-    folder = restarted()
+def test_a_folder_has_one_node(restarted, tmp_path):
+    restarted()
     with pytest.raises(UsageError, match=r"another node runs on --state .*: give each its own"):
         NodeFolder(tmp_path)
-    folder.close()
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(SystemExit) as ended:
-        main(["--superlink", "127.0.0.1:1", "--insecure", "--state", str(tmp_path)])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert f"--state {tmp_path} cannot be used: it has format 1" in said
-    assert "remove runs and claim in it" in said
 
 
 def test_an_id_belongs_to_a_server_and_a_key(restarted, tmp_path):

@@ -1,4 +1,4 @@
-"""Tests what a node sends to a fake server when calls fail."""
+"""Tests what a node sends to a server when calls fail."""
 
 import hashlib
 import os
@@ -7,42 +7,44 @@ import threading
 import time
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
+from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.supercore.task_identity import TaskIdentity
 
+from edgewire.deploy.device import client
 from edgewire.deploy.device.apps import OtherApp
 from edgewire.deploy.device.backoff import WORTH_WAITING, Wait
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.device.node_loop import Device
-from tests.deploy.fake_superlink import FakeSuperLink
+from edgewire.deploy.device.transport import Transport
+from edgewire.protocol.choose_grid import bundled
 from tests.deploy.processes import eventually
-from tests.deploy.servers import COUNTING
 from tests.deploy.test_killed import content, expected
 
 
-@pytest.fixture(scope="module")
-def fab():
-    yield build_fab_from_disk(COUNTING)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "counting"]:
-        del sys.modules[name]
-
-
 class World:
-    """A fake server, and a node whose steps a test calls."""
+    """A run at a server, and a node whose steps a test calls. `faults`: of the node's calls."""
 
     beats = 20.0  # seconds between two heartbeats
 
-    def __init__(self, fab, folder, monkeypatch, apps=(), **options):
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        self.superlink, self.folder, self.apps = FakeSuperLink(fab, **options), folder, apps
-        self.pauses, self.names = [], []
+    def __init__(self, server, fab, folder, faults, apps=()):
+        self.server, self.folder, self.apps = server, folder, apps
+        self.calls, self.faults = faults.calls, faults.next
+        self.pauses, self.node = [], 0
+        self.begin_run(fab)
         self.begin()
+
+    def begin_run(self, fab):
+        self.grid = bundled(self.server.begin_run(fab))
+        self.identity = TaskIdentity.task_id, TaskIdentity.run_id
+        self.names, self.replies = [], {}
 
     def begin(self):
         """Start the node, or restart it."""
         self.node_folder = NodeFolder(self.folder)
-        self.fleet = FleetClient(self.superlink.address, self.node_folder.key(), insecure=True)
+        self.fleet = FleetClient(self.server.address, self.node_folder.key(), insecure=True)
         self.member = Membership(self.fleet, self.node_folder, registers=True, beats=self.beats)
         self.device = Device(
             self.fleet, self.node_folder, self.member, {}, apps=self.apps,
@@ -66,20 +68,37 @@ class World:
         return failed
 
     def ask(self, kind="count"):
-        self.names.append(self.superlink.ask(content(len(self.names)), f"train.{kind}"))
+        TaskIdentity.task_id, TaskIdentity.run_id = self.identity  # the node sets its own
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        self.node = self.member.node_id or self.node  # 0 until a restarted node is online
+        asked = Message(content(len(self.names)), self.node, f"train.{kind}")
+        self.names += self.grid.push_messages([asked])
+
+    def exchange(self, count=1):
+        """Ask questions, one after another; run the node's loop once after each."""
+        for _ in range(count):
+            self.ask()
+            self.steps()
 
     def until_replied(self):
         """Run the node's loop until its last reply arrives; return the errors before this reply."""
         failed = []
         for _ in range(20):
             now = self.steps()
-            if not now and self.superlink.said(self.names[-1]) is not None:
+            if not now and self.reply_to(self.names[-1]) is not None:
                 return failed
             failed += now
         raise AssertionError(failed)
 
+    def reply_to(self, name):
+        """Return the reply to a message, None if there is none yet."""
+        if name not in self.replies:
+            found = self.grid.pull_messages([name])
+            self.replies |= {each.metadata.reply_to_message_id: each for each in found}
+        return self.replies.get(name)
+
     def said(self):
-        return [self.superlink.said(name).content["metrics"] for name in self.names]
+        return [self.reply_to(name).content["metrics"] for name in self.names]
 
     def is_as_expected(self):
         said = [(m["number"], m["total"]) for m in self.said()]
@@ -88,17 +107,18 @@ class World:
 
 
 @pytest.fixture
-def world(fab, tmp_path, monkeypatch):
+def world(servers, fab, tmp_path, monkeypatch, faults):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(client, "WAIT", 0)  # a pull without a message ends at once
     made = []
 
-    def make(**options):
-        made.append(World(fab, tmp_path / "node", monkeypatch, **options))
+    def make(bundled=False, apps=()):
+        made.append(World(servers[bundled], fab, tmp_path / "node", faults, apps))
         return made[-1]
 
     yield make
     for each in made:
         each.member.leave()
-        each.superlink.stop()
         each.fleet.close()
 
 
@@ -106,16 +126,15 @@ def world(fab, tmp_path, monkeypatch):
 def test_a_node_replies_to_message_after_message(bundled, world, caplog):
     w = world(bundled=bundled)
     w.steps()
-    for _ in range(4):
-        w.ask()
-        w.steps()
+    w.exchange(4)
     assert w.is_as_expected()
     assert len({m["process"] for m in w.said()}) == 1
-    assert w.superlink.calls.count("get_fab") == w.superlink.calls.count("get_run") == 1
-    assert {"pull_object", "push_object"}.isdisjoint(w.superlink.calls) == bundled
-    assert w.superlink.calls.count("edgewire_compact_push") == (4 if bundled else 0)
+    assert w.calls.count("get-fab") == w.calls.count("get-run") == 1
+    assert {"pull-object", "push-object"}.isdisjoint(w.calls) == bundled
+    assert w.calls.count("edgewire/compact/push") == (4 if bundled else 0)
     assert caplog.text.count("no bundled calls") == (not bundled)
-    assert not w.superlink.objects  # the node confirmed each message
+    store = w.server.state.object_store
+    assert not any(name in store for name in w.names)  # the node confirmed each message
 
 
 @pytest.mark.parametrize("bundled", [False, True])
@@ -126,18 +145,18 @@ def test_an_error_of_the_app_is_reported(bundled, world, caplog):
     w.ask("fail")
     w.ask("count")
     w.steps(2)
-    error, reply = (w.superlink.said(name) for name in w.names)
+    error, reply = (w.reply_to(name) for name in w.names)
     assert (error.error.code, error.error.reason) == (
         2, "ZeroDivisionError: on purpose"
     )  # fmt: skip
     assert reply.content["metrics"]["number"] == 1
-    assert caplog.messages[-1] == "messages are answered again; before that there failed 1"
+    assert "messages are answered again; before that there failed 1" in caplog.messages
 
 
 CALLS = {
-    False: ["register_node", "activate_node", "pull_messages", "get_run", "get_fab", "pull_object",
-            "push_messages", "push_object", "confirm_message_received"],
-    True: ["edgewire_compact_pull", "edgewire_compact_push"],
+    False: ["register-node", "activate-node", "pull-messages", "get-run", "get-fab", "pull-object",
+            "push-messages", "push-object", "confirm-message-received"],
+    True: ["edgewire/compact/pull", "edgewire/compact/push"],
 }  # fmt: skip
 
 
@@ -146,12 +165,12 @@ CALLS = {
 def test_any_call_may_fail(bundled, fault, world):
     w = world(bundled=bundled)
     for call in CALLS[bundled]:
-        w.superlink.faults[call] += [fault]
+        w.faults[call] += [fault]
     w.steps(len(CALLS[bundled]) + 1)
     for _ in range(3):
         w.ask()
         for call in CALLS[bundled][2 - 2 * bundled :]:
-            w.superlink.faults[call] += [fault]
+            w.faults[call] += [fault]
         assert w.steps(len(CALLS[bundled]) + 2)
     assert w.is_as_expected()
 
@@ -162,12 +181,12 @@ def test_a_push_without_an_answer_is_repeated_unchanged(bundled, world):
     w.steps()
     failed = []
     for call in (
-        "push_messages",
-        "push_object",
-        "confirm_message_received",
-        "edgewire_compact_push",
+        "push-messages",
+        "push-object",
+        "confirm-message-received",
+        "edgewire/compact/push",
     ):
-        w.superlink.faults[call] += ["unanswered", "unanswered"]
+        w.faults[call] += ["unanswered", "unanswered"]
         w.ask()
         failed += w.until_replied()
     assert w.is_as_expected()
@@ -175,47 +194,51 @@ def test_a_push_without_an_answer_is_repeated_unchanged(bundled, world):
 
 
 def test_after_two_interrupted_pushes_every_object_arrives(world):
+    """The server has handed out the reply, so it asks for no objects when the reply comes again."""
     w = world()
     w.steps()
     w.ask()
-    w.superlink.faults["push_object"] = ["lost"] * 100  # all calls that are sent at once
+    w.faults["push-object"] = ["lost"] * 100  # all calls that are sent at once
     assert w.steps()
-    w.superlink.faults["push_object"] = ["unanswered"]
-    assert w.until_replied()
+    w.faults["push-object"] = ["unanswered"]
+    waits = threading.Thread(target=w.reply_to, args=w.names, daemon=True)
+    waits.start()
+    time.sleep(0.1)
+    assert len(w.steps(2)) == 1
+    waits.join(60)
     assert w.is_as_expected()
 
 
-def test_a_redelivered_message_gets_the_same_reply(world):
+def test_a_redelivered_message_gets_the_same_reply(world, monkeypatch):
     w = world()
     w.steps()
-    for _ in range(3):
-        w.ask()
-        w.steps()
-    for name in (w.names[2], w.names[0]):  # the last message, and an earlier one
-        w.superlink.queue.append(w.superlink.delivered[name])
-        w.steps()
-    w.ask()
-    w.steps()
+    real, pulled = Transport.pull, []
+    monkeypatch.setattr(Transport, "pull", lambda *given: pulled.append(real(*given)) or pulled[-1])
+    w.exchange(3)
+    with monkeypatch.context() as patch:
+        for old in (pulled[2], pulled[0]):  # the last message, and an earlier one
+            patch.setattr(Transport, "pull", lambda *_, again=old: again)
+            w.steps()
+    w.exchange()
     assert w.is_as_expected()
-    assert w.superlink.calls.count("push_messages") == 5
+    assert w.calls.count("push-messages") == 5
 
 
 def test_a_restarted_node_has_the_same_id(world, caplog):
     w = world()
     w.steps()
-    w.ask()
-    w.steps()
+    w.exchange()
     w.die()
     w.begin()
     caplog.clear()
     w.ask()
     assert not w.steps(2)  # its earlier process still counts as online
-    assert w.superlink.calls.count("activate_node") == 1
+    assert w.calls.count("activate-node") == 1
     # Otherwise the server would fail the message under way.
-    assert "deactivate_node" not in w.superlink.calls
+    assert "deactivate-node" not in w.calls
     assert w.is_as_expected()
-    assert len(w.superlink.nodes) == 1
-    assert w.superlink.calls.count("get_fab") == 1
+    assert w.calls.count("register-node") == 1
+    assert w.calls.count("get-fab") == 1
 
 
 def test_a_node_waits_while_its_disk_is_full(world, monkeypatch):
@@ -230,11 +253,10 @@ def test_a_node_waits_while_its_disk_is_full(world, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     failed = w.steps(3)
     assert [str(each) for each in failed] == ["[Errno 28] No space left on device"] * 3
-    assert not w.superlink.replies
+    assert "push-messages" not in w.calls
     monkeypatch.setattr(os, "fsync", real)
     w.steps()
-    w.ask()
-    w.steps()
+    w.exchange()
     assert w.is_as_expected()
 
 
@@ -242,23 +264,22 @@ def test_a_finished_run_is_put_aside(world):
     w = world()
     w.steps()
     w.ask()
-    w.superlink.faults["push_messages"] += ["lost"]
+    w.faults["push-messages"] += ["lost"]
     assert w.steps()
-    w.superlink.over = True
-    w.steps()
-    w.superlink.over = False
-    w.names.clear()
-    assert not w.steps()
-    assert "push_object" not in w.superlink.calls
+    w.server.state.stop_run(w.grid.run.run_id)
+    assert not w.steps(2)
+    assert "push-object" not in w.calls
 
 
 def test_a_message_without_its_objects_is_logged(world):
     w = world()
     w.steps()
     w.ask()
-    w.superlink.objects.clear()
+    w.faults["get-run"] += [503]
+    assert w.steps()
+    w.server.state.object_store.clear()
     w.steps()
-    assert w.superlink.said(w.names[0]).has_error()
+    assert w.reply_to(w.names[0]).has_error()
 
 
 def test_an_app_that_is_not_allowed_is_never_fetched(world):
@@ -266,8 +287,8 @@ def test_an_app_that_is_not_allowed_is_never_fetched(world):
     w.steps()
     w.ask()
     assert not w.steps()
-    assert "takes other apps alone" in w.superlink.said(w.names[0]).error.reason
-    assert "get_fab" not in w.superlink.calls
+    assert "takes other apps alone" in w.reply_to(w.names[0]).error.reason
+    assert "get-fab" not in w.calls
 
 
 def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
@@ -281,18 +302,14 @@ def test_a_stored_app_that_is_no_longer_allowed_is_not_run(world, fab):
     w.begin()
     w.ask()
     assert not w.steps(2)
-    assert w.superlink.said(w.names[1]).has_error()
+    assert w.reply_to(w.names[1]).has_error()
 
 
 def test_another_app_needs_another_process(world, fab):
     w = world()
     w.steps()
-    w.ask()
-    w.steps()
-    w.superlink.begin_run(78)
-    w.superlink.fab += b"\0"  # a zip file may have bytes after its end
-    w.superlink.digest = hashlib.sha256(w.superlink.fab).hexdigest()
-    w.names.clear()
+    w.exchange()
+    w.begin_run(fab + b"\0")  # a zip file may have bytes after its end
     w.ask()
     with pytest.raises(OtherApp):
         w.steps()
@@ -307,20 +324,21 @@ def test_a_node_that_has_left_sends_no_heartbeat_and_logs_nothing(world, caplog,
     before = set(threading.enumerate())  # other tests' nodes may still have threads
     w = world()
     w.steps()
-    eventually(lambda: "send_node_heartbeat" in w.superlink.calls)
+    eventually(lambda: "send-node-heartbeat" in w.calls)
     w.member.leave()
     assert "heartbeat" not in {each.name for each in set(threading.enumerate()) - before}
-    count = w.superlink.calls.count("send_node_heartbeat")
+    count = w.calls.count("send-node-heartbeat")
     w.die()
     time.sleep(0.05)
     w.begin()
-    assert w.superlink.calls.count("send_node_heartbeat") == count
-    assert "heartbeat" not in caplog.text
+    assert w.calls.count("send-node-heartbeat") == count
+    ours = [each.message for each in caplog.records if each.name == "edgewire"]
+    assert not any("heartbeat" in line for line in ours)
 
 
 def test_each_reason_is_logged_once_and_pauses_grow(world, caplog):
     w = world()
-    w.superlink.faults["activate_node"] += [503] * 6 + ["lost"]
+    w.faults["activate-node"] += [503] * 6 + ["lost"]
 
     def pause(seconds):
         w.pauses.append(seconds)

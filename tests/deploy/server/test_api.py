@@ -1,5 +1,6 @@
 """Long polling, and whole messages in one request, for nodes and ServerApps on a real SuperLink."""
 
+import asyncio
 import math
 import shutil
 import socket
@@ -17,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from edgewire.deploy.compact_bundle import compact
 from edgewire.deploy.server import incomplete_replies
+from edgewire.deploy.server.keyed_condition import KeyedCondition
 from edgewire.engines.superlink_client import Superlink
 from edgewire.protocol.bundled_grid import BundledGrid
 from edgewire.protocol.choose_grid import bundled
@@ -64,9 +66,19 @@ def plain_server():
         yield there
 
 
+def node_and_grid(server):
+    """Return a node of a server, and the grid of a run there."""
+    return FakeNode(server.address), bundled(server.begin_run())
+
+
+def asked_both(server):
+    """Ask two nodes a question; return an honest node, the other one, the grid, the ids."""
+    nodes, grid = [FakeNode(server.address) for _ in range(2)], bundled(server.begin_run())
+    return *nodes, grid, grid.push_messages([question(each.node.node_id) for each in nodes])
+
+
 def test_a_message_and_its_reply_arrive(any_server):
-    node = FakeNode(any_server.address)
-    grid = bundled(any_server.begin_run())
+    node, grid = node_and_grid(any_server)
     assert isinstance(grid, BundledGrid)
     assert node.message() is None
     (asked,) = grid.push_messages([question(node.node.node_id, 7)])
@@ -83,8 +95,7 @@ def test_a_message_and_its_reply_arrive(any_server):
 
 
 def test_node_and_server_wait_until_a_message_arrives(server):
-    node = FakeNode(server.address)
-    grid = bundled(server.begin_run())
+    node, grid = node_and_grid(server)
     sent = []
     with later(0.3, lambda: sent.extend(grid.push_messages([question(node.node.node_id)]))):
         begun = time.monotonic()
@@ -97,8 +108,7 @@ def test_node_and_server_wait_until_a_message_arrives(server):
 
 
 def test_a_pull_waits_no_longer_than_asked(server):
-    node = FakeNode(server.address)
-    grid = bundled(server.begin_run())
+    node, grid = node_and_grid(server)
     begun = time.monotonic()
     assert node.message(wait=1) is None
     (asked,) = grid.push_messages([question(node.node.node_id)])
@@ -107,8 +117,7 @@ def test_a_pull_waits_no_longer_than_asked(server):
 
 
 def test_of_two_pulls_of_a_node_the_newer_one_gets_the_message(server):
-    node = FakeNode(server.address)
-    grid = bundled(server.begin_run())
+    node, grid = node_and_grid(server)
     older = []
     thread = threading.Thread(target=lambda: older.append(node.message(wait=20)))
     thread.start()
@@ -131,8 +140,7 @@ def test_several_nodes_receive_shared_objects(server):
 
 def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
     """A SuperNode's calls (Flower's own) also wake the waiting pull of a ServerApp."""
-    node = FakeNode(server.address)
-    grid = bundled(server.begin_run())
+    node, grid = node_and_grid(server)
     (asked,) = grid.push_messages([question(node.node.node_id)])
     message = node.message()
     response = node.reply_to(message, reply(4), bare=True)
@@ -190,9 +198,7 @@ TREES = {
 @pytest.mark.parametrize("flowers", [False, True])
 def test_an_announced_tree_delays_no_other_reply(server, kind, flowers):
     """A tree of 40 names could become 2**40 objects in the store, and 3,000 a deep recursion."""
-    honest, other = FakeNode(server.address), FakeNode(server.address)
-    grid = bundled(server.begin_run())
-    ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
+    honest, other, grid, ids = asked_both(server)
     with suppress(httpx.HTTPStatusError):  # a tree of 70,000 names is refused
         other.reply_to(other.message(), reply(7), bare=True, below=TREES[kind](), flowers=flowers)
     honest.reply_to(honest.message(), reply(8))
@@ -204,9 +210,7 @@ def test_an_announced_tree_delays_no_other_reply(server, kind, flowers):
 
 @pytest.mark.parametrize("lie", ["part missing", "no message", "damaged", "another sender"])
 def test_a_reply_that_is_not_named_by_its_hash_is_refused(server, lie):
-    honest, other = FakeNode(server.address), FakeNode(server.address)
-    grid = bundled(server.begin_run())
-    ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
+    honest, other, grid, ids = asked_both(server)
     message, others = honest.message(), other.message()
     false = Message(reply(7), reply_to=message if lie == "another sender" else others)
     false.metadata.__dict__["_src_node_id"] = honest.node.node_id
@@ -233,9 +237,7 @@ def test_a_reply_that_is_not_named_by_its_hash_is_refused(server, lie):
 )
 def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, content):
     """A part is missing, the content is no `RecordDict`, or it is damaged."""
-    honest, other = FakeNode(server.address), FakeNode(server.address)
-    grid = bundled(server.begin_run())
-    ids = grid.push_messages([question(one.node.node_id) for one in (honest, other)])
+    honest, other, grid, ids = asked_both(server)
 
     def false(body):
         name = sha256(content).hexdigest()
@@ -281,13 +283,12 @@ def test_false_children_that_a_node_announced_reach_nobody(any_server, bundles, 
 def test_a_node_sends_two_replies_at_a_time(server):
     """A third reply at the same time is refused, because it would occupy the server's threads."""
     node = FakeNode(server.address)
-    host, port = server.address.split(":")
     signed = node.signed()
     line = b"POST /v1/fleet/edgewire/compact/push HTTP/1.1\r\n"
     head = line + b"host: here\r\ncontent-length: 9999\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(2):
-            line = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            line = stack.enter_context(socket.create_connection(server.place, timeout=5))
             line.sendall(head + signed.ljust(400, b"\0"))
         time.sleep(0.3)
         assert node.post("push", signed.ljust(400, b"\0")).status_code == 429
@@ -304,8 +305,7 @@ def test_a_zip_bomb_is_refused_while_others_are_served(server):
 
 
 def test_a_repeated_reply_counts_once(any_server):
-    node = FakeNode(any_server.address)
-    grid = bundled(any_server.begin_run())
+    node, grid = node_and_grid(any_server)
     (asked,) = grid.push_messages([question(node.node.node_id)])
     message = node.message()
     for _ in range(2):
@@ -318,8 +318,7 @@ def test_a_repeated_reply_counts_once(any_server):
 
 def test_a_repeated_message_counts_once(any_server):
     """A sender may repeat a message whose confirmation was lost; the node gets the message once."""
-    node = FakeNode(any_server.address)
-    grid = bundled(any_server.begin_run())
+    node, grid = node_and_grid(any_server)
     message = question(node.node.node_id)
     assert grid.push_messages([message]) == grid.push_messages([message])
     node.reply_to(node.message(), reply(1))
@@ -417,3 +416,16 @@ def test_a_stopped_run_ends_its_serverapp_at_once(server):
     finally:
         control.close()
     assert time.monotonic() - begun < 5
+
+
+def test_a_wait_ends_without_a_result_when_the_server_ends():
+    async def nothing():
+        return None
+
+    async def waits():
+        waiting = asyncio.create_task(KeyedCondition().wait_for("key", nothing, 60, lambda: 60))
+        await asyncio.sleep(0.01)
+        assert waiting.cancel()
+        return await waiting
+
+    assert asyncio.run(waits()) is None

@@ -17,13 +17,6 @@ from tests.deploy.served import Server, question
 ONE, TWO = b"1111", b"2222"
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
 def idle():
     return False
 
@@ -42,13 +35,13 @@ def test_a_process_that_restarts_repeatedly_is_no_duplicate():
     assert not any(twins.is_ousted(7, number, idle) for number in numbers)
 
 
-def test_the_first_process_goes_on_after_the_other_has_gone():
-    twins = DuplicateNodes(clock := Clock())
+def test_the_first_process_goes_on_after_the_other_has_gone(clock):
+    twins = DuplicateNodes(clock)
     for number in (ONE, TWO):
         twins.is_ousted(7, number, idle)
-    clock.now = GONE - 1
+    clock.now += GONE - 1
     assert twins.is_ousted(7, ONE, idle)
-    clock.now = GONE
+    clock.now += 1
     assert twins.is_ousted(7, ONE, lambda: True)  # the other machine is computing
     assert not twins.is_ousted(7, ONE, idle)
     assert twins.is_ousted(7, TWO, idle)

@@ -15,18 +15,6 @@ from edgewire.deploy.server.incomplete_replies import (
 RUN = 7
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
 def announced(*names):
     """Return the server's response that announces replies with these names, of one object each."""
     trees = [ObjectTree(object_id=each, children=[ObjectTree(object_id=f"in {each}")])

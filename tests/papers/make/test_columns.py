@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import BESIDE
 from papers.make.columns import COLUMNS, PageRow
 from tests.report.sweeps import finals, made

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from edgewire.report.errors import ResultsError
 from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.reader import ResultsError
 from edgewire.report.runs import read_runs
 from papers.make.results import main
 from papers.make.run_archive import archive_file, read_archive, write_archive

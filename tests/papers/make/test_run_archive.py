@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgewire.report.errors import ResultsError
+from edgewire.report.reader import ResultsError
 from papers.make.run_archive import ROOT, ROWS, archive_file, commit_of, main, read_archive
 from tests.papers.make.made_pages import packed, unpacked
 from tests.report.sweeps import add_job

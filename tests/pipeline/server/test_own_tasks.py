@@ -1,6 +1,5 @@
 """Cut models train a user's own data, layers and objective as a model that is not cut."""
 
-import textwrap
 from itertools import product
 
 import numpy as np
@@ -15,25 +14,10 @@ from edgewire.task.errors import TaskError
 from edgewire.task.flat_model import FlatModel
 from edgewire.task.steps import evaluate
 from tests.local_runs import local_run
+from tests.own_task import own_module
 from tests.runs import configured, history_of, model_bytes, result_of
 
 MINE = """
-    import torch
-    from torch import nn
-    from edgewire.task.datasets import Data, Split
-    from edgewire.task.objectives import Metric, Objective
-    from edgewire.task.transforms import ImageTransform
-
-
-    def noise(*shape):
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
-
-
-    def data(inputs, targets=(), **options):
-        whole, order = Split(inputs, targets), torch.arange(160)
-        return Data(whole.taken(order[:128]), whole.taken(order[128:]), **options)
-
-
     def table(dtype: str = "float32", nan: bool = False):
         x = noise(160, 6)
         y = torch.stack([x.sum(1), x[:, 0] * x[:, 1]], 1).to(getattr(torch, dtype))
@@ -49,11 +33,6 @@ MINE = """
         return data(x[:, :-1] % 17, y)
 
 
-    def scenes():
-        x = (noise(160, 1, 6, 6) * 40 + 128).clamp(0, 255).to(torch.uint8)
-        return data(x, (x[:, 0] > 128).long(), transform=ImageTransform((0.5,), (0.25,)))
-
-
     def photos():
         x = (noise(160, 1, 6, 6) * 40 + 128).clamp(0, 255).to(torch.uint8)
         labels = (x.float().mean((1, 2, 3)) > 128).long()
@@ -63,11 +42,6 @@ MINE = """
     def pairs():
         x = noise(160, 4)
         return data({"left": x, "right": x.flip(1)}, {"sum": x.sum(1), "big": x[:, 0] > 0})
-
-
-    def windows():
-        labels = (noise(160) > 0).long()
-        return data(noise(160, 3, 16) + labels[:, None, None], labels, classes=2)
 
 
     def mlp(outputs: int = 2, frozen: bool = False):
@@ -144,11 +118,6 @@ MINE = """
     def autoencoder():
         return nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
-
-
-    def conv():
-        return nn.Sequential(
-            nn.Conv1d(3, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
 
 
     class Both(nn.Module):
@@ -230,11 +199,8 @@ TASKS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def mine(tmp_path_factory):
-    """Put a module of the user's, `mine_cut`, into a folder from which Python imports."""
-    folder = tmp_path_factory.mktemp("own")
-    (folder / "mine_cut.py").write_text(textwrap.dedent(MINE))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
+    """Make the module `mine_cut` importable."""
+    with own_module(tmp_path_factory.mktemp("own"), "mine_cut", MINE):
         yield
 
 

@@ -72,21 +72,6 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path, once, words):
     expect_same(other[2], one[2])
 
 
-@pytest.mark.parametrize("cuts", ["[1]", "[1,2,3]"])
-def test_backpropagation_over_cuts_is_that_of_the_whole_model(tmp_path, once, cuts):
-    whole = once(*SPLIT, "nodes=1")
-    cut = run(tmp_path, *SPLIT, f"strategy.cuts={cuts}")
-    expect_same(cut[2], whole[2])
-    for mine, its in zip(cut[1], whole[1], strict=True):
-        assert (mine["loss"], mine["accuracy"]) == (its["loss"], its["accuracy"])
-
-
-def test_one_node_alone_may_have_many_mini_batches_a_message(tmp_path, once):
-    one = once(*SPLIT, "nodes=1")
-    many = run(tmp_path, *SPLIT, "nodes=1", "strategy.batches_per_message=2")
-    expect_same(many[2], one[2])
-
-
 def afresh(message, context):
     """Reply as in a new process: only the node's state remains from message to message."""
     segment_module.hosts.clear()

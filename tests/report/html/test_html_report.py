@@ -7,10 +7,10 @@ from statistics import fmean
 
 import pytest
 
+from edgewire.conf.network import network_named
 from edgewire.report.__main__ import main
 from edgewire.report.estimate import paired
 from edgewire.report.html import canvas, html_report, picture_axes
-from edgewire.report.link_time import named_links
 from tests.report.html.made_runs import Page, add_run, history, node, write_nodes
 from tests.report.sweeps import add_job
 
@@ -32,8 +32,7 @@ def add_group(folder, name, ends, up, **options):
 @pytest.fixture
 def quick(monkeypatch):
     """Draw small pictures, and those of one link only: most tests need no more."""
-    links = [link for link in named_links() if link.name == "lte"]
-    monkeypatch.setattr(html_report, "named_links", lambda: links)
+    monkeypatch.setattr(html_report, "named_links", lambda: {"lte": network_named("lte")})
     monkeypatch.setattr(canvas, "DPI", 30)
 
 

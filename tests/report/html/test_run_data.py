@@ -9,7 +9,7 @@ from edgewire.report.html.canvas import THEME, inline, with_tips
 from edgewire.report.html.picture_axes import Axis, a_round, all_bytes, column, density
 from edgewire.report.html.pictures import PARTS, averaged, parts_of
 from edgewire.report.html.run_data import load, reference_of, thinned, unlike
-from edgewire.report.link_time import own_link
+from edgewire.report.link_time import own_links
 from edgewire.report.runs import read_settings
 from tests.report.html.made_runs import add_run
 
@@ -115,7 +115,7 @@ def test_settings_refer_to_keys_and_never_to_the_environment(tmp_path, monkeypat
     }  # fmt: skip
     (tmp_path / ".hydra" / "config.yaml").write_text("!!python/object:os.system {}")
     assert read_settings(tmp_path) == {}
-    assert own_link(load([tmp_path]).groups[0].settings).network.up_mbps is None
+    assert own_links(load([tmp_path]).groups[0].settings).up_mbps is None
 
 
 def test_text_is_one_line():

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from edgewire.report.__main__ import main
-from edgewire.report.errors import ResultsError
 from edgewire.report.html import html_report, watch
 from edgewire.report.html.watch import Shown, WatchedReport, listen, response, serve
+from edgewire.report.reader import ResultsError
 from tests.report.live_runs import ROUNDS, lines, row, write_history, write_nodes
 
 

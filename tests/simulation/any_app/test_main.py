@@ -48,7 +48,6 @@ def test_flowers_quickstart_is_the_same_for_any_number_of_workers(tmp_path, monk
     assert found["virtual"] == pytest.approx(link, abs=0.005)
 
 
-NAMES = ["client", "strategy", "simulation", "task", "conf", "tests", "command"]
 # Python 3.14 has the first one itself.
 FILE = "compression" if sys.version_info < (3, 14) else "docs"
 WHO = f"import client.who, {FILE}, simulation.who, strategy.who, task"

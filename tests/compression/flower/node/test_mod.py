@@ -67,8 +67,8 @@ def test_a_node_stores_as_many_bytes_as_declared(options):
     FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=4)
     assert compressed.traffic.failures == 0
     payload = compressed.traffic.uplink_bytes / compressed.traffic.client_updates
-    for context in pool.contexts.values():
-        arrays = context.state[MEMORY].values()
+    for state in pool.states().values():
+        arrays = state[MEMORY].values()
         kept = sum(array.vector.nbytes for array in arrays)
         last = 2 * payload if codec.keeps else 0
         assert codec.memory_bytes(layout_of(initial())) <= kept

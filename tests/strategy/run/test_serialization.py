@@ -7,8 +7,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from edgewire.compression.flower import FlatArray, filled, flat_record, payload_record
-from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
-from edgewire.strategy.run.tagged import ABOUT, Tagged
+from edgewire.strategy.run.serialization import ABOUT, StateError, Tagged, from_bytes, to_bytes
 
 
 @dataclass

@@ -9,7 +9,8 @@ All of `report` opens such files here, so that no folder makes a program wait, o
 * YAML is plain data, without aliases and tags. `${...}` stays text.
 * A history has at most `LARGEST_HISTORY` bytes, and a line of it `LONGEST_LINE`.
 
-What does not fit is a `ValueError`. It is also noted, so that a command can name it (`noting`).
+What does not fit is a `ValueError`. It is also noted, so that a command can name it (`noting`). A
+command of `report` shows a user's mistakes as one line (`mistakes_are_lines`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, ParamSpec, TypeVar
+
+from edgewire.machine.surroundings import print_any_text
 
 LARGEST = 16_000_000  # bytes; `nodes.json` of 2,000 nodes with 1,000 classes has about 7 MB
 LARGEST_HISTORY = 2_000_000_000  # bytes; 250,000 rounds have about 200 MB
@@ -40,6 +45,7 @@ INNER = (".hydra", ".loggers")  # folders of a run's folder
 MARK = 200  # bytes before the offset: they show whether a file is still the same
 Notes = dict[Path, str]
 Found = TypeVar("Found")
+Given = ParamSpec("Given")
 _notes: ContextVar[Notes | None] = ContextVar("notes", default=None)
 
 
@@ -135,6 +141,15 @@ def parse_json(text: bytes) -> Any:
     if nodes > DEEPEST and _deeper(found, DEEPEST):
         raise ValueError("too many levels")
     return found
+
+
+def row_in(line: bytes) -> dict[str, Any]:
+    """Return the row in a line of a history; empty for a damaged line, or a part of one."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def _deeper(value: Any, levels: int) -> bool:
@@ -257,12 +272,45 @@ class GrowingFile:
         """
         found = []
         for line in self.lines():
-            try:
-                row = parse_json(line)
-            except ValueError:
-                row = None
-            if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            if not isinstance((row := row_in(line)).get("round"), int):
                 self.begin_again()
                 break
             found.append(row)
         return found
+
+
+# Commands
+
+
+class ResultsError(Exception):
+    """The requested results are missing or wrong; the message is one line."""
+
+
+def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
+    """Make a command print one line and return 2 after a mistake, a file error or no matplotlib.
+
+    Another line names the files of runs that the command has left out.
+    """
+
+    @wraps(main)
+    def clear(*given: Given.args, **named: Given.kwargs) -> int:
+        print_any_text()
+        with noting() as notes:
+            try:
+                code, line = main(*given, **named), ""
+            except ResultsError as error:
+                code, line = 2, str(error)
+            except OSError as error:
+                where = f"{error.filename}: " if error.filename else ""
+                code, line = 2, f"{where}{error.strerror or error}"
+            except ModuleNotFoundError as error:
+                if (error.name or "").split(".")[0] != "matplotlib":
+                    raise
+                code, line = 2, "drawing needs matplotlib: pip install matplotlib"
+        if line:
+            print(f"error: {line}", file=sys.stderr)
+        if notes:
+            print(left_out(notes), file=sys.stderr)
+        return code
+
+    return clear

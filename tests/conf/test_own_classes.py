@@ -1,6 +1,11 @@
-"""A run may use a class of an allowed package if it derives from its group's base class."""
+"""Classes of the user's own: all their options are checked, and a node allows only some.
+
+A submitted run may use a class of an allowed package if it derives from its group's base class. A
+user's class may pass options on to its base class.
+"""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,9 @@ import torch
 from edgewire.conf.check import build, check_target
 from edgewire.conf.load import load_config
 from edgewire.conf.schema import ConfigError
+from edgewire.strategy.factory import made
 from tests.conf.hostile import plain, refused, submitted
+from tests.runs import configured
 
 OWN = """
 import os
@@ -29,6 +36,14 @@ Path(__file__).with_name("imported").touch()
 class Mine(FedAvg):
     def __init__(self, shout: bool = False, **options):
         super().__init__(**options)
+
+class Further(Mine):
+    def __init__(self, *, often: int = 1, **options):
+        super().__init__(**options)
+
+class Alone(FedAvg):
+    def __init__(self, codecs):
+        super().__init__()
 
 class _Hidden(FedAvg): ...
 
@@ -72,12 +87,45 @@ slot = savetxt.__call__
 """
 
 
+ANNOTATED = """
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, Optional
+
+from flwr.serverapp.strategy import Strategy
+
+if TYPE_CHECKING:
+    from somewhere import Thing
+
+Number = Optional[float]
+
+class Plain(Strategy):
+    def __init__(
+        self,
+        rate: float | None = None,
+        alias: Number = None,
+        kind: Literal["a", "b"] | None = None,
+        any: Any | None = None,
+        call: Callable[[int], str] | None = None,
+        whole: int = 0,
+    ) -> None: ...
+
+class Unknown(Strategy):
+    def __init__(self, thing: Thing | None = None, rate: float = 0.1) -> None: ...
+
+class Silent(Strategy):
+    __signature__ = "it does not say"
+"""
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """Make a package; yield a function that returns the names of the files that its code wrote."""
     (tmp_path / "ownpackage").mkdir()
     (tmp_path / "ownpackage" / "__init__.py").write_text("")
     (tmp_path / "ownpackage" / "parts.py").write_text(OWN)
+    (tmp_path / "ownpackage" / "annotated.py").write_text(ANNOTATED)
     monkeypatch.syspath_prepend(tmp_path)
     yield lambda: {path.name for path in (tmp_path / "ownpackage").iterdir() if not path.suffix}
     for name in [name for name in sys.modules if name.partition(".")[0] == "ownpackage"]:
@@ -207,3 +255,59 @@ def test_a_run_cannot_allow_anything_itself(package):
     with pytest.raises(ConfigError, match="allow="):
         load_config(values, 2)
     assert package() == set()
+
+
+def own(name, **options):
+    """Return the group `strategy` for a class of the package."""
+    module = "annotated" if f"class {name}(" in ANNOTATED else "parts"
+    return {"_target_": f"ownpackage.{module}.{name}", **options}
+
+
+@pytest.mark.parametrize("name", ["Mine", "Further"])
+def test_options_that_a_strategy_passes_on_reach_its_base_class(package, name):
+    node = own(name, fraction_train=0.5, shout=True)
+    check_target("strategy", node)
+    assert build("strategy", node).fraction_train == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "line"),
+    [
+        ("Further", {"shout": 3}, "strategy.shout must be bool, not 3"),
+        ("Further", {"often": "x"}, "strategy.often must be int, not 'x'"),
+        ("Further", {"fraction_train": "x"}, "strategy.fraction_train must be float, not 'x'"),
+        ("Further", {"fraction_train": float("nan")}, "strategy.fraction_train must be a finite"),
+        # annotations that are written as text are read in their module
+        ("Plain", {"rate": 1}, None),
+        ("Plain", {"rate": None}, None),
+        ("Plain", {"rate": "x"}, "strategy.rate must be float or null, not 'x'"),
+        ("Plain", {"alias": "x"}, "strategy.alias must be float or null, not 'x'"),
+        ("Plain", {"kind": "a"}, None),
+        ("Plain", {"any": 3}, None),
+        ("Plain", {"call": 3}, "strategy.call must be null, not 3"),
+        ("Plain", {"whole": 0.5}, "strategy.whole must be int, not 0.5"),
+        # an unknown type is not checked, nor a class without a signature
+        ("Unknown", {"thing": 3, "rate": "x"}, None),
+        ("Unknown", {"thin": 3}, "strategy.thin is not an option of ownpackage.annotated.Unknown; "
+         "did you mean strategy.thing?"),
+        ("Silent", {"rate": "x"}, None),
+    ],
+)  # fmt: skip
+def test_the_types_of_options_are_checked(package, name, option, line):
+    if line is None:
+        check_target("strategy", own(name, **option))
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_target("strategy", own(name, **option))
+    assert str(caught.value).startswith(line)
+
+
+def test_an_unknown_option_of_a_class_that_passes_options_on_is_named(package):
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'bata'"):
+        build("strategy", own("Mine", bata=1))
+
+
+def test_a_strategy_that_compresses_itself_needs_its_own_check(package):
+    config = replace(configured(), strategy=own("Alone", _partial_=True))
+    with pytest.raises(ConfigError, match=r"Alone has no check_config\(config\): a strategy whose"):
+        made(config)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from edgewire.report import reader
 from edgewire.report.__main__ import main
-from edgewire.report.files import reader
-from edgewire.report.files.reader import (
+from edgewire.report.progress import FINISHED, SweepJob
+from edgewire.report.reader import (
     GrowingFile,
     file_name,
     folders,
@@ -20,7 +21,6 @@ from edgewire.report.files.reader import (
     read_json,
     read_yaml,
 )
-from edgewire.report.progress import FINISHED, SweepJob
 from edgewire.report.run_result import RunResult
 from edgewire.report.runs import read_runs
 from tests.report.html.made_runs import add_run
