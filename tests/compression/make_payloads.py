@@ -42,7 +42,7 @@ def update() -> np.ndarray:
 def combinations() -> list[tuple[str, str, str]]:
     """Return the combinations of methods that a decoder tells apart, with each sparsifier once.
 
-    A payload of the coder `context` needs more than its bytes; test_index_context.py has a stream.
+    A payload of the coder `context` needs more than its bytes; test_shared_context.py has a stream.
     """
     coders = [name for name in names("coder") if name != "context"]
     return sorted(

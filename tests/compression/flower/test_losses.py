@@ -88,7 +88,7 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, monkeypatch
     assert len(applied.seen) == len(set(applied.seen))
     layout = layout_of(initial())
     for node in range(1, NODES + 1):
-        state = NodeState(pool.contexts[node].state)
+        state = NodeState(pool.states()[node])
         expect_nothing_lost(codec, state, applied, node, layout, given[node - 1])
 
 
@@ -102,7 +102,7 @@ def test_a_node_that_lost_its_state_takes_part_again():
     def forget(server_round, arrays):
         failures.append(compressed.traffic.failures)
         if server_round == 3:
-            pool.contexts.clear()
+            pool.load({})
 
     strategy.start(compressed, initial(), num_rounds=6, evaluate_fn=forget)
     # The server needs one round to notice the lost replicas; then training goes on.
@@ -124,7 +124,7 @@ def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
         failures.append(compressed.traffic.failures)
         sizes.append(compressed.traffic.downlink_bytes)
         if server_round == 2:
-            state = pool.contexts[3].state
+            state = pool.states()[3]
             replica = stored_arrays(state, REPLICA)
             replica[MODEL] = replica[MODEL] + np.float32(1e-3)
             store_arrays(state, REPLICA, replica)

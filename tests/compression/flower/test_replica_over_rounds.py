@@ -159,8 +159,7 @@ def test_a_node_continues_after_its_state_was_transferred(how, compression):
     there, here = (Federation(Trainer(optimizer=ADAM, **compression)) for _ in range(2))
 
     def travel(server_round):
-        for context in there.pool.contexts.values():
-            context.state = travelled(context.state, how)
+        there.pool.load({n: travelled(s, how) for n, s in there.pool.states().items()})
 
     one = there.run(6, after=travel, verify_every=1)
     two = here.run(6, verify_every=1)
@@ -184,10 +183,11 @@ def test_whole_models_leave_no_replica(compression):
     federation = Federation(Trainer(optimizer=ADAM, **compression))
     assert federation.run(3, downlink=None).traffic.failures == 0
     if compression:
-        assert all(set(federation.context(n).state) >= {MEMORY} for n in range(1, NODES + 1))
-        assert all(REPLICA not in federation.context(n).state for n in range(1, NODES + 1))
+        states = federation.pool.states()
+        assert all(set(states[n]) >= {MEMORY} for n in range(1, NODES + 1))
+        assert all(REPLICA not in states[n] for n in range(1, NODES + 1))
     else:
-        assert federation.pool.contexts == {}  # no node stores any state
+        assert federation.pool.states() == {}  # no node stores any state
     assert set().union(*federation.seen.values()) == {MODEL}
 
 
@@ -214,7 +214,9 @@ def test_the_mean_applied_only_where_a_node_sent(drop):
     for (_, number), model in federation.trainer.models.items():
         followed = model.tobytes() == federation.models[number - 1].tobytes()
         assert followed == (drop == 0 or number == 1)
-    np.testing.assert_array_equal(federation.replica(1)[MODEL], federation.models[3])
+    np.testing.assert_array_equal(
+        stored_arrays(federation.pool.states()[1], REPLICA)[MODEL], federation.models[3]
+    )
 
 
 @pytest.mark.parametrize("lacks", ["layout", "optimizer"])
