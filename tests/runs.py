@@ -78,15 +78,26 @@ def write_photos(folder, seed=0):
 def told_to_end(folder, rows=1):
     """Send this process SIGTERM once a run below the folder has recorded `rows` rows."""
 
+    def end():
+        found = any(f.read_text().count("\n") >= rows for f in folder.glob("*/history.jsonl"))
+        if found:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    with often(end, 0.05):
+        yield
+
+
+@contextmanager
+def often(call, seconds):
+    """Call a function in another thread, again and again, until it returns true or at the end."""
     over = threading.Event()
 
-    def end():
-        while not any(f.read_text().count("\n") >= rows for f in folder.glob("*/history.jsonl")):
-            if over.wait(0.05):
-                return
-        os.kill(os.getpid(), signal.SIGTERM)
+    def repeat():
+        while not over.wait(seconds) and not call():
+            pass
 
-    thread = threading.Thread(target=end)
+    thread = threading.Thread(target=repeat)
     thread.start()
     try:
         yield

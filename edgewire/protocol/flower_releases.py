@@ -11,10 +11,10 @@ FIRST, LAST = (1, 40), (1, 42)  # first with a Fleet API over HTTP; last tested 
 WANTED = "flwr>=1.40,<1.43"
 
 
-def installed(package: str = "flwr") -> str:
-    """Return the version of an installed package; "" if the package is not installed."""
+def installed() -> str:
+    """Return the version of the installed Flower; "" if it is not installed."""
     try:
-        return version(package)
+        return version("flwr")
     except PackageNotFoundError:
         return ""
 

@@ -366,18 +366,6 @@ def number(value: Any) -> float | None:
     return value if abs(value) <= LARGEST else None  # False for NaN
 
 
-@cache
-def parse_overrides(text: str) -> Mapping[str, str]:
-    """Return the overrides in a text such as "a=1 +b=2": key -> value.
-
-    Raises `ValueError` for a word that is no override.
-    """
-    words = shlex.split(text)
-    if wrong := [word for word in words if "=" not in word]:
-        raise ValueError(f"{wrong[0]} is not KEY=VALUE")
-    return split_overrides(words)
-
-
 def split_overrides(overrides: Iterable[str]) -> dict[str, str]:
     """Return overrides such as `a=1` and `+b=2` as a dict: key -> value."""
     pairs = (word.lstrip("+").partition("=") for word in overrides)

@@ -223,20 +223,22 @@ class LocalGrid(TimedGrid):
         """The next virtual second at which a node joins or rejoins; infinity if no node will."""
         return self._clock.change(self._nodes)
 
-    def push_messages(
-        self, messages: Iterable[Message], ttl: float = NEVER, *, in_turn: bool = False
-    ) -> list[str]:
+    def push_messages(self, messages: Iterable[Message], ttl: float = NEVER) -> list[str]:
         """Send messages; return their ids.
 
         `ttl`: virtual seconds. A node drops a message on which it has not begun to work by then.
-        (The `ttl` in a message is on the wall clock.) `in_turn`: the nodes compute their replies in
-        the order of `messages`. Otherwise they first compute the reply that may arrive first.
+        (The `ttl` in a message is on the wall clock.)
         """
-        return self._push(messages, ttl, ttl, in_turn)
+        return self._push(messages, ttl, ttl, in_turn=False)
 
     def _push(
         self, messages: Iterable[Message], ttl: float, timeout: float, in_turn: bool
     ) -> list[str]:
+        """Send messages; return their ids.
+
+        `in_turn`: the nodes compute their replies in the order of `messages`. Otherwise they first
+        compute the reply that may arrive first.
+        """
         self.finish()
         self.stall.moved()
         state = self._state

@@ -17,10 +17,10 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import in_order, parse_overrides
+from edgewire.report.runs import in_order
 from papers.make.columns import COLUMNS
 from papers.make.measured import measured_file
-from papers.make.run_archive import archive_file
+from papers.make.run_archive import archive_file, parse_overrides
 
 FOLDER = Path("papers/pages")
 PAPER = "paper"  # the only column that is not measured

@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from edgewire.report.runs import (
     expect_result,
     in_order,
     own_numbers,
-    parse_overrides,
     read_runs,
+    split_overrides,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,18 @@ CURVE = (
     *("uplink_bytes_float32", "uplink_entries", "uplink_entries_whole"),
 )
 NOT_MEASURED = {"commit", "cpu"}  # keys that may differ between runs with the same numbers
+
+
+@cache
+def parse_overrides(text: str) -> Mapping[str, str]:
+    """Return the overrides in a text such as "a=1 +b=2": key -> value.
+
+    Raises `ValueError` for a word that is no override.
+    """
+    words = shlex.split(text)
+    if wrong := [word for word in words if "=" not in word]:
+        raise ValueError(f"{wrong[0]} is not KEY=VALUE")
+    return split_overrides(words)
 
 
 def command(name: str) -> str:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from edgewire.report.format import NOTHING, markdown_table
 from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError
-from edgewire.report.runs import Run, by_seed, in_order, main_metric, parse_overrides, smoothed
+from edgewire.report.runs import Run, by_seed, in_order, main_metric, smoothed
 from papers.make.columns import (
     COLUMNS,
     NOT_RUN,
@@ -32,7 +32,7 @@ from papers.make.definitions import (
     TableDefinition,
 )
 from papers.make.measured import Measured
-from papers.make.run_archive import EXPERIMENTS, ROOT, command
+from papers.make.run_archive import EXPERIMENTS, ROOT, command, parse_overrides
 
 COLUMN, ROW = "column", "row"  # placeholders in a path for the keys of a column and of a row
 

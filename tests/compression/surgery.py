@@ -11,6 +11,7 @@ from edgewire.compression.batchnorm import separate
 from edgewire.compression.decoder import describe, exact_spec, index_spec, parts_of
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import by_id
+from edgewire.compression.scatter import find
 from edgewire.compression.wire import NAMED, ids_of, parse, tables, unpack, with_native_table
 from edgewire.compression.wire_header import shape_table, varint
 from edgewire.compression.wire_natives import NativeTensor, natives_spec
@@ -34,6 +35,12 @@ def streams_of(parsed, before, context=None):
     specs += [natives_spec(parsed.own)] if parsed.own else []
     bodies = zip(parsed.bodies, specs, strict=True)
     return [(unpack(parsed.coder, *pair).copy(), pair[1]) for pair in bodies]
+
+
+def widened(cut, indices, values, exact):
+    """Join selected trained entries and all exact entries, as the decoder does."""
+    borders = find(indices, cut.borders)
+    return cut.widen_indices(indices, borders), cut.merge(values, exact, borders)
 
 
 def with_checksum(body, layout=None, context=None):

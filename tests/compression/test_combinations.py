@@ -18,7 +18,7 @@ from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
 from tests.compression.quantizers.values import SPECIAL
-from tests.compression.vectors import widened
+from tests.compression.surgery import widened
 
 # Each sparsifier with each quantizer, and both kinds of selection with each quantizer and coder.
 COMBINATIONS = sorted(

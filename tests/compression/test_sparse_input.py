@@ -11,7 +11,7 @@ from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
-from tests.compression.vectors import widened
+from tests.compression.surgery import widened
 from tests.same import expect_same
 
 SHAPES = {

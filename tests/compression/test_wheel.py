@@ -31,9 +31,6 @@ from app.vendor.squeeze.layout import Layout
 from app.vendor.squeeze.make import make_codec
 from app.vendor.squeeze.registry import names
 from app.vendor.squeeze.flower import payload_of
-from app.vendor.squeeze.layout import Layout
-from app.vendor.squeeze.make import make_codec
-from app.vendor.squeeze.registry import names
 layout = Layout(("weight",), ((8, 9),), ("float32",))
 update = np.linspace(-1, 1, 72, dtype=np.float32)
 for sparsifier in names("sparsifier"):

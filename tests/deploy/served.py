@@ -62,7 +62,8 @@ class Server:
             tls = {"ssl_certfile": keys / "server.crt", "ssl_keyfile": keys / "server.key"}
         self._socket = socket.socket()
         self._socket.bind(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.place = self._socket.getsockname()
+        self.address = "{}:{}".format(*self.place)
         self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls, **bounds()))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 

@@ -4,19 +4,16 @@ import time
 
 import httpx
 import pytest
-from flwr.app import ConfigRecord, RecordDict
 from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
 from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesRequest
 from flwr.proto.node_pb2 import Node
 
 from edgewire.deploy.compact_bundle import FORM
-from edgewire.deploy.device.app_runner import answered, message_of
 from edgewire.deploy.device.client import COMPACT, ServerRefusal, says_bundled
 from edgewire.deploy.device.heartbeats import Membership
-from edgewire.deploy.device.throttled_log import ThrottledLog
+from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.signed_header import sign_header
 from edgewire.protocol.choose_grid import bundled
-from tests.deploy.entering import Nowhere
 from tests.deploy.served import FakeNode, Server, question
 
 
@@ -37,28 +34,6 @@ def node(server):
     assert made.fleet.bundles()
     yield made
     made.leave()
-
-
-def test_a_message_and_its_reply_arrive(server, node):
-    grid = bundled(server.begin_run())
-    (asked,) = grid.push_messages([question(node.node.node_id, 7)])
-    response, objects = pulled(node)
-    message = message_of(response, objects)
-    assert message.metadata.message_id == asked
-    assert message.content["question"]["number"] == 7
-
-    def app(message, context):
-        return type(message)(RecordDict({"said": ConfigRecord({"n": 8})}), reply_to=message)
-
-    class Context:
-        run_id, node_id = message.metadata.run_id, node.node.node_id
-
-    bundle = answered(message, Context(), lambda: app, ThrottledLog())
-    assert list(node.fleet.push(bundle).objects_to_push) == []
-    (found,) = grid.pull_before([asked], grid.now + 5)
-    assert found.content["said"]["n"] == 8
-    assert found.metadata.src_node_id == node.node.node_id
-    assert len(server.state.object_store) == 0
 
 
 def test_a_server_with_another_compact_format_has_no_bundled_calls():
@@ -122,9 +97,9 @@ class Counted:
         return kind(node_id=5) if kind is ActivateNodeResponse else kind(success=True)
 
 
-def test_a_node_that_pulls_sends_no_heartbeats():
+def test_a_node_that_pulls_sends_no_heartbeats(tmp_path):
     fleet = Counted(0.3)
-    member = Membership(fleet, Nowhere(), registers=False, beats=0.02)
+    member = Membership(fleet, NodeFolder(tmp_path), registers=False, beats=0.02)
     member.enter()
     time.sleep(0.6)
     member.stop()

@@ -12,10 +12,13 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from edgewire.deploy import keys
+from edgewire.deploy.device.client import FleetClient
+from edgewire.deploy.device.heartbeats import Membership
+from edgewire.deploy.device.node_folder import NodeFolder
+from edgewire.deploy.node import key_of
 from edgewire.deploy.server.node_registry import load
 from edgewire.engines.control import bundle, deflated
 from edgewire.machine.errors import UsageError
-from tests.deploy.entering import Kitchen
 from tests.deploy.served import Server
 from tests.runs import ROOT
 
@@ -194,5 +197,10 @@ def test_a_revoked_node_can_be_registered_again(tool, tmp_path):
         assert [line.split()[0] for line in tool(*there, "list")[1]] == ["kitchen"]
         tool("node", "garden")
         tool(*there, "register", "garden")  # writing the file again forgets no key
-        node = Kitchen(server, tmp_path / "keys")
-        node.leave()
+        folder = tmp_path / "keys"
+        key = key_of(folder / "nodes" / "kitchen.key")
+        fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
+        member = Membership(fleet, NodeFolder(tmp_path / "node"), registers=False)
+        member.enter()
+        member.leave()
+        fleet.close()

@@ -6,9 +6,7 @@
 import json
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from edgewire.engines.ray import refuse, run_on_ray
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.job import Job
 from tests.proxied import dead_proxies
-from tests.runs import ROOT, result_of, told_to_end
+from tests.runs import ROOT, often, result_of, told_to_end
 from tests.simulation.any_app.apps import APPS, start, write
 
 CONFIG = """
@@ -106,24 +104,6 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write(tmp_path / "app", FILES, *apps, CONFIG, INCLUDED)
 
 
-@contextmanager
-def often(call: Callable[[], None]) -> Iterator[None]:
-    """Call a function twice a second in another thread, while the context is open."""
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(0.5):
-            call()
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def expect_same_model(here: Path, there: Path) -> None:
     """Assert that float64 models are equal except for rounding: sums may have another order."""
     with np.load(here) as found, np.load(there) as expected:
@@ -151,7 +131,7 @@ def test_a_run_learns_as_locally_and_then_fails(
     running: list[int] = []
     values = {"config": json.dumps(config), "told": str(told), "output": str(there)}
     with (
-        often(lambda: running.append(len(left_over()))),
+        often(lambda: running.append(len(left_over())), 0.5),
         pytest.raises(EngineError, match=r"^KeyError: 'accuracy' \(log: (\S+)\)$") as caught,
     ):
         run_on_ray(Job(app, values, 5, tmp_path), actors=1)
@@ -189,7 +169,7 @@ def test_an_interrupted_run(app: Path, tmp_path: Path, left_over: Callable[[], l
             os.kill(os.getpid(), signal.SIGTERM)
 
     values = {"mode": "sleep", "told": str(output)}
-    with often(interrupt), pytest.raises(SystemExit) as caught:
+    with often(interrupt, 0.5), pytest.raises(SystemExit) as caught:
         run_on_ray(Job(app, values, 2, tmp_path), actors=1)
     assert caught.value.code == 128 + signal.SIGTERM
     assert left_over() == []

@@ -5,8 +5,7 @@ import os
 import random
 import socket
 
-from tests.report.html.made_runs import add_run
-from tests.report.live_runs import row, write_nodes
+from tests.report.made_runs import add_run, node, row, write_nodes
 
 CANARY = "canary-of-this-machine"
 NAMES = ("result.json", "history.jsonl", "nodes.json", "failed.json", *(
@@ -58,7 +57,7 @@ def write_run(folder, dice):
     add_run(folder, f"lr={dice.choice((1, 2))} seed={dice.randint(0, 3)}", values, SETTINGS,
             metrics={name: {"name": name, "higher": True, "share": True}}, name=name)  # fmt: skip
     (folder / ".hydra" / "hydra.yaml").write_text(HYDRA)
-    write_nodes(folder, 5)
+    write_nodes(folder, [node(at, waiting=at == 2, sent=11.0, heard=12.0) for at in range(5)])
     if dice.random() < 0.2:
         (folder / "result.json").unlink()
         rows = [row(number) for number in range(4)]

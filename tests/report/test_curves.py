@@ -8,7 +8,7 @@ import pytest
 
 from edgewire.report.curves import curve, draw, main, moving_average
 from edgewire.report.runs import group_runs, read_runs
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 LOSSES = {"algorithm=sgd": ([4.0, 2.0, 1.0], [6.0, 2.0, 3.0]), "algorithm=esgd": ([5.0, 4.0, 3.0],)}
 
@@ -38,7 +38,6 @@ def sweep(tmp_path):
 
 @pytest.fixture
 def axes(sweep):
-    pytest.importorskip("matplotlib")
     groups = group_runs(read_runs([sweep])[0])
     return lambda *columns, **options: draw(groups, *columns, **options).axes[0]
 
@@ -90,7 +89,6 @@ def test_moving_average():
 
 
 def test_groups_that_differ_in_several_keys_name_them(sweep):
-    pytest.importorskip("matplotlib")
     add_job(sweep / "9", "algorithm=esgd lr=2", rows([1.0], 1))
     drawn = draw(group_runs(read_runs([sweep])[0]), "round", "train_loss").axes[0]
     labels = [line.get_label() for line in drawn.lines]
@@ -98,7 +96,6 @@ def test_groups_that_differ_in_several_keys_name_them(sweep):
 
 
 def test_the_picture_is_1200_pixels_wide_with_axes_as_asked_for(sweep, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     file = tmp_path / "curves.png"
     asked = ["--y", "train_loss", "--x", "uplink_bytes", "--smooth", "2", "--out", str(file)]
     assert main([str(sweep), *asked]) == 0
@@ -117,7 +114,6 @@ def test_the_picture_is_1200_pixels_wide_with_axes_as_asked_for(sweep, tmp_path,
     ],
 )
 def test_a_mistake_gives_one_line(sweep, capsys, overrides, part):
-    pytest.importorskip("matplotlib")
     assert main([str(sweep), *overrides]) == 2
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1

@@ -22,7 +22,7 @@ from edgewire.report.html.watch import WatchedReport
 from edgewire.report.reader import ResultsError
 from edgewire.report.run_result import RunResult, SweepResult
 from tests.report.damaged_runs import CANARY, damage
-from tests.report.html.made_runs import add_run
+from tests.report.made_runs import add_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and measures its processes")
 SHOWN = ("metrics", "traffic", "overrides", "config", "history", "nodes", "__repr__", "_repr_html_")

@@ -15,7 +15,7 @@ from edgewire.report.link_time import (
 )
 from edgewire.simulation.clock import VirtualClock
 from tests.local_runs import local_run
-from tests.report.html.made_runs import add_run, history
+from tests.report.made_runs import add_run, history
 from tests.runs import composed, history_of, result_of
 
 TOLERANCE = 0.02
@@ -124,7 +124,6 @@ def test_an_asynchronous_node_waits_once_for_the_first_messages():
 
 
 LINK = Network(up_mbps=1.0, down_mbps=2.0, latency_ms=100)
-SHARED = ("network=ideal", "algorithm=fedavg", "network.down_mbps=10", "network.latency_ms=20")
 EACH = 0.2 + 8 * 1000 / 1e6 + 8 * 2000 / 2e6  # 1,000 bytes up, 2,000 down
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from edgewire.report.metric import ACCURACY, MainMetric
 from edgewire.report.progress import RUNNING, STARTING, VIEW, RunProgress, SweepView, sweep_progress
-from tests.report.live_runs import lines, row, write_history
+from tests.report.made_runs import lines, row, write_history
 
 
 def job(top, name, rows=0, overrides="- seed=0\n", **result):

@@ -23,7 +23,7 @@ from edgewire.report.reader import (
 )
 from edgewire.report.run_result import RunResult
 from edgewire.report.runs import read_runs
-from tests.report.html.made_runs import add_run
+from tests.report.made_runs import add_run
 
 TEXTS = st.text(max_size=300) | st.text(alphabet="aA./\\-_@ é\n\0", max_size=12)
 

@@ -1,10 +1,12 @@
 """Runs are read from their folders; damaged files are named."""
 
+import json
+
 import pytest
 
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import GAVE_UP, group_runs, in_order, read_history, read_runs, varying
-from tests.report.sweeps import add_job
+from tests.report.made_runs import RESULT, add_job
 
 
 def groups_of(folder):
@@ -29,10 +31,20 @@ def test_any_other_override_makes_a_group(tmp_path, word):
     assert varying(groups_of(tmp_path)) == [word.lstrip("+").split("=")[0]]
 
 
+INVALID = (
+    *({"uplink_bytes": None}, {"accuracy": "x"}, {"seed": [1]}, {"failures": "2"}, {"seconds": {}}),
+    *({"stopped": "interrupted"}, {"metrics": []}, {"metrics": 3}, {"metrics": {"rmse": 3}}),
+    *({"metrics": {"rmse": {"name": 3}}}, {"metrics": {"rmse": {"name": "rmse", "higher": 1}}}),
+    {"metrics": {"rmse": {"name": "rmse", "lower": True}}},
+    {"metrics": {"other": {"name": "other", "higher": "yes"}}},
+)
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [
         *(("result.json", text) for text in ('{"a": ', "{}", "[1]", "", None)),
+        *(("result.json", json.dumps(RESULT | result)) for result in INVALID),
         *((".hydra/overrides.yaml", text) for text in ("foo: [", "foo: 1")),
     ],
 )
@@ -43,19 +55,6 @@ def test_a_damaged_or_missing_file_affects_its_own_run_only(tmp_path, file, text
     damaged.unlink() if text is None else damaged.write_text(text)
     runs, unfinished = read_runs([tmp_path])
     assert [run.seed for run in runs] == [1]
-    assert unfinished == [tmp_path / "0"]
-
-
-@pytest.mark.parametrize(
-    "result",
-    [{"uplink_bytes": None}, {"accuracy": "x"}, {"seed": [1]}, {"failures": "2"}, {"seconds": {}},
-     {"stopped": "interrupted"}],
-)  # fmt: skip
-def test_an_invalid_or_partial_result_affects_its_own_run_only(tmp_path, result):
-    add_job(tmp_path / "0", "lr=1", **result)
-    add_job(tmp_path / "1", "lr=2")
-    runs, unfinished = read_runs([tmp_path])
-    assert [run.settings for run in runs] == ["lr=2"]
     assert unfinished == [tmp_path / "0"]
 
 

@@ -11,7 +11,6 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord
 
 from edgewire.machine.errors import EngineError
 from edgewire.simulation.grid import LocalGrid
@@ -138,26 +137,6 @@ def test_a_message_without_large_parts_takes_no_file(tmp_path):
     assert theirs.read(ours.write([])) == []
     assert theirs.read(ours.write([memoryview(b"")] * 2)) == [b"", b""]
     assert not any(tmp_path.iterdir())
-
-
-def test_a_message_that_is_too_large_has_no_effect(tmp_path, monkeypatch):
-    monkeypatch.setattr(channel, "disk_usage", lambda folder: (MEGABYTE, 0, MEGABYTE))
-    here, there = channel_pair(tmp_path)
-    large, small = (
-        ArrayRecord({"a": Array("uint8", (n,), "t", bytes(n))}) for n in (2 * MEGABYTE, 1 << 16)
-    )
-    for _ in range(3):
-        with pytest.raises(EngineError, match="no room"):
-            here.send(large)
-        here.send(small)
-        assert there.receive() == small
-
-
-def channel_pair(folder):
-    from multiprocessing import Pipe
-
-    ends = Pipe()
-    return tuple(channel.Channel(end, [folder], "x", 2) for end in ends)
 
 
 def test_memory_is_left_for_other_processes(mounted, tmp_path):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.conf.network import Network
-from edgewire.machine.errors import EngineError
 from edgewire.simulation import stall
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
@@ -59,16 +58,13 @@ def test_a_flower_strategy_that_needs_more_nodes_ends(nodes, least, drawn):
         assert len(sample_nodes(grid_of(nodes), least, drawn)[0]) == drawn
 
 
-def test_an_apps_own_loop_ends(hurry):
-    grid = grid_of(1)
-    with pytest.raises(MissingNodesError, match=r"in vain for 540 s: with 1 node, .*--nodes"):
-        repeat(grid.get_node_ids)
-
-
-def test_a_loop_for_a_reply_that_is_lost_ends(hurry):
-    grid = grid_of(2)
-    with pytest.raises(EngineError, match="asks for nodes or replies in vain"):
-        repeat(grid.pull_messages, ["1-1"])
+@pytest.mark.parametrize(
+    ("nodes", "call", "given"),
+    [(1, LocalGrid.get_node_ids, ()), (2, LocalGrid.pull_messages, (["1-1"],))],
+)
+def test_an_apps_loop_for_nodes_or_for_a_lost_reply_ends(nodes, call, given, hurry):
+    with pytest.raises(MissingNodesError, match=rf"in vain for 540 s: with {nodes} node.*--nodes"):
+        repeat(call, grid_of(nodes), *given)
 
 
 def test_an_app_that_sends_between_two_calls_does_not_wait(hurry):

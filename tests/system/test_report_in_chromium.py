@@ -3,7 +3,7 @@
 import pytest
 
 from edgewire.report.html.html_report import write_report
-from tests.report.html.made_runs import add_run, node, write_nodes
+from tests.report.made_runs import add_run, node, write_nodes
 
 pytestmark = pytest.mark.system
 WIDTHS, SCHEMES = (400, 1400), ("light", "dark")

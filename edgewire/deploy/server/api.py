@@ -95,13 +95,9 @@ class BundleApi:
     `budget`: the memory for the bodies of compact pushes.
     """
 
-    def __init__(
-        self, app: App, output: Path | None = None, budget: BodyBudget | None = None
-    ) -> None:
-        self._app = app
-        self._budget = budget or BodyBudget()
+    def __init__(self, app: App, output: Path | None, budget: BodyBudget) -> None:
+        self._app, self._output, self._budget = app, output, budget
         self._zipped = GZipMiddleware(app, compresslevel=9)
-        self._output = output
         self._bell, self._handed, self._twins = KeyedCondition(), Redelivery(), DuplicateNodes()
         self._arriving = IncompleteReplies()
         self._sending = Counter[str]()  # public key of a node -> objects that it is sending now

@@ -23,6 +23,7 @@ from edgewire.report.runs import (
     RESULT,
     SURE,
     Group,
+    Measure,
     Row,
     Run,
     expect_result,
@@ -36,9 +37,10 @@ from edgewire.report.runs import (
     read_result,
     read_settings,
     varying,
+    whole_bytes,
     with_effect,
 )
-from edgewire.report.table import Cell, plain, quantity, sent
+from edgewire.report.table import Cell, quantity, sent
 
 MOST_ROWS = 400  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
@@ -118,8 +120,11 @@ class ReportGroup(Group):
     @cached_property
     def whole_ratio(self) -> float | None:
         """Flower's bytes in both directions, divided by the bytes sent; None if unknown."""
-        measures = ([of(way) for way in WAYS] for of in (plain, sent))
-        return self.ratio(*(lambda r, both=both: sum(one(r) for one in both) for both in measures))
+
+        def both(kind: int) -> Measure:
+            return lambda result: sum(whole_bytes(result, way)[kind] for way in WAYS)
+
+        return self.ratio(both(1), both(0))
 
 
 @dataclass(frozen=True)

@@ -92,15 +92,6 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, monkeypatch
         expect_nothing_lost(codec, state, applied, node, layout, given[node - 1])
 
 
-def test_without_losses_nothing_is_put_back(monkeypatch):
-    codec = make_codec("topk", density=0.05)
-    monkeypatch.setattr(type(codec), "restore", None)  # a call would raise
-    pool = pool_of(app_with(CompressionMod(codec), {}), NODES)
-    compressed = CompressedGrid(LocalGrid(pool, NODES))
-    FedAvg(fraction_evaluate=0).start(compressed, initial(), num_rounds=5)
-    assert compressed.traffic.failures == 0
-
-
 def test_a_node_that_lost_its_state_takes_part_again():
     codec = make_codec("topk", density=0.05)
     pool = pool_of(app_with(CompressionMod(codec), {}), 2)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgewire.compression.flower.replica import MODEL, VERSION, Replica
+from edgewire.compression.flower.replica import Replica
 from edgewire.task.optimizers import SGD, Adam, Momentum
 from tests.same import expect_same
 
@@ -16,7 +16,9 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=repr)
 
 def start(rule, trained=TRAINED):
     model = np.linspace(-1, 1, SIZE, dtype=np.float32)
-    return Replica.start(rule, trained, model)
+    replica = Replica.start(rule, trained, model)
+    assert replica.model is model  # no copy
+    return replica
 
 
 def update(seed, share):
@@ -30,19 +32,6 @@ def dense(indices, values):
     vector = np.zeros(SIZE, dtype=np.float32)
     vector[indices] = values
     return vector
-
-
-@every_rule
-def test_a_replica_starts_as_the_model_itself_with_an_empty_memory(rule):
-    model = np.ones(SIZE, dtype=np.float32)
-    replica = Replica.start(rule, TRAINED, model)
-    assert replica.model is model
-    assert replica.arrays[MODEL] is model
-    assert replica.version == 0
-    assert set(replica.arrays) == {MODEL, VERSION, *rule.names}
-    for name in rule.names:
-        assert replica.arrays[name].shape == (TRAINED,)
-        assert not replica.arrays[name].any()
 
 
 @every_rule

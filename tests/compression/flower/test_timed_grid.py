@@ -1,4 +1,7 @@
-"""The local grid is a `TimedGrid` on a virtual clock; `timed` makes any grid a `TimedGrid`."""
+"""The local grid is a `TimedGrid` on a virtual clock; `timed` makes any grid a `TimedGrid`.
+
+In real time no silent node blocks a call for ever; a time-out that a user sets is kept.
+"""
 
 import inspect
 import time
@@ -7,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from edgewire.compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
+from edgewire.compression.flower.timeouts import LEAST, AdaptiveTimeout, gathered
+from edgewire.compression.validation import FOREVER
 from edgewire.simulation.any_app.grid import GuestGrid
 from edgewire.simulation.grid import LocalGrid
 from tests.compression.flower.fleet import Fleet, Remote
@@ -99,3 +104,57 @@ def test_in_real_time_a_messages_ttl_ends_with_its_deadline():
     for ttl in (50.0, float("inf")):
         grid.push_messages([SimpleNamespace(metadata=SimpleNamespace(ttl=t)) for t in (60, 9)], ttl)
     assert [message.metadata.ttl for message in sent] == [50.0, 9, 60, 9]
+
+
+class Clock:
+    """A grid with a reply time for each node; a pull sets `now` to the next reply's time.
+
+    If the deadline of the pull is earlier, it sets `now` to the deadline.
+    """
+
+    def __init__(self, moments, virtual=None):
+        self.moments, self.virtual_seconds, self.now = moments, virtual, 0.0
+        self.sent = {}
+
+    def push_messages(self, messages, ttl=None):
+        self.sent |= {str(number): message for number, message in enumerate(messages)}
+        return list(self.sent)
+
+    def pull_before(self, ids, deadline):
+        when, first = min((self.moments[int(i)], i) for i in ids)
+        self.now = min(max(when, self.now), deadline)
+        if when > deadline:
+            return []
+        del self.sent[first]
+        return [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=first))]
+
+
+def messages(count):
+    return [SimpleNamespace(node=node) for node in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("moments", "there", "until"),
+    [
+        ([1, 2, 3, 1e12], 3, 3 + LEAST),  # a silent node: one minute more
+        ([10, 20, 30, 200], 4, 200),  # a slow node is waited for
+        ([10, 20, 30, 1e6], 3, 30 + 300),
+        ([5, 1e12, 1e12, 1e12], 1, FOREVER),  # most replies are missing: the network may be down
+    ],
+)
+def test_a_silent_node_is_not_waited_for(moments, there, until):
+    grid = Clock(moments)
+    assert len(gathered(grid, messages(4), FOREVER)) == there
+    assert grid.now == until
+
+
+def test_a_time_out_that_a_user_sets_is_kept():
+    grid = Clock([1, 2, 3, 500])
+    assert len(gathered(grid, messages(4), 400.0)) == 3
+    assert grid.now == 400
+
+
+def test_on_a_virtual_clock_nothing_adapts():
+    limit = AdaptiveTimeout(Clock([], virtual=0.0), FOREVER, 4)
+    limit.received(3)
+    assert limit.deadline == FOREVER

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgewire.compression.base import Rng, TensorSlices
 from edgewire.compression.quantizers.bfloat16 import BFloat16
 from edgewire.compression.quantizers.int4 import Int4
 from edgewire.compression.quantizers.int8 import Int8
+from edgewire.compression.quantizers.lloyd import Lloyd
 from edgewire.compression.quantizers.scaling import BLOCK, blocks
 from edgewire.compression.quantizers.sign import Sign
 from edgewire.compression.quantizers.ternary import Ternary
@@ -168,3 +171,40 @@ def test_sign_means_at_the_ends_of_float32(value):
     streams = Sign().encode(values, whole(values), {}, Rng(0, 1))
     np.testing.assert_array_equal(Sign.decode((0,), streams, whole(values)), values)
     assert not np.signbit(streams[0]).any() or value < 0
+
+
+# The least squared error of a Gaussian's quantizer with 2, 4, 8 and 16 levels: Max 1960,
+# "Quantizing for minimum distortion", table I.
+GAUSSIAN = {1: 0.3634, 2: 0.1175, 4: 0.03454, 8: 0.009497}
+
+
+def of_lloyd(values, magnitudes):
+    quantizer, parts = Lloyd(magnitudes), parts_of((len(values),))
+    streams = quantizer.encode(values, parts, {}, Rng(0, 1))
+    return streams, Lloyd.decode(quantizer.params(), streams, parts)
+
+
+@pytest.mark.parametrize("magnitudes", GAUSSIAN)
+def test_the_error_of_gaussian_values_is_the_least_possible(magnitudes):
+    values = normal(4 * BLOCK + 3)
+    _, decoded = of_lloyd(values, magnitudes)
+    error = np.sum((values - decoded) ** 2, dtype=float) / np.sum(values**2, dtype=float)
+    assert error == pytest.approx(GAUSSIAN[magnitudes], rel=0.02)
+
+
+@given(
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=60),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_sizes_are_means_and_each_value_has_the_nearest(numbers, magnitudes):
+    values = np.array(numbers, dtype=np.float32)
+    streams, decoded = of_lloyd(values, magnitudes)
+    sizes = streams[0].astype(float)
+    np.testing.assert_array_equal(np.signbit(decoded), np.signbit(values))
+    for size in set(np.abs(decoded).tolist()):
+        group = np.abs(values[np.abs(decoded) == size]).astype(float)
+        assert size == pytest.approx(group.mean(), rel=1e-5)
+    # A bin of the histogram is up to 1/128 wide, so a value near a bound may have the other size.
+    exact = np.abs(values).astype(float)
+    nearest = np.abs(exact[:, None] - sizes).min(axis=1)
+    assert (np.abs(exact - np.abs(decoded)) <= nearest + exact / 64 + 1e-38).all()

@@ -9,7 +9,6 @@ from edgewire.compression.quantizers.eden import UNIT, Eden, levels_of
 from edgewire.compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
 from tests.compression.quantizers.values import MOST, normal, selected
 
-
 DRIVE = Drive()
 
 

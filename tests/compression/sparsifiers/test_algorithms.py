@@ -1,15 +1,70 @@
-"""Each sparsifier follows the algorithm of its paper."""
+"""Each sparsifier follows the algorithm of its paper, and the rules of all sparsifiers."""
 
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgewire.compression.base import Rng, SparsifyContext
+from edgewire.compression.decoder import decode_update
 from edgewire.compression.layout import Layout
+from edgewire.compression.make import make_codec
 from edgewire.compression.per_tensor import count
+from edgewire.compression.registry import get
+from edgewire.compression.registry import names as methods
 from edgewire.compression.sparsifiers.dgc import WARMUP
-from tests.compression.sparsifiers.steps import LAYOUT, N, make, run, update
+from edgewire.compression.sparsifiers.topk import TopK
+from tests.local_runs import local_run
+from tests.runs import history_of, result_of
+
+LAYOUT = Layout(("conv", "bias", "fc"), ((4, 3, 5, 5), (4,), (20, 30)), ("float32",) * 3)
+N = LAYOUT.size
+
+
+def update(seed=0):
+    return np.random.default_rng(seed).standard_t(4, size=N).astype(np.float32)
+
+
+def make(name, **options):
+    return get("sparsifier", name)(**options)
+
+
+def run(sparsifier, steps, losses=None):
+    """Yield (update, selection, the sparsifier's state) for each of `steps` steps."""
+    memory = {}
+    for number in range(steps):
+        loss = None if losses is None else losses[number]
+        g = update(number)
+        yield g, sparsifier.select(g, SparsifyContext(LAYOUT, memory, Rng(number, 0), loss)), memory
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.29, 1.0])
+def test_counts(share):
+    assert count(share, 0) == 0
+    assert count(share, 100) == max(1, round(share * 100))
+    assert count(0.0, 100) == 0
+
+
+@pytest.mark.parametrize("name", methods("sparsifier"))
+def test_selections_are_in_order_and_never_change_the_update(name):
+    for number, (g, (indices, values, _), _) in enumerate(run(make(name), 4, [3, 2, 1, 2])):
+        np.testing.assert_array_equal(g, update(number))
+        if indices is not None:
+            assert indices.dtype == np.uint32
+            assert (np.diff(indices.astype(np.int64)) > 0).all()
+            assert values.shape == indices.shape
+        assert values.dtype == np.float32
+        assert values.flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", ["cesgd", "esgd"])
+def test_a_loss_falls_only_between_two_known_losses(name):
+    losses = [-1.0, -2.0, None, 5.0, 4.0, float("nan"), 3.0, float("inf"), 1.0]
+    options = {"cap": 0.0} if name == "esgd" else {}
+    same = [s.same for _, s, _ in run(make(name, **options), len(losses), losses)]
+    assert same == [False, True, False, False, True, False, False, False, False]
 
 
 def test_topk_of_each_tensor():
@@ -276,3 +331,121 @@ def test_cesgd_speculates_on_rarely_sent_coordinates():
     indices, _, _ = sparsifier.select(update(), SparsifyContext(LAYOUT, memory, Rng(0, 0), 2.0))
     rare = indices[weights[indices] == 0]
     assert len(rare) == pytest.approx(0.05 * N, abs=3)
+
+
+@given(eta=st.floats(0.05, 1), density=st.sampled_from([0.01, 0.2, 1.0]))
+def test_ef21_follows_its_algorithm(eta, density):
+    """The sent values are those of v - h, where h is the sum of all that was sent."""
+    v, h = np.zeros(N), np.zeros(N)
+    for g, (indices, values, _), memory in run(make("ef21", eta=eta, density=density), 8):
+        v = (1 - eta) * v + eta * g
+        expected = np.sort(np.argsort(-np.abs(v - h), kind="stable")[: len(indices)])
+        sizes = np.abs(v - h)
+        assert sizes[indices].sum() == pytest.approx(sizes[expected].sum(), rel=1e-4)
+        np.testing.assert_allclose(values, (v - h)[indices], rtol=1e-3, atol=1e-4)
+        h[indices] += values
+        np.testing.assert_allclose(memory["residual"], v - h, rtol=1e-3, atol=1e-4)
+
+
+def test_with_all_entries_it_is_sgd(tmp_path):
+    words = ["dataset=digits", "nodes=3", "rounds=20", "lr=0.1", "eval_every=20"]
+    whole = ["compression.density=1", "compression.eta=1", "compression.quantizer=float32"]
+    local_run(tmp_path / "ef21", "algorithm=ef21_sgdm", *whole, *words)
+    local_run(tmp_path / "sgd", "algorithm=sgd", *words)
+    ours, theirs = result_of(tmp_path / "ef21"), result_of(tmp_path / "sgd")
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+
+
+@given(
+    st.sampled_from(["float16", "int8", "int4", "ternary", "sign", "lloyd", "drive", "qsgd"]),
+    st.integers(0, 2**20),
+)
+def test_the_receivers_sum_is_what_the_nodes_have_sent(quantizer, seed):
+    """The sum of decoded payloads plus the residual is the momentum v, with any quantizer."""
+    codec = make_codec("ef21", quantizer, "raw", density=0.2, eta=0.5)
+    draw, memory = np.random.default_rng(seed), {}
+    received = np.zeros(N, np.float32)
+    for number in range(1, 6):
+        g = draw.normal(size=N).astype(np.float32)
+        payload = codec.encode(g, LAYOUT, memory=memory, seed=number, number=number)
+        update = decode_update(payload, LAYOUT)
+        received[slice(None) if update.indices is None else update.indices] += update.values
+        total = received + memory["residual"]
+        np.testing.assert_allclose(total, memory["momentum"], rtol=1e-3, atol=1e-3)
+
+
+def test_a_lost_reply_is_no_change(tmp_path):
+    """With lost replies the loss falls as without them; the estimate does not drift away."""
+    words = ["algorithm=ef21_sgdm", "dataset=digits", "nodes=4", "rounds=100", "eval_every=100"]
+    words += ["lr=0.3", "schedule=constant"]
+    local_run(tmp_path / "all", *words)
+    local_run(tmp_path / "lost", *words, "network.loss=0.05", "timeout=5")
+    assert result_of(tmp_path / "lost")["failures"] > 5
+    assert result_of(tmp_path / "lost")["loss"] < 1.3 * result_of(tmp_path / "all")["loss"]
+
+
+LARGE = Layout(("w",), ((1000,),), ("float32",))
+WARM = {"sparsifier": "topk", "density": 0.01, "warmup_density": 0.1, "warmup_steps": 3}
+
+
+@pytest.mark.parametrize(("number", "count"), [(0, 10), (1, 100), (3, 100), (4, 10), (100, 10)])
+def test_the_first_updates_hold_more_entries(number, count):
+    update = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    payload = make_codec(**WARM).encode(update, LARGE, number=number)
+    assert len(decode_update(payload, LARGE).values) == count
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 4)), min_size=1, max_size=6),
+    st.integers(1, 100),
+    st.floats(0.01, 1),
+    st.integers(0, 2**32),
+)
+def test_each_chunk_sends_its_largest_entries(shapes, chunk, density, seed):
+    """The chunks of one tensor have the same share as tensors of the same sizes."""
+    layout = Layout(tuple(map(str, range(len(shapes)))), tuple(shapes), ("float32",) * len(shapes))
+    sizes = [
+        min(chunk, rows * columns - start)
+        for rows, columns in shapes
+        for start in range(0, rows * columns, chunk)
+    ]
+    cut = Layout(tuple(map(str, sizes)), tuple((n,) for n in sizes), ("float32",) * len(sizes))
+    update = np.random.default_rng(seed).normal(size=layout.size).astype(np.float32)
+    chosen = []
+    for each, scope in ((layout, "chunk"), (cut, "tensor")):
+        method = TopK(density=density, scope=scope, chunk_size=chunk)
+        chosen.append(method.choose(update, SparsifyContext(each, {}, Rng(0, 0))))
+    np.testing.assert_array_equal(*chosen)
+
+
+RUNS = {
+    "Flower's": ["algorithm=fedavg_topk", "downlink=topk"],
+    "sparse averaging": [
+        "algorithm=fedavg_topk", "downlink=topk", "strategy=sparse_averaging",
+        "strategy.update=delta",
+    ],
+    "pushes": [
+        "algorithm=fedbuff", "compression=topk", "downlink=topk", "strategy.pushes=16",
+        "eval_every=4", "strategy.buffer=1",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_both_directions_have_a_warm_up(kind, tmp_path):
+    """Nodes and server send ten times as many entries in the first two rounds."""
+    sent = {}
+    for steps in (0, 2):
+        words = [
+            f"{way}.{key}" for way in ("compression", "downlink")
+            for key in ("density=0.01", "warmup_density=0.1", f"warmup_steps={steps}")
+        ]  # fmt: skip
+        run = [*RUNS[kind], "rounds=4", "nodes=2", "local_steps=2", "downlink.from_seed=true"]
+        local_run(tmp_path / str(steps), *run, *words)
+        rows = history_of(tmp_path / str(steps))
+        columns = ("uplink_bytes", "downlink_bytes")
+        sent[steps] = np.diff([[row[key] for key in columns] for row in rows], axis=0)
+    first, last = sent[2][:2].sum(axis=0), sent[2][-1]
+    before, after = sent[0][:2].sum(axis=0), sent[0][-1]
+    assert (first > 2.5 * before).all()  # the first message down holds no values
+    assert (last < 1.2 * after).all()

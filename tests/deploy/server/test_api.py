@@ -283,13 +283,12 @@ def test_false_children_that_a_node_announced_reach_nobody(any_server, bundles, 
 def test_a_node_sends_two_replies_at_a_time(server):
     """A third reply at the same time is refused, because it would occupy the server's threads."""
     node = FakeNode(server.address)
-    host, port = server.address.split(":")
     signed = node.signed()
     line = b"POST /v1/fleet/edgewire/compact/push HTTP/1.1\r\n"
     head = line + b"host: here\r\ncontent-length: 9999\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(2):
-            line = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            line = stack.enter_context(socket.create_connection(server.place, timeout=5))
             line.sendall(head + signed.ljust(400, b"\0"))
         time.sleep(0.3)
         assert node.post("push", signed.ljust(400, b"\0")).status_code == 429

@@ -31,11 +31,10 @@ def server():
 @pytest.fixture
 def connect(server):
     """Return a function that opens a connection and sends bytes."""
-    host, port = server.address.split(":")
     connections = []
 
     def call(data=b""):
-        connections.append(made := socket.create_connection((host, int(port)), timeout=SOON))
+        connections.append(made := socket.create_connection(server.place, timeout=SOON))
         made.sendall(data)
         return made
 
@@ -190,12 +189,11 @@ def test_a_client_that_does_not_read_its_response_is_disconnected(tmp_path):
         patch.setattr(connections, "STALLED_SECONDS", 0.4)
         patch.setattr(connections, "LOOKS", 0.1)
         with Server(output=tmp_path) as server:
-            host, port = server.address.split(":")
             for pause, whole in ((0.15, True), (1.5, False)):
                 with socket.socket() as connection:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
                     connection.settimeout(SOON)
-                    connection.connect((host, int(port)))
+                    connection.connect(server.place)
                     connection.sendall(ask)
                     time.sleep(pause)
                     assert (len(rest_of(connection)) > 8 << 20) is whole
@@ -221,10 +219,9 @@ def test_silent_tls_handshakes_are_limited_in_time_and_number(begun, tmp_path, m
     make_server(tmp_path, ["127.0.0.1"], renew=False)
     trusted = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     with Server(keys=tmp_path) as server, ExitStack() as stack:
-        host, port = server.address.split(":")
         silent = []
         for _ in range(15):
-            line = socket.create_connection((host, int(port)), timeout=SOON)
+            line = socket.create_connection(server.place, timeout=SOON)
             silent.append(stack.enter_context(line))
             line.sendall(begun)
         opened = time.monotonic()

@@ -27,10 +27,9 @@ def server():
 @pytest.mark.parametrize("path", [each for each in LIMITED if LARGEST.get(each, 0) < LARGE])
 @pytest.mark.parametrize("said", [f"content-length: {LARGE}", "transfer-encoding: chunked"])
 def test_a_call_has_a_largest_body_that_is_not_read_above(server, node, method, path, said):
-    host, port = server.address.split(":")
     lines = [f"{method} {path} HTTP/1.1", "host: here", said]
     lines += [f"{name}: {value}" for name, value in node.headers().items()]
-    with socket.create_connection((host, int(port)), timeout=5) as line:
+    with socket.create_connection(server.place, timeout=5) as line:
         line.sendall("\r\n".join([*lines, "", ""]).encode())
         assert line.recv(100).split()[1] == (b"413" if "length" in said else b"411")
 
@@ -102,11 +101,10 @@ def test_a_push_waits_unread_until_there_is_memory():
     """A node's second large body is not read while the first one arrives; other nodes' are."""
     head = f"POST {COMPACT_CALLS}push HTTP/1.1\r\nhost: here\r\ncontent-length: {LARGE}\r\n\r\n"
     with Server(budget=BodyBudget(2 * LARGE)) as server, ExitStack() as stack:
-        host, port = server.address.split(":")
         one, other = FakeNode(server.address), FakeNode(server.address)
         sent = []
         for node in (one, one, other):
-            line = stack.enter_context(socket.create_connection((host, int(port)), timeout=0.5))
+            line = stack.enter_context(socket.create_connection(server.place, timeout=0.5))
             line.sendall(head.encode() + node.signed().ljust(1 << 16, b"\0"))
             sent.append(0)
             with suppress(TimeoutError):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from papers.benchmarks.screening import PARTS
 from papers.benchmarks.timing import AtOnce, Child, Turns, compare
 
 
@@ -60,3 +61,10 @@ def test_a_child_that_ends_is_reported() -> None:
 def test_at_once_shares_a_round_among_its_children() -> None:
     both = AtOnce(lambda n: [1.0] * n, lambda n: [1.2] * n)
     assert both(3) == pytest.approx([0.55] * 3)
+
+
+def test_the_functions_that_are_timed_exist() -> None:
+    """`papers.benchmarks.screening` names them as text."""
+    for places in PARTS.values():
+        for where, name in places:
+            assert callable(getattr(where, name)), name

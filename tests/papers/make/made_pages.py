@@ -5,7 +5,7 @@ import random
 
 from papers.make.results import main
 from papers.make.run_archive import main as keep
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 PAGE = """
 title: A page

@@ -5,7 +5,7 @@ import pytest
 from edgewire.report.reader import ResultsError
 from edgewire.report.runs import BESIDE
 from papers.make.columns import COLUMNS, PageRow
-from tests.report.sweeps import finals, made
+from tests.report.made_runs import finals, made
 
 
 def shown(column, *runs, **given):

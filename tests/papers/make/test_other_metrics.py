@@ -11,7 +11,7 @@ from papers.make.results import main
 from papers.make.run_archive import archive_file, read_archive, write_archive
 from papers.make.run_archive import main as keep
 from tests.papers.make.made_pages import ACCURACIES, PAGE, define, rows_of, written
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 RMSE = MainMetric("rmse")
 DENSITY = MainMetric("density", higher=True)
@@ -88,24 +88,17 @@ def test_a_page_goes_by_the_metric_its_direction_and_its_unit(root, metric, fact
 
 
 @pytest.mark.parametrize(
-    ("metric", "best"), [(RMSE, "lr 1"), (DENSITY, "lr 2"), (ACCURACY, "lr 2")]
-)
-def test_the_best_of_a_search_is_bold(root, metric, best):
-    define(root, SEARCH)
-    run_of(root, metric, {"lr=1 momentum=True": (0.5,), "lr=2 momentum=True": (0.7,)})
-    row = rows_of(written(root))["A"]
-    assert {head for head, cell in row.items() if cell.startswith("**")} == {best}
-
-
-@pytest.mark.parametrize(
     ("metric", "one", "two", "best"),
     [
+        (RMSE, (0.5,), (0.7,), "lr 1"),
+        (DENSITY, (0.5,), (0.7,), "lr 2"),
+        (ACCURACY, (0.5,), (0.7,), "lr 2"),
         (RMSE, (0.5, 0.6), (0.2, 0.7), "lr 1"),
         (ACCURACY, (0.5, 0.6), (0.4, 0.9), "lr 1"),
         (ACCURACY, (0.5, 0.6), (0.9,), "lr 1"),  # one seed may be lucky
     ],
 )
-def test_a_search_counts_the_worst_of_most_seeds(root, metric, one, two, best):
+def test_the_best_of_a_search_by_the_worst_of_most_seeds_is_bold(root, metric, one, two, best):
     define(root, SEARCH)
     run_of(root, metric, {"lr=1 momentum=True": one, "lr=2 momentum=True": two})
     row = rows_of(written(root))["A"]
@@ -120,25 +113,6 @@ def test_an_archive_keeps_the_main_metric_and_its_curve(root):
     assert [row["rmse"] for row in runs[0].evaluations()] == [0.25, 0.5, 0.5]
     write_archive(file, "e", runs)
     assert file.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "metrics",
-    [
-        [],
-        3,
-        {"rmse": 3},
-        {"rmse": {"name": 3}},
-        {"rmse": {"name": "rmse", "higher": 1}},
-        {"rmse": {"name": "rmse", "lower": True}},
-        {"other": {"name": "other", "higher": "yes"}},
-    ],
-)
-def test_a_result_with_damaged_metrics_counts_as_damaged(tmp_path, metrics):
-    add_job(tmp_path / "0", "lr=1", metrics=metrics, rmse=1.0, best_rmse=1.0)
-    add_job(tmp_path / "1", "lr=2")
-    runs, damaged = read_runs([tmp_path])
-    assert (len(runs), damaged) == (1, [tmp_path / "0"])
 
 
 @pytest.mark.parametrize("value", ["x", True, [1], 1e300])

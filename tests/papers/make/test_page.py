@@ -38,7 +38,6 @@ def test_kept_runs_that_no_table_shows_are_listed(ran):
 
 
 def test_a_picture_shows_each_row_in_both_directions_and_is_drawn_anew(ran):
-    pytest.importorskip("matplotlib")
     define(ran, PAGE.replace("    against", "    picture: points\n    against"))
     assert "![accuracy against bytes](page.png)" in written(ran)
     picture = ran / "papers" / "results" / "page.png"

@@ -9,7 +9,7 @@ import pytest
 from edgewire.report.reader import ResultsError
 from papers.make.run_archive import ROOT, ROWS, archive_file, commit_of, main, read_archive
 from tests.papers.make.made_pages import packed, unpacked
-from tests.report.sweeps import add_job
+from tests.report.made_runs import add_job
 
 
 def add(folder, overrides, history=(), **result):

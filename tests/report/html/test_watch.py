@@ -18,7 +18,7 @@ from edgewire.report.__main__ import main
 from edgewire.report.html import html_report, watch
 from edgewire.report.html.watch import Shown, WatchedReport, listen, response, serve
 from edgewire.report.reader import ResultsError
-from tests.report.live_runs import ROUNDS, lines, row, write_history, write_nodes
+from tests.report.made_runs import ROUNDS, lines, node, row, write_history, write_nodes
 
 
 @pytest.fixture
@@ -84,20 +84,20 @@ def test_only_names_of_this_machine_are_answered(fields, status):
     assert (found, "the page" in text) == (status, status == 200)
 
 
-def test_a_request_without_a_host_is_refused():
-    assert asked("GET / HTTP/1.1", "Accept: *")[0] == 400
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "get", ""])
-def test_only_get_is_answered(method):
-    assert asked(f"{method} / HTTP/1.1")[0] == 405
+FILES = ("/history.jsonl", "/report.html", "/..%2fresult.json", "//", "", "http://127.0.0.1/")
+METHODS = ("POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "get", "")
 
 
 @pytest.mark.parametrize(
-    "path", ["/history.jsonl", "/report.html", "/..%2fresult.json", "//", "", "http://127.0.0.1/"]
+    ("asking", "status"),
+    [
+        (["GET / HTTP/1.1", "Accept: *"], 400),  # without a host
+        *(([f"{method} / HTTP/1.1"], 405) for method in METHODS),
+        *(([f"GET {path} HTTP/1.1"], 404) for path in FILES),
+    ],
 )
-def test_no_file_is_served(path):
-    assert asked(f"GET {path} HTTP/1.1")[0] == 404
+def test_only_get_of_the_page_is_answered(asking, status):
+    assert asked(*asking)[0] == status
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def test_a_run_without_news_may_be_dead(page, folder):
     old = (time.time() - 100,) * 2
     os.utime(folder / "history.jsonl", old)
     assert page()[0][0].endswith("nothing was written for 1 min 40 s: it may be dead")
-    write_nodes(folder, 2)  # news of another kind
+    write_nodes(folder, [node(0), node(1)])  # news of another kind
     assert "dead" not in page()[0][0]
     (folder / "nodes.json").unlink()
     slow = [row(number, seconds=30.0 * number) for number in range(10)]
@@ -268,7 +268,7 @@ ODD = [
 def test_an_odd_file_never_fails_a_request(page, folder, name):
     for text in ODD:
         write_run(folder, 3)
-        write_nodes(folder, 2)
+        write_nodes(folder, [node(0), node(1)])
         with (folder / name).open("w" if name[0] != "h" else "a", encoding="latin-1") as file:
             file.write(text + "\n")
         assert "round 2 of 40, accuracy" in page()[0][0]

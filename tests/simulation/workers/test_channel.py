@@ -9,8 +9,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app.metadata import Metadata
 
 from edgewire.compression.flower import FlatArray, flat_record
+from edgewire.machine.errors import EngineError
+from edgewire.simulation.workers import channel
 from edgewire.simulation.workers.channel import Channel, Folders
 
+MEGABYTE = 1 << 20
 METADATA = Metadata(7, "1-2", 0, 1, "", "3", 4.5, 6.0, "train.step")
 
 
@@ -78,3 +81,16 @@ def test_a_received_object_is_not_overwritten_later(pair):
         sender.send(Array("uint8", (1,), "t", b"b" * 100_000))
         receiver.receive()
     assert first.data == b"a" * 100_000
+
+
+def test_a_message_that_is_too_large_has_no_effect(pair, monkeypatch):
+    monkeypatch.setattr(channel, "disk_usage", lambda folder: (MEGABYTE, 0, MEGABYTE))
+    sender, receiver = pair
+    large, small = (
+        ArrayRecord({"a": Array("uint8", (n,), "t", bytes(n))}) for n in (2 * MEGABYTE, 1 << 16)
+    )
+    for _ in range(3):
+        with pytest.raises(EngineError, match="no room"):
+            sender.send(large)
+        sender.send(small)
+        assert receiver.receive() == small

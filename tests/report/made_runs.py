@@ -1,9 +1,90 @@
-"""Makes the folders of runs for tests of the report."""
+"""Makes runs, and the folders that runs and sweeps write."""
 
 import json
+import math
 from html.parser import HTMLParser
 
-from tests.report.sweeps import add_job
+from edgewire.report.runs import Run
+
+RESULT = {
+    "accuracy": 0.98,
+    "best_accuracy": 0.99,
+    "loss": 0.1,
+    "uplink_bytes": 1_000_000,
+    "downlink_bytes": 4_000_000,
+    "uplink_bytes_float32": 4_000_000,
+    "downlink_bytes_float32": 4_000_000,
+    "client_updates": 50,
+    "failures": 0,
+    "seconds": 12.0,
+    "seed": 0,
+}
+
+
+def add_job(folder, overrides, history=(), finished=True, **result):
+    """Write the files of a job; its seed is taken from its overrides `overrides`."""
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(overrides.split()))
+    seeds = [int(word[5:]) for word in overrides.split() if word.startswith("seed=")]
+    if finished:
+        full = RESULT | {"seed": seeds[0] if seeds else 0} | result
+        (folder / "result.json").write_text(json.dumps(full))
+    (folder / "history.jsonl").write_text(lines(history))
+
+
+ACCURACIES = [0.1, 0.5, 0.9, 0.7, 0.8]
+
+
+def made(accuracies=ACCURACIES, seed=0, curve=(), **result):
+    """Return a run with an evaluation every 10 rounds; a round takes 1 MB up and 3 MB down."""
+    rounds = [10.0 * at for at in range(len(accuracies))]
+    columns = {
+        "round": rounds,
+        "accuracy": list(accuracies),
+        "uplink_bytes": [1e6 * at for at in rounds],
+        "downlink_bytes": [3e6 * at for at in rounds],
+        **dict(curve),
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    measured = {
+        "seed": seed,
+        "accuracy": accuracies[-1],
+        "best_accuracy": max(filter(None, accuracies), default=None),
+        "evaluations": len(accuracies),
+    }
+    return Run({"lr": "1"}, RESULT | measured | result, lambda: rows)
+
+
+def finals(*accuracies):
+    """Return runs with the seeds 0, 1, ... and these accuracies at their ends."""
+    return [made([accuracy], seed) for seed, accuracy in enumerate(accuracies)]
+
+
+ROUNDS = 40
+
+
+def row(number, rounds=ROUNDS, **more):
+    """Return a row of the history of a run that goes on."""
+    return {
+        "round": number,
+        "rounds": rounds,
+        "loss": 2.3 * math.exp(-number / 10) + 0.1,
+        "accuracy": 0.97 - 0.87 * math.exp(-number / 8),
+        "uplink_bytes": 70_000 * number,
+        "downlink_bytes": 90_000 * number,
+        "seconds": 0.4 * number,
+        **more,
+    }
+
+
+def lines(rows):
+    return "".join(json.dumps(each) + "\n" for each in rows)
+
+
+def write_history(folder, count, **more):
+    """Write `count` rows of a run that goes on, from round 0 on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "history.jsonl").write_text(lines(row(number, **more) for number in range(count)))
 
 
 def history(accuracies, up=1000, down=2000, name="accuracy", nodes=10, **more):
