@@ -6,6 +6,7 @@ server's steps. In the last case the node repeats these steps with the server's 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -100,11 +101,11 @@ class Followed(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """A version of the model with its checksum, and the context of index sets at it."""
+    """A version of the model with its checksum; `activity`: if index sets are coded by context."""
 
     checksum: bytes
     vector: Vector
-    context: SharedContext | None
+    activity: Activity | None = None
 
 
 class NodeReplica:
@@ -126,12 +127,11 @@ class NodeReplica:
         contextual: bool = False,
     ) -> None:
         self._contextual = contextual
-        self._context: tuple[int, SharedContext] | None = None  # of a version of a shared activity
+        self._contexts = deque[tuple[int | None, SharedContext]](maxlen=2)  # by version
         self._layout, self._optimizer, self._seeded = layout, optimizer, seeded
         self._from_seed: Replica | None = None  # began at version 0; nodes of the process share it
         self._decode = Decoder(layout)
         self._made: _Version | None = None  # the version that was computed last
-        self._base: SharedContext | None = None  # the last context of a version before it
         self._snapshot: tuple[bytes, Replica] | None = None
 
     def model(self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict) -> Followed:
@@ -148,18 +148,14 @@ class NodeReplica:
             vector, context = self._by_steps(arrays, header, state)
             form, step = form_of_updates(self._layout), (header.version or 0) + 1
             return Followed(form, Model(vector), context=context, step=step)
-        if header.base == header.version == INITIAL_VERSION:
-            return self._made_from_seed(header, state)
-        if header.base == INITIAL_VERSION and not stored_arrays(state, REPLICA):
-            if self._seeded is None:
+        here = {} if header.base is None else self._base(header.base, state)
+        if header.base == header.version == INITIAL_VERSION:  # the message holds no values
+            if self._layout is None:
                 raise PayloadError(NOT_MADE)
-            initial = {MODEL: self._seeded, VERSION: np.array([INITIAL_VERSION])}
-            store_arrays(state, REPLICA, initial)
-        here = stored_arrays(state, REPLICA).get(MODEL) if header.base is not None else None
-        if header.base is not None and here is None:
-            raise PayloadError(LACKS)
-        most = MAX_SIZE if here is None else here.size  # changes have the replica's size
-        context = self._stored_context(state) if header.base is not None else None
+            vector, context = self._kept_version(here[MODEL], header, state, None)
+            return Followed(form_of_updates(self._layout), Model(vector), context=context)
+        context = self._context(header.base, here)
+        most = here[MODEL].size if here else MAX_SIZE  # changes have the replica's size
         sent, update = self._decode.whole(next(iter(arrays.values())).data, most, context)
         if self._layout is not None and header.tied:
             raise PayloadError("the message tells of copies, and this node's model has none")
@@ -169,65 +165,54 @@ class NodeReplica:
         if header.base is None:
             came = Model(widened(update.dense(), sent, ties), own)
             model = converted(came, sent, form)
-            if header.version is not None:
-                made = self._kept_version(model.vector, header, state, None)
-                model = Model(made.vector, model.own)
-                return Followed(form, model, (sent, came), ties, made.context)
-            else:
+            if header.version is None:
                 values_of(state).pop(REPLICA, None)  # the server will not send changes of it
-            return Followed(form, model, (sent, came), ties)
+                return Followed(form, model, (sent, came), ties)
+            vector, context = self._kept_version(model.vector, header, state, None)
+            return Followed(form, Model(vector, model.own), (sent, came), ties, context)
         if sent.beside != form.beside:
             raise PayloadError("the model's changes come in another form than is expected")
-        made = self._changed(update, form, ties, header, state, context)
-        return Followed(form, Model(made.vector, own), ties=ties, context=made.context)
-
-    def _made_from_seed(self, header: DownlinkHeader, state: RecordDict) -> Followed:
-        """Return the model before training, which the message does not hold, and store it."""
-        if self._seeded is None or self._layout is None:
-            raise PayloadError(NOT_MADE)
-        here = stored_arrays(state, REPLICA)
-        sent = here and int(here[VERSION][0]) == INITIAL_VERSION  # if the node's own one differed
-        made = self._kept_version(here[MODEL] if sent else self._seeded, header, state, None)
-        return Followed(form_of_updates(self._layout), Model(made.vector), context=made.context)
+        if here[MODEL].size != form.layout.size:
+            raise PayloadError(LACKS)
+        if self._made is not None and self._made.checksum == header.checksum:
+            vector = self._made.vector
+        else:
+            vector = widened(update.model_from(narrowed(here[MODEL], form, ties)), form, ties)
+        later = None if context is None else recorded(context.activity, update.indices)
+        vector, context = self._kept_version(vector, header, state, later)
+        return Followed(form, Model(vector, own), ties=ties, context=context)
 
     # messages that hold the whole model or the difference of two versions
 
-    def _changed(
-        self,
-        update: Update,
-        form: TensorSplit,
-        ties: Ties,
-        header: DownlinkHeader,
-        state: RecordDict,
-        context: SharedContext | None,
-    ) -> _Version:
-        here = stored_arrays(state, REPLICA)
-        if (
-            MODEL not in here
-            or int(here[VERSION][0]) != header.base
-            or len(here[MODEL]) != form.layout.size
-        ):
-            raise PayloadError(LACKS)
-        later = None if context is None else recorded(context.activity, update.indices)
-        if self._made is not None and self._made.checksum == header.checksum:
-            return self._kept_version(self._made.vector, header, state, later)
-        changed = update.model_from(narrowed(here[MODEL], form, ties))
-        return self._kept_version(widened(changed, form, ties), header, state, later)
+    def _base(self, version: int, state: RecordDict) -> Arrays:
+        """Return the arrays of a version that this node has stored, or has made from the seed.
 
-    def _stored_context(self, state: RecordDict) -> SharedContext | None:
-        """Return the context at the version in a node's state; None if no sets are coded by it."""
-        if not self._contextual:
-            return None
+        Raises `PayloadError` if the node has neither.
+        """
         here = stored_arrays(state, REPLICA)
-        activity = here.get(ACTIVITY)
-        if activity is None:  # the model before training, or a state from before the context
-            activity = np.zeros(len(here[MODEL]), dtype=np.uint8)
-        last = None if self._made is None else self._made.context
-        for known in (last, self._base):
-            if known is not None and known.activity is activity:
+        if not here or int(here[VERSION][0]) != version:
+            if version != INITIAL_VERSION:
+                raise PayloadError(LACKS)
+            if self._seeded is None:
+                raise PayloadError(NOT_MADE)
+            here = {MODEL: self._seeded}
+        if self._contextual and ACTIVITY not in here:  # or a state from before the context
+            here[ACTIVITY] = np.zeros(len(here[MODEL]), dtype=np.uint8)
+        return here
+
+    def _context(self, version: int | None, arrays: Arrays) -> SharedContext | None:
+        """Return the context at a version; None if index sets are not coded by it.
+
+        `arrays`: of the version. Nodes that share the activity among them share the context.
+        """
+        activity = arrays.get(ACTIVITY) if self._contextual else None
+        if activity is None:
+            return None
+        for number, known in self._contexts:
+            if number == version and known.activity is activity:
                 return known
-        self._base = SharedContext(activity)
-        return self._base
+        self._contexts.append((version, SharedContext(activity)))
+        return self._contexts[-1][1]
 
     def _kept_version(
         self,
@@ -235,8 +220,8 @@ class NodeReplica:
         header: DownlinkHeader,
         state: RecordDict,
         activity: Activity | None,
-    ) -> _Version:
-        """Store a version of the model in a node's state.
+    ) -> tuple[Vector, SharedContext | None]:
+        """Store a version of the model in a node's state; return its vector and its context.
 
         Nodes of a process with the same version share its arrays. `activity`: of the version, uint8
         (n,); None for a whole model, which has none. Raises `PayloadError` if the vector's checksum
@@ -247,19 +232,17 @@ class NodeReplica:
             if header.checksum is None or checksum(vector) != header.checksum:
                 state.pop(REPLICA, None)
                 raise PayloadError(OTHER)
-            made = None
-        arrays = {MODEL: vector, VERSION: np.array([header.version])}
-        context = None
+            made = _Version(header.checksum, vector)
         if self._contextual:
             activity = np.zeros(len(vector), dtype=np.uint8) if activity is None else activity
-            context = made.context if made is not None else None
-            if context is None or not np.array_equal(context.activity, activity):
-                context = SharedContext(activity)
-            arrays[ACTIVITY] = context.activity
-        assert header.checksum is not None
-        self._made = _Version(header.checksum, vector if made is None else made.vector, context)
-        store_arrays(state, REPLICA, {**arrays, MODEL: self._made.vector})
-        return self._made
+            if made.activity is None or not np.array_equal(made.activity, activity):
+                made = made._replace(activity=activity)
+        self._made = made
+        arrays = {MODEL: made.vector, VERSION: np.array([header.version])}
+        if made.activity is not None:
+            arrays[ACTIVITY] = made.activity
+        store_arrays(state, REPLICA, arrays)
+        return made.vector, self._context(header.version, arrays)
 
     # messages that hold the updates of the server's steps
 
@@ -277,17 +260,7 @@ class NodeReplica:
         if header.checksum is not None and checksum(replica.model) != header.checksum:
             del state[REPLICA]
             raise PayloadError(OTHER)
-        return replica.model, self._context_of(replica)
-
-    def _context_of(self, replica: Replica) -> SharedContext | None:
-        """Return the context at a replica's version; nodes that share the replica share it."""
-        if ACTIVITY not in replica.arrays:
-            return None
-        last = self._context
-        shared = last is not None and last[1].activity is replica.arrays[ACTIVITY]
-        if last is None or not shared or last[0] != replica.version:
-            self._context = last = replica.version, SharedContext(replica.arrays[ACTIVITY])
-        return last[1]
+        return replica.model, self._context(replica.version, replica.arrays)
 
     def _begun(self, header: DownlinkHeader, state: RecordDict) -> Replica | None:
         """Return a replica that began at version 0, for a node that has none; else None.
@@ -312,8 +285,9 @@ class NodeReplica:
 
         All nodes that get the same bytes object share the replica.
         """
-        payload = arrays[MODEL].data
-        if self._snapshot is None or self._snapshot[0] is not payload:
+        payload, last = arrays[MODEL].data, self._snapshot
+        # Other nodes may have taken steps with the last replica.
+        if last is None or last[0] is not payload or last[1].version != header.version:
             model = decode_update(payload, self._layout)
             trained = trained_entries(model.layout)
             made: Arrays = {VERSION: np.array([header.version], dtype=np.int64)}
@@ -323,12 +297,8 @@ class NodeReplica:
                 made[name] = decode_update(arrays[name].data, layout).dense().copy()
             if self._contextual:
                 made[ACTIVITY] = activity_of(arrays[ACTIVITY].data, model.layout.size)
-            self._snapshot = payload, Replica(self._rule, trained, made)
-        replica = self._snapshot[1]
-        if replica.version != header.version:  # other nodes have taken steps with this replica
-            self._snapshot = None
-            return self._start(arrays, header)
-        return replica
+            self._snapshot = last = payload, Replica(self._rule, trained, made)
+        return last[1]
 
     @property
     def _rule(self) -> Optimizer:
@@ -342,11 +312,7 @@ class NodeReplica:
         if not arrays:
             raise PayloadError(LACKS)
         assert self._layout is not None
-        there = values_of(values_of(state)[record])
-        # A state from another process does not share its arrays with the replica yet.
-        shared = {id(array.__dict__.get("vector")) for array in there.values()}
-        if shared != {*map(id, arrays.values())}:
-            store_arrays(state, record, arrays)
+        store_arrays(state, record, arrays)  # a state from another process does not share them yet
         return Replica(self._rule, trained_entries(self._layout), arrays)
 
     def _catch_up(
@@ -367,7 +333,7 @@ class NodeReplica:
             raise PayloadError(LACKS)
         for version in range(there + 1, newest + 1):
             payload = values_of(arrays)[str(version)].data
-            update = self._decode(payload, self._context_of(replica))
+            update = self._decode(payload, self._context(version - 1, replica.arrays))
             indices, values = update.indices, update.values
             if mask is not None:
                 indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices
