@@ -67,11 +67,11 @@ OTHER = Layout(("w",), ((3, 3),), ("float32",))
 PLAIN = ArrayRecord({"x": Array(np.ones(3, np.float32))})
 # For each reply that the server refuses, a part of the reason.
 COUNTED = {  # the payload of these replies is counted
-    "no samples": (metrics(num_examples=0), "number of samples"),
-    "fewer than none": (metrics(num_examples=-3), "number of samples"),
+    "no samples": (metrics(num_examples=0), "num-examples must be"),
+    "fewer than none": (metrics(num_examples=-3), "num-examples must be"),
     "samples that nobody counted": (metrics(num_examples=None), "num-examples"),
-    "more than anybody counts": (metrics(num_examples=1e39), "number of samples"),
-    "endless samples": (metrics(num_examples=math.inf), "finite number"),
+    "more than anybody counts": (metrics(num_examples=1e39), "num-examples must be"),
+    "endless samples": (metrics(num_examples=math.inf), "num-examples must be"),
     "no loss": (metrics(loss=None), "'loss' must be a finite number, not None"),
     "a loss that is none": (metrics(loss=math.nan), "finite number"),
     "losses": (metrics(loss=[1.0]), "finite number"),

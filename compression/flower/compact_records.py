@@ -116,7 +116,7 @@ def _payload_of(carrier: bytes, start: int) -> bytes:
     """Return the payload from `start` on in the bytes of a carrier.
 
     Nodes of a process that get one carrier get one payload, so that they share what they decode
-    from it (`node_replica.Decoder`).
+    from it (`NodeReplica`).
     """
     global _last
     if _last is None or _last[0] is not carrier:

@@ -43,40 +43,6 @@ NOT_MADE = (
 )
 
 
-class Decoder:
-    """Decodes the server's payloads for all nodes of a process.
-
-    Nodes that get the same bytes object share the decoded arrays. `layout`: the model's layout;
-    None if the payload's header describes the tensors.
-    """
-
-    def __init__(self, layout: Layout | None) -> None:
-        self._layout = layout
-        self._last: tuple[bytes, TensorSplit, Update] | None = None
-
-    def __call__(self, payload: bytes, context: SharedContext | None = None) -> Update:
-        """Decode a payload; raises the errors of `decode_update`."""
-        return self.whole(payload, context=context)[1]
-
-    def whole(
-        self, payload: bytes, most: int = MAX_SIZE, context: SharedContext | None = None
-    ) -> tuple[TensorSplit, Update]:
-        """Decode a payload; return how it splits the model (`TensorSplit`), and its content.
-
-        Raises `PayloadError` for a vector of more than `most` entries, and the errors of
-        `decode_update`.
-        """
-        if self._last is None or self._last[0] is not payload:
-            if self._layout is None:
-                form = form_as_declared(*declared(payload))
-                expect_room(form, most)
-            else:
-                form = form_as_declared(self._layout, ())
-            update = decode_update(payload, form.whole, own=form.beside, context=context)
-            self._last = payload, form, update
-        return self._last[1:]
-
-
 class Followed(NamedTuple):
     """The server's model, as decoded from a message; treat it as read-only.
 
@@ -130,7 +96,7 @@ class NodeReplica:
         self._contexts = deque[tuple[int | None, SharedContext]](maxlen=2)  # by version
         self._layout, self._optimizer, self._seeded = layout, optimizer, seeded
         self._from_seed: Replica | None = None  # began at version 0; nodes of the process share it
-        self._decode = Decoder(layout)
+        self._last: tuple[bytes, TensorSplit, Update] | None = None  # the payload decoded last
         self._made: _Version | None = None  # the version that was computed last
         self._snapshot: tuple[bytes, Replica] | None = None
 
@@ -156,7 +122,7 @@ class NodeReplica:
             return Followed(form_of_updates(self._layout), Model(vector), context=context)
         context = self._context(header.base, here)
         most = here[MODEL].size if here else MAX_SIZE  # changes have the replica's size
-        sent, update = self._decode.whole(next(iter(arrays.values())).data, most, context)
+        sent, update = self._decoded(next(iter(arrays.values())).data, context, most)
         if self._layout is not None and header.tied:
             raise PayloadError("the message tells of copies, and this node's model has none")
         sent, ties = form_with_copies(sent, header, most)
@@ -181,6 +147,24 @@ class NodeReplica:
         later = None if context is None else recorded(context.activity, update.indices)
         vector, context = self._kept_version(vector, header, state, later)
         return Followed(form, Model(vector, own), ties=ties, context=context)
+
+    def _decoded(
+        self, payload: bytes, context: SharedContext | None = None, most: int = MAX_SIZE
+    ) -> tuple[TensorSplit, Update]:
+        """Decode a payload; return how it splits the model (`TensorSplit`), and its content.
+
+        Nodes that get the same bytes object share the decoded arrays. Raises `PayloadError` for a
+        vector of more than `most` entries, and the errors of `decode_update`.
+        """
+        if self._last is None or self._last[0] is not payload:
+            if self._layout is None:
+                form = form_as_declared(*declared(payload))
+                expect_room(form, most)
+            else:
+                form = form_as_declared(self._layout, ())
+            update = decode_update(payload, form.whole, own=form.beside, context=context)
+            self._last = payload, form, update
+        return self._last[1:]
 
     # messages that hold the whole model or the difference of two versions
 
@@ -250,7 +234,7 @@ class NodeReplica:
         self, arrays: ArrayRecord, header: DownlinkHeader, state: RecordDict
     ) -> tuple[Vector, SharedContext | None]:
         if header.version is None:
-            return self._decode(arrays[MODEL].data).dense(), None
+            return self._decoded(arrays[MODEL].data)[1].dense(), None
         if header.base is None:
             replica = self._start(arrays, header)
             store_arrays(state, REPLICA, replica.arrays)
@@ -333,7 +317,7 @@ class NodeReplica:
             raise PayloadError(LACKS)
         for version in range(there + 1, newest + 1):
             payload = values_of(arrays)[str(version)].data
-            update = self._decode(payload, self._context(version - 1, replica.arrays))
+            _, update = self._decoded(payload, self._context(version - 1, replica.arrays))
             indices, values = update.indices, update.values
             if mask is not None:
                 indices = np.arange(len(values), dtype=np.uint32) if indices is None else indices

@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import getLogger
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -120,16 +120,9 @@ class _Forwarding(TimedGrid):
         """Set Flower's description of the run (`Run`)."""
         self._grid.set_run(run)
 
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
         """Create a message, as in older versions of Flower."""
-        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+        return self._grid.create_message(*arguments, **options)
 
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return Flower's descriptions of the present nodes."""

@@ -229,22 +229,21 @@ class CompressionMod:
             if self._follower.sends_momentum:
                 update = self._follower.uplink(update, state)
             return Change(Model(update), form)
-        if self._layout is not None:
-            model, own, named = Model(to_vector(record, self._layout)), form, False
-        else:
+        own, named = form, False
+        if self._layout is None:
             exact = tuple(header.exact or ())
             theirs = _in_types_of(layout_of(record), form.whole, exact)
-            other = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
-            own, named = (form_of_updates(theirs, exact), True) if other else (form, False)
-            # A lossless codec sends the model, because a difference would be rounded. float64
-            # tensors are beside the vector, because a float32 vector would round them.
-            if self.codec.exact:
-                whole = form_of_models(own)
-                return Change(whole.model(record), whole, True, named)
-            model = own.model(record)
+            named = _tensors(theirs, self.codec.exact) != _tensors(form.whole, self.codec.exact)
+            own = form_of_updates(theirs, exact) if named else form
+        # A lossless codec sends the model, because a difference would be rounded. float64 tensors
+        # are beside the vector, because a float32 vector would round them.
+        split = form_of_models(own) if self.codec.exact else own
+        if self._layout is None:
+            model = split.model(record)
+        else:
+            model = converted(Model(to_vector(record, self._layout)), own, split)
         if self.codec.exact:
-            whole = form_of_models(own)
-            return Change(converted(model, own, whole), whole, True, named)
+            return Change(model, split, True, named)
         if named:
             start = moved(start, form, own)
         delta = changes(model.vector, start.vector, own.layout, self.codec.exact_names)

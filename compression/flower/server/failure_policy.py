@@ -138,11 +138,8 @@ class FailurePolicy:
             state.rounds_of_many += replies >= MANY
         state.healed = healed
         if state.rounds >= self._few or state.rounds_of_many >= self._patience:
-            raise PayloadError(f"{UNUSABLE} in {self._period(server_round)}: {self._cause()}")
-
-    def _period(self, server_round: int) -> str:
-        count = self._state.rounds
-        return f"{count} rounds" if count > 1 else f"round {server_round}"
+            period = f"{state.rounds} rounds" if state.rounds > 1 else f"round {server_round}"
+            raise PayloadError(f"{UNUSABLE} in {period}: {self._cause()}")
 
     def _cause(self) -> str:
         """Return the most frequent reason of this round, and a hint."""

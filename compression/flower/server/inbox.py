@@ -14,11 +14,11 @@ from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
 
 from ...base import Indices, PayloadError, Vector
-from ..headers import EXAMPLES, MOST, STEPS, number
+from ..headers import EXAMPLES, STEPS, number
 from ..native_tensors import Arrays, distances, native_payload
 from ..records import content_of, payload_of, records, values_of
 from .norm_screen import Screens, UpdateNorms, scaled
-from .reply_checks import SentMessage
+from .reply_checks import SentMessage, usable_weight
 from .session import ServerSession
 from .statistics_screen import StatisticsSplit, norm_of
 
@@ -84,15 +84,12 @@ class Inbox:
         if header.whole:
             raise PayloadError("the reply holds a model; an update is asked for")
         said = values_of(metrics[1])
-        if not 0 < number(said, EXAMPLES) < 2 * MOST:
-            raise PayloadError("its number of samples must be above 0, below 2^63")
+        usable_weight(said.get(EXAMPLES), EXAMPLES)
         for name in self._measured:
             number(said, name)
         update = session.decode_flat(node, found[1], header)
         reported = session.initial.all(native_payload(content)) if session.initial.arrays else {}
-        weight = number(said, self._weight) if self._weight else 1.0
-        if not 0 < weight < 2 * MOST:
-            raise PayloadError("its weight must be above 0, below 2^63")
+        weight = usable_weight(said.get(self._weight), self._weight) if self._weight else 1.0
         indices, values, statistics = self._split.split_update(update)
         far = distances(reported, natives) if natives else None
         norms = UpdateNorms(norm_of(values), far, statistics, start)
@@ -135,7 +132,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self._sent: dict[str, SentMessage] = {}  # by the message's id
-        self._owing: dict[int, list[str]] = {}  # by node: ids of messages for training, in order
+        self._owing: dict[int, str] = {}  # by node: the id of its last message for training
 
     def add(self, messages: Iterable[Message], sent: Iterable[SentMessage | None]) -> list[str]:
         """Store data about messages that were sent; return the ids that the grid has given them.
@@ -148,7 +145,7 @@ class InFlight:
         self._sent |= added
         for message_id, each in added.items():
             if each.train:
-                self._owing.setdefault(each.node, []).append(message_id)
+                self._owing[each.node] = message_id
         return ids
 
     def owes(self, node: int) -> bool:
@@ -168,10 +165,8 @@ class InFlight:
     def take(self, message_id: str) -> SentMessage | None:
         """Return the data of a message, and delete it; None if it is unknown."""
         found = self._sent.pop(message_id, None)
-        if found is not None and message_id in (owed := self._owing.get(found.node, [])):
-            del owed[: owed.index(message_id) + 1]
-            if not owed:
-                del self._owing[found.node]
+        if found is not None and self._owing.get(found.node) == message_id:
+            del self._owing[found.node]
         return found
 
 

@@ -222,7 +222,7 @@ def rebuilt(content: RecordDict, sent: SentMessage, rules: ReplyRules) -> Record
 
 def _means(sums: Mapping[str, Any], weight: str) -> dict[str, Any]:
     """Return sums over samples divided by the number of samples, which is the metric `weight`."""
-    samples = _usable_weight(sums.get(weight), weight)
+    samples = usable_weight(sums.get(weight), weight)
     found = dict[str, Any]()
     for name, total in sums.items():
         several = total if isinstance(total, list) else [total]
@@ -240,10 +240,11 @@ def weight_of(content: RecordDict, key: str) -> float:
     metrics = records(content, MetricRecord)
     if len(metrics) != 1:
         raise PayloadError("a reply must hold one MetricRecord")
-    return _usable_weight(metrics[0][1].get(key), key)
+    return usable_weight(metrics[0][1].get(key), key)
 
 
-def _usable_weight(weight: object, key: str) -> float:
+def usable_weight(weight: object, key: str) -> float:
+    """Return a weight, the metric `key`, as a float; raises `PayloadError` for other values."""
     if not isinstance(weight, int | float) or not 0 < weight < 2 * MOST:
         raise PayloadError(f"{key} must be a number above 0, below 2^63, not {brief(weight)}")
     return float(weight)
@@ -253,7 +254,7 @@ def expect_weight(content: RecordDict, key: str) -> None:
     """Raise `PayloadError` unless a node's weight, the metric `key`, is above 0 and below 2^63."""
     for _, metrics in records(content, MetricRecord):
         if key in metrics:
-            _usable_weight(metrics[key], key)
+            usable_weight(metrics[key], key)
 
 
 def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> dict[int, str]:
