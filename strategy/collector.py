@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 
 from edgewire.compression.flower.records import metadata_of
-from edgewire.compression.flower.timeouts import AdaptiveTimeout, SlowestReply
+from edgewire.compression.flower.timed_grid import AdaptiveTimeout, SlowestReply
 from edgewire.strategy.ordered_grid import OrderedGrid
 
 LEAST = 4  # up to this number of late messages, the server does not look for their replies

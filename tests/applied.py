@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from edgewire.compression.decoder import decode_update
-from edgewire.compression.flower.acks import AckTracker
+from edgewire.compression.flower.server.acks import AckTracker
 
 CODECS = {
     "topk": {"sparsifier": "topk", "density": 0.05},

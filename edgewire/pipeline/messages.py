@@ -18,8 +18,8 @@ from edgewire.compression.base import Buffer, Memory, PayloadError, Vector
 from edgewire.compression.batchnorm import expect_counts
 from edgewire.compression.codec import Codec
 from edgewire.compression.decoder import declared, decode_update, expect
-from edgewire.compression.flower.acks import OTHER_METHOD
 from edgewire.compression.flower.headers import brief
+from edgewire.compression.flower.server.acks import OTHER_METHOD
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.wire_natives import NativeTensor

@@ -34,8 +34,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from edgewire.compression.flower.timed_grid import PolledGrid
-from edgewire.compression.flower.timeouts import gathered
+from edgewire.compression.flower.timed_grid import PolledGrid, gathered
 from edgewire.compression.validation import FOREVER
 from edgewire.protocol.bundle import OF_MANY, frames, parts_of
 from edgewire.protocol.run_ended import STOPPED, RunEnded

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from edgewire.client.node import node_of
 from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import CompressionMod, update_record
-from edgewire.compression.flower.acks import AckTracker
 from edgewire.compression.flower.headers import TrainConfig
 from edgewire.compression.flower.native_tensors import (
     Initial,
@@ -23,6 +22,7 @@ from edgewire.compression.flower.native_tensors import (
     with_natives,
 )
 from edgewire.compression.flower.node.state import store_arrays, stored_arrays, take_up
+from edgewire.compression.flower.server.acks import AckTracker
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import Network

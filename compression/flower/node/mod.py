@@ -12,7 +12,6 @@ from flwr.clientapp.typing import ClientAppCallable
 from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
-from ...coders.shared_context import SharedContext
 from ...layout import Layout
 from ..compact_records import compact, restored, rounded
 from ..headers import (
@@ -37,7 +36,7 @@ from ..native_tensors import (
     with_natives,
     with_payload,
 )
-from ..node_replica import MASKED, REPLICA, NodeReplica
+from ..node_replica import MASKED, REPLICA, Followed, NodeReplica
 from ..privacy import clip_of, expect_clip_kept, is_clipped, within_clip
 from ..records import (
     Vector,
@@ -171,13 +170,13 @@ class CompressionMod:
         assert isinstance(arrays, ArrayRecord)
         base = received(arrays, header, self._initial, context.state)
         followed = self._follower.model(arrays, header, context.state)
-        form, start = followed.form, followed.model
         drift = 0.0
         if self._masked:
-            vector, drift = self._follower.masked(start.vector, arrays, header, context.state)
-            start = Model(vector)
+            vector = followed.model.vector
+            vector, drift = self._follower.masked(vector, arrays, header, context.state)
+            followed = followed._replace(model=Model(vector))
         clip = clip_of(asked)
-        shown = followed.arrays() if self._layout is None else flat_record(start.vector)
+        shown = followed.arrays() if self._layout is None else flat_record(followed.model.vector)
         if base.arrays:
             shown = with_natives(shown, base.all(sent_natives(arrays)))
         content = {**asking, name: shown}
@@ -198,16 +197,8 @@ class CompressionMod:
         if key is not None:
             record = answered[key]
             assert isinstance(record, ArrayRecord)
-            change = self._change(record, header, form, start)
-            if self._follower.sends_momentum and update_of(record) is not None:
-                sent = self._follower.uplink(change.values.vector, context.state)
-                change = change._replace(values=Model(sent, change.values.own))
-            shared = followed.context if self.codec.coder.contextual else None
-            # The warm-up of a codec ends with the optimiser's, also after rounds without a step.
-            number = followed.step or header.number or 0
-            payload, says = self._encoded(
-                change, followed.ties, header, clip, said, context, shared, number, after
-            )
+            change = self._change(record, header, followed, context.state)
+            payload, says = self._encoded(change, followed, header, clip, said, context, after)
             answer = payload_record(payload)
             if base.arrays and (beside := base.payload({**base.arrays, **natives_of(record)})):
                 answer = with_payload(answer, NATIVE, beside)
@@ -227,13 +218,16 @@ class CompressionMod:
         return reply
 
     def _change(
-        self, record: ArrayRecord, header: DownlinkHeader, form: TensorSplit, start: Model
+        self, record: ArrayRecord, header: DownlinkHeader, followed: Followed, state: RecordDict
     ) -> Change:
         """Return the values to encode for a reply whose model or update is in `record`.
 
-        `form`, `start`: how the message's model is split (`TensorSplit`), and its values.
+        `followed`: the message's model. `state`: the node's.
         """
+        form, start = followed.form, followed.model
         if (update := update_of(record)) is not None:
+            if self._follower.sends_momentum:
+                update = self._follower.uplink(update, state)
             return Change(Model(update), form)
         if self._layout is not None:
             model, own, named = Model(to_vector(record, self._layout)), form, False
@@ -259,21 +253,18 @@ class CompressionMod:
     def _encoded(
         self,
         change: Change,
-        ties: Ties,
+        followed: Followed,
         header: DownlinkHeader,
         clip: float | None,
         content: RecordDict,
         context: Context,
-        shared: SharedContext | None,
-        number: int,
         after: Any,
     ) -> tuple[bytes, UplinkHeader]:
         """Encode a reply's values; return its payload and its header.
 
-        `ties`: the copies of tensors that the message left out (`tied_weights.py`). `clip`: the
-        clipping norm of differential privacy. `shared`: the context of index sets. `number`: the
-        number of the update, for methods with a warm-up. `after`: the app's record (`pending`), if
-        the server must apply the reply before the node keeps it.
+        `followed`: the message's model. `clip`: the clipping norm of differential privacy.
+        `after`: the app's record (`pending`), if the server must apply the reply before the node
+        keeps it.
         """
         values, form, whole, named = change
         layout = form.layout
@@ -286,7 +277,8 @@ class CompressionMod:
             values = Model(within_clip(self.codec, values.vector, layout, clip, seed), values.own)
         numbered = after is not None or self.codec.memory_bytes(layout)
         state = NodeState(context.state) if numbered else None
-        ties = () if named else ties  # a reply that names its tensors sends all of them
+        # A reply that names its tensors sends all of them.
+        ties = () if named else followed.ties
         left = self._left_out(ties, form, values, state) if ties and not clipped else ()
         says = UplinkHeader(
             header.number,
@@ -299,33 +291,27 @@ class CompressionMod:
         sent = without(form, left).layout if left else layout
         vector, own = narrowed_model(values, form, left) if left else values
         codec = self.codec.finer(header.more_bits) if header.more_bits else self.codec
+        options: dict[str, Any] = {
+            "seed": seed,
+            # The warm-up of a codec ends with the optimiser's, also after rounds without a step.
+            "number": followed.step or header.number or 0,
+            "names": named,
+            "own": own,
+            "context": followed.context if codec.coder.contextual else None,
+            "density_factor": header.density_factor or 1.0,
+        }
         if state is None:
-            payload = codec.encode(
-                vector,
-                sent,
-                seed=seed,
-                number=number,
-                names=named,
-                own=own,
-                context=shared,
-                density_factor=header.density_factor or 1.0,
-            )
-            return payload, says
+            return codec.encode(vector, sent, **options), says
         payload = state.encoded(
             codec,
             vector,
             layout,
             applied=_applied(header),
-            seed=seed,
+            tied=names_of(left, form) if left else {},
+            add_back=not self._follower.sends_momentum,
             loss=_loss(content),
             workers=header.workers or 0,
-            number=number,
-            named=named,
-            own=own,
-            tied=names_of(left, form) if left else {},
-            context=shared,
-            density_factor=header.density_factor or 1.0,
-            add_back=not self._follower.sends_momentum,
+            **options,
         )
         if after is not None:
             values_of(context.state)[PENDING] = after

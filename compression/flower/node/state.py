@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from logging import getLogger
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest
 
@@ -16,7 +16,6 @@ from ...base import Buffer, Memory
 from ...codec import Codec
 from ...coders.shared_context import Activity, SharedContext
 from ...layout import Layout
-from ...wire_natives import NativeTensor
 from ..records import FlatArray, Vector, filled, values_of
 
 MEMORY, NUMBERS = "edgewire-memory", "edgewire-numbers"  # records in the state
@@ -34,17 +33,6 @@ def checksum(vector: Vector) -> bytes:
     return xxh3_64_digest(np.ascontiguousarray(vector, dtype="<f4").data)
 
 
-def own_array(array: Array) -> NDArray[Any]:
-    """Return an Array's values as a writeable array.
-
-    The result is a copy, unless the Array is a `FlatArray` that is writeable.
-    """
-    if isinstance(array, FlatArray) and array.vector.flags.writeable:
-        return array.vector  # type: ignore[no-any-return]
-    own: NDArray[Any] = array.numpy()
-    return own
-
-
 def stored_arrays(state: RecordDict, record: str) -> Arrays:
     """Return the arrays of a record in a node's state; an empty dict if there is no such record.
 
@@ -57,7 +45,7 @@ def stored_arrays(state: RecordDict, record: str) -> Arrays:
     return {
         name: array.vector
         if type(array) is FlatArray and array.vector.flags.writeable
-        else own_array(array)
+        else array.numpy()
         for name, array in values_of(found).items()
     }
 
@@ -208,16 +196,10 @@ class NodeState:
         layout: Layout,
         *,
         applied: int | None,
-        seed: int,
-        loss: float | None = None,
-        workers: int = 0,
-        number: int = 0,
-        named: bool = False,
-        own: Sequence[NativeTensor] = (),
         tied: Mapping[str, str] = NONE_TIED,
-        context: SharedContext | None = None,
-        density_factor: float = 1.0,
         add_back: bool = True,
+        context: SharedContext | None = None,
+        **options: Any,
     ) -> bytes:
         """Encode an update as the payload of the next reply, and save the state.
 
@@ -226,8 +208,8 @@ class NodeState:
 
         `layout`: the layout of all tensors. `tied`: names of the copies to leave out, each with the
         name of its source, the tensor that it equals; `may_tie` must allow each. `update`: the
-        vector without these copies. `context`: the context of index sets. `density_factor`: as in
-        `Codec.encode`.
+        vector without these copies. `context`: the context of index sets. `options`: the other
+        options of `Codec.encode`.
 
         `applied`: the sequence number of this node's last applied reply (0: none was applied).
 
@@ -258,15 +240,9 @@ class NodeState:
             update,
             left_out(layout, tied),
             memory=self.memory,
-            seed=seed,
-            names=named,
-            loss=loss,
-            workers=workers,
-            number=number,
             as_before=arrived and self.sequence > 0 and not other,
-            own=own,
             context=context,
-            density_factor=density_factor,
+            **options,
         )
         self.sequence += 1
         self.last = payload if codec.keeps else None

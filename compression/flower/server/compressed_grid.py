@@ -20,19 +20,19 @@ from ..message_size import size_of
 from ..method import chosen
 from ..records import records, with_content
 from ..tensor_split import Model, TensorSplit
-from ..timed_grid import GridWrapper
-from ..timeouts import SlowestReply, gathered
+from ..timed_grid import GridWrapper, SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
 from ..uncompressed_warning import NO_DOWNLINK, UNKNOWN, Uncompressed
+from .acks import InferredAcks, InferredAcksState
 from .delta_sync import DeltaSync, DeltaSyncState
 from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
 from .inbox import count_received
-from .inferred_acks import InferredAcks, InferredAcksState
 from .model_replies import ModelReplies
 from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
+from .version_tracker import UNHEARD
 
 ANY_REPLY = ReplyRules()
 
@@ -262,7 +262,7 @@ class CompressedGrid(GridWrapper):
         header = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
         session = self._session
-        unheard = session.versions.base_of(node) is None and session.versions.silent(node)
+        unheard = session.versions.base_of(node) == UNHEARD
         encoded, model_update, _, _ = session.encoded(
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )

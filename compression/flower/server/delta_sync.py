@@ -13,22 +13,14 @@ from xxhash import xxh3_64_digest
 from ...batchnorm import changes
 from ...codec import Codec
 from ...coders.shared_context import Activity, SharedContext, recorded
-from ...decoder import decode_update
+from ...decoder import Update, decode_update
 from ...make import make_codec
 from ...sparsifiers.dense import Dense
 from ..node.state import checksum, fingerprint
 from ..records import Vector, payload_record, payload_records
 from ..replica import INITIAL_VERSION
 from ..tensor_split import Model, TensorSplit, converted, form_of_models
-from ..tied_weights import (
-    Ties,
-    narrowed,
-    narrowed_model,
-    widened,
-    widened_model,
-    without,
-    written_ties,
-)
+from ..tied_weights import Ties, narrowed, narrowed_model, widened, without, written_ties
 from .version_tracker import UNHEARD, ModelUpdate
 
 # The most bytes of stored versions and their activities. A node whose version is deleted gets the
@@ -178,35 +170,48 @@ class DeltaSync:
         self._state.encoded += 1
         if base == INITIAL_VERSION and self._is_seeded:
             return self._nothing_new(offered)
-        if base == UNHEARD and self.unheard is not None:
-            return self._parcel_unheard(self.unheard, offered)
+        model, form, ties = offered.model, offered.form, offered.ties
         if base is None or base == UNHEARD or codec is None:
-            return self._parcel_whole(offered)
-        model, form, named, ties, _ = offered
-        model = converted(model, form_of_models(form), form)
-        versions, small = self._state.versions, without(form, ties)
+            # A node that never confirms a version gets the whole model with quantized values.
+            quantized = self.unheard if base == UNHEARD else None
+            split = form_of_models(form) if quantized is None else form
+            model = converted(model, form_of_models(form), split)
+            payload, update = self._sent(quantized or self._whole, model, split, offered)
+            received = Model(widened(update.dense(), split, ties), model.own)
+            return self._parcel(payload, converted(received, split, form), offered, {})
+        model, versions = converted(model, form_of_models(form), form), self._state.versions
         start, context = versions[base], self.context(base)
         change = changes(model.vector, start, form.layout, codec.exact_names)
-        values, own = narrowed_model(Model(change, model.own), form, ties)
-        payload = codec.encode(
-            values,
-            small.layout,
-            seed=self._drawn,
-            number=offered.number,
-            names=named,
-            own=own,
-            context=context,
-        )
-        update = decode_update(payload, small.whole, own=small.beside, context=context)
+        payload, update = self._sent(codec, Model(change, model.own), form, offered, context)
         vector = widened(update.model_from(narrowed(start, form, ties)), form, ties)
         versions[base] = versions.pop(base)  # moves it to the end, as the most recently used
         activity = None if context is None else recorded(context.activity, update.indices)
         return self._parcel(payload, Model(vector, model.own), offered, {"base": base}, activity)
 
-    @property
-    def _drawn(self) -> int:
-        """The codec's seed, made from the run's seed and the number of models encoded so far."""
-        return (self._seed << 64) | self._state.encoded
+    def _sent(
+        self,
+        codec: Codec,
+        values: Model,
+        form: TensorSplit,
+        offered: OfferedModel,
+        context: SharedContext | None = None,
+    ) -> tuple[bytes, Update]:
+        """Encode values, split by `form`, without the copies of tensors; also return them decoded.
+
+        The codec's seed is made from the run's seed and the number of models encoded so far.
+        """
+        small = without(form, offered.ties)
+        vector, own = narrowed_model(values, form, offered.ties)
+        payload = codec.encode(
+            vector,
+            small.layout,
+            seed=(self._seed << 64) | self._state.encoded,
+            number=offered.number,
+            names=offered.named,
+            own=own,
+            context=context,
+        )
+        return payload, decode_update(payload, small.whole, own=small.beside, context=context)
 
     def _nothing_new(self, offered: OfferedModel) -> ModelUpdate:
         """Return a model update without values, for nodes that make the newest model themselves."""
@@ -224,29 +229,6 @@ class DeltaSync:
             self._store(INITIAL_VERSION, vector, name, fingerprint(form.layout), None)
         return state.checksums[INITIAL_VERSION]
 
-    def _parcel_whole(self, offered: OfferedModel) -> ModelUpdate:
-        model, form, named, ties, _ = offered
-        whole = form_of_models(form)
-        small, (values, own) = without(whole, ties), narrowed_model(model, whole, ties)
-        payload = self._whole.encode(
-            values, small.layout, seed=self._drawn, number=offered.number, names=named, own=own
-        )
-        update = decode_update(payload, small.whole, own=small.beside)
-        received = widened_model(Model(update.dense(), own), whole, ties)
-        return self._parcel(payload, converted(received, whole, form), offered, {})
-
-    def _parcel_unheard(self, codec: Codec, offered: OfferedModel) -> ModelUpdate:
-        """Encode the whole model with quantized values, for nodes that never confirm a version."""
-        model, form, named, ties, _ = offered
-        small = without(form, ties)
-        values, own = narrowed_model(converted(model, form_of_models(form), form), form, ties)
-        payload = codec.encode(
-            values, small.layout, seed=self._drawn, number=offered.number, names=named, own=own
-        )
-        update = decode_update(payload, small.whole, own=small.beside)
-        received = widened_model(Model(update.dense(), own), form, ties)
-        return self._parcel(payload, received, offered, {})
-
     def _parcel(
         self,
         payload: bytes,
@@ -257,11 +239,10 @@ class DeltaSync:
     ) -> ModelUpdate:
         """Return the model update that leads to a version; `activity`: of a whole model None."""
         form, says = offered.form, {**header, **written_ties(offered.form, offered.ties)}
-        if self._codec is None:
-            return ModelUpdate(payload_record(payload), says, len(payload), received)
-        name = checksum(received.vector)
-        version = self._remember(name, received.vector, fingerprint(form.layout), activity)
-        says |= {"version": version, "checksum": name}
+        if self._codec is not None:
+            name = checksum(received.vector)
+            version = self._remember(name, received.vector, fingerprint(form.layout), activity)
+            says |= {"version": version, "checksum": name}
         return ModelUpdate(payload_record(payload), says, len(payload), received)
 
     def tidy(self, held: Iterable[int], in_flight: Collection[int] = ()) -> None:

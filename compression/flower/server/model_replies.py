@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
 from ...base import PayloadError, Vector, quiet
 from ...layout import Layout
-from ..acks import OTHER_METHOD
 from ..headers import HEADER, UplinkHeader
 from ..message_size import measured
 from ..native_tensors import distances, native_payload, natives_of, with_natives
@@ -29,6 +28,7 @@ from ..records import (
 from ..tensor_split import Model, TensorSplit, form_of_updates, statistics_of, with_statistics
 from ..tied_weights import left_tied, widened_model, without
 from ..uncompressed_warning import Uncompressed
+from .acks import OTHER_METHOD
 from .failure_policy import FailurePolicy
 from .inbox import NOT_OPEN, InFlight
 from .norm_screen import NormScreen, Screened, Screens, UpdateNorms, norms_of, scaled
@@ -129,7 +129,7 @@ class ModelReplies:
         sent, reply = answer.sent, answer.reply
         node = reply.metadata.src_node_id if sent is None else sent.node
         if sent is not None:
-            self._session.acks.drop(node)
+            self._session.acks.resolve(node, applied=False)
         self._failures.leave_out(node, reason, f"round {number}: ")
         if not reply.has_error():
             answer.reply = with_content(reply, None, Error(ERROR_CODE, reason))

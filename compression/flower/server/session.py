@@ -18,7 +18,6 @@ from ...coders.shared_context import SharedContext
 from ...decoder import Update
 from ...layout import Layout
 from ...wire import StreamSizes, stream_sizes
-from ..acks import AckTracker, AckTrackerState
 from ..compact_records import compact, restored
 from ..headers import HEADER, DownlinkHeader, UplinkHeader, read, written
 from ..message_size import Size, measured, measured_reply
@@ -34,7 +33,8 @@ from ..native_tensors import (
 )
 from ..records import Vector, content_of, filled, message_to, payloads_in, to_vector, values_of
 from ..traffic import Traffic, flower_bytes, reason_of
-from .version_tracker import UNHEARD, ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
+from .acks import AckTracker, AckTrackerState
+from .version_tracker import ModelSync, ModelUpdate, VersionTracker, VersionTrackerState
 
 SPARE = 1000  # the server stores the state of at least SPARE nodes that have left
 # Key of an encoded message: the content's id, the node's version, the number of its last applied
@@ -194,8 +194,6 @@ class ServerSession:
         then the header does not say it. `natives`: the current native tensors.
         """
         base = self.versions.base_of(node)
-        if base is None and self.versions.silent(node):
-            base = UNHEARD
         self._asked.add(node)
         decided = decided and not self.acks.unknown(node)
         applied = self.acks.last_applied(node) if decided else None

@@ -87,17 +87,20 @@ class VersionTracker:
         self._from_seed = from_seed
 
     def base_of(self, node: int) -> int | None:
-        """Return a node's version, if the server can send a difference from it; otherwise None."""
+        """Return the version from which the server sends a node a difference.
+
+        None: the node gets the whole model. `UNHEARD`: so does a node that got `SILENT` models or
+        more, and has replied to none of them.
+        """
         base = self._state.has.get(node)
         if base is not None and self.sync.knows(base):
             return base
         seeded = self._from_seed and node not in self._state.not_from_seed
         new = base is None and node not in self._state.unheard
-        return INITIAL_VERSION if seeded and self.sync.starts_from_seed(new=new) else None
-
-    def silent(self, node: int) -> bool:
-        """Return whether the node got `SILENT` models or more, and has replied to none of them."""
-        return self._state.unheard.get(node, 0) >= SILENT and not self.sync.skips
+        if seeded and self.sync.starts_from_seed(new=new):
+            return INITIAL_VERSION
+        silent = self._state.unheard.get(node, 0) >= SILENT and not self.sync.skips
+        return UNHEARD if silent else None
 
     def send(self, node: int, model_update: ModelUpdate) -> None:
         """Record that the server sends a model update to a node."""

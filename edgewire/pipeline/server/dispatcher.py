@@ -22,7 +22,7 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.message_size import measured
 from edgewire.compression.flower.records import payload_records
 from edgewire.compression.flower.server.failure_policy import FailurePolicy
-from edgewire.compression.flower.timeouts import SlowestReply
+from edgewire.compression.flower.timed_grid import SlowestReply
 from edgewire.compression.layout import Layout
 from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack

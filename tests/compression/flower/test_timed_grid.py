@@ -9,8 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from edgewire.compression.flower.timed_grid import GridWrapper, PolledGrid, TimedGrid, timed
-from edgewire.compression.flower.timeouts import LEAST, AdaptiveTimeout, gathered
+from edgewire.compression.flower.timed_grid import (
+    LEAST,
+    AdaptiveTimeout,
+    GridWrapper,
+    PolledGrid,
+    TimedGrid,
+    gathered,
+    timed,
+)
 from edgewire.compression.validation import FOREVER
 from edgewire.simulation.any_app.grid import GuestGrid
 from edgewire.simulation.grid import LocalGrid

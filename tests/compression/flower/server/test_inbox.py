@@ -18,10 +18,10 @@ from edgewire.compression.flower import (
     payload_record,
     to_vector,
 )
-from edgewire.compression.flower.acks import OTHER_METHOD
 from edgewire.compression.flower.headers import HEADER, DownlinkHeader, read
 from edgewire.compression.flower.native_tensors import NATIVE, Initial, natives_of, with_natives
 from edgewire.compression.flower.records import with_content
+from edgewire.compression.flower.server.acks import OTHER_METHOD
 from edgewire.compression.flower.server.inbox import Inbox, ReceivedUpdate
 from edgewire.compression.flower.server.norm_screen import NormScreen, Screens, UpdateNorms
 from edgewire.compression.flower.server.session import InitialModel

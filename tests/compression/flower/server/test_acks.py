@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewire.compression.base import PayloadError
-from edgewire.compression.flower import CompressedGrid, CompressionMod, acks
-from edgewire.compression.flower.acks import OTHER_METHOD, AckTracker, AckTrackerState, Pending
+from edgewire.compression.flower import CompressedGrid, CompressionMod
 from edgewire.compression.flower.node.state import MEMORY, stored_arrays
+from edgewire.compression.flower.server import acks
+from edgewire.compression.flower.server.acks import (
+    OTHER_METHOD,
+    AckTracker,
+    AckTrackerState,
+    Pending,
+)
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from tests.compression.flower.apps import ask, moving, record_of
