@@ -55,6 +55,7 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
     folders = [each for option, each in pairwise(words) if option in ("--config-dir", "-cd")]
     chosen = [[f"hydra.searchpath=['file://{Path(each).absolute()}']"] for each in folders]
     values: list[Override] = []
+    deletions = [word for word in words if word.startswith("~")]
     for word in words:
         if word.startswith("-") or "=" not in word:
             continue
@@ -78,6 +79,14 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
         yield from _misplaced(choices)
         for each in values:
             yield from _wrong_value(each, _configuration(*choices))
+    # Hydra composes a sweep first without the choices that differ between its jobs.
+    common = _configuration(*(each[0] for each in chosen if len(each) == 1))
+    for each in values:
+        if several and not each.is_add() and _node(common, each.key_or_group) is None:
+            yield f"not all choices of the sweep have {each.key_or_group}: give ++{each.input_line}"
+    for word in deletions:
+        known = _node(common, key := word.lstrip("~").partition("=")[0]) is not None
+        yield f"{word}: every run has that key" if known else unknown_key(key)
 
 
 def _variants(word: Override) -> list[Override]:

@@ -192,14 +192,14 @@ class Federation:
         np.testing.assert_array_equal(to_vector(result.arrays), self.models[-1])
         return strategy
 
-    def context(self, node):
-        return self.pool.contexts[node]
+    def records(self, node):
+        return self.pool.states()[node]
 
     def state(self, node):
-        return NodeState(self.context(node).state)
+        return NodeState(self.records(node))
 
     def replica(self, node):
-        return stored_arrays(self.context(node).state, REPLICA)
+        return stored_arrays(self.records(node), REPLICA)
 
 
 def by_hand(used, lr=0.5, weight=lambda node: 1.0, share=1.0):

@@ -45,7 +45,7 @@ def test_a_returning_node_has_lost_its_memory():
     trainer, begun = Trainer(steps=at_once, **CODECS["topk"]), []
 
     def reply(key, answer):
-        begun.append((key[1], bool(federation.pool.contexts)))  # False before the first message
+        begun.append((key[1], bool(federation.pool.states())))  # False before the first message
         return answer
 
     federation = Federation(trainer, network, nodes=1, seed=3, reply=reply)
@@ -158,7 +158,7 @@ def test_a_node_with_a_new_message_also_loses_its_memory():
     begun, answers, crashes = [], [], 0
 
     def reply(key, answer):
-        begun.append(bool(federation.pool.contexts))
+        begun.append(bool(federation.pool.states()))
         return answer
 
     federation = Federation(

@@ -166,7 +166,7 @@ def test_a_node_that_lost_its_activity_gets_the_whole_model():
             for name in (MODEL, VERSION, ACTIVITY):
                 assert name in federation.replica(1)
             arrays = {k: v for k, v in federation.replica(1).items() if k != ACTIVITY}
-            store_arrays(federation.context(1).state, REPLICA, arrays)
+            store_arrays(federation.records(1), REPLICA, arrays)
 
     run = {"rounds": 8, "follow": "differences"}
     one = trained("context", "topk", "topk", after=forget, run=run)
@@ -185,7 +185,7 @@ def test_the_activity_is_the_server_s():
 def test_a_node_that_comes_later_gets_the_activity(seeded):
     def renew(federation, done):
         if done == 3:
-            federation.context(1).state.clear()
+            federation.records(1).clear()
             federation.strategy.state.session.versions.has.clear()
 
     one = trained("context", "topk", "topk", after=renew, seeded=seeded)

@@ -124,7 +124,7 @@ def test_a_damaged_replica_is_found_and_the_whole_model_sent():
             own = {name: array.copy() for name, array in federation.replica(3).items()}
             own[MODEL][7] += 1e-3
             record = ArrayRecord({name: Array(array) for name, array in own.items()})
-            federation.context(3).state[REPLICA] = record
+            federation.records(3)[REPLICA] = record
 
     strategy = federation.run(8, verify_every=3, after=change)
     assert strategy.traffic.failures == 1

@@ -89,7 +89,7 @@ def test_a_node_s_own_model_never_replaces_the_server_s(monkeypatch):
 def test_a_node_that_comes_later_repeats_all_steps(name):
     def renew(done):
         if done == 2:
-            federation.context(1).state.clear()
+            federation.records(1).clear()
             federation.strategy.state.session.versions.has.clear()
 
     federation = Federation(Trainer(seeded=start()))

@@ -90,7 +90,7 @@ def test_a_node_that_lost_its_state_takes_part_again(name):
 
     def forget(server_round):
         if server_round == 3:
-            federation.context(2).state.clear()
+            federation.records(2).clear()
 
     strategy = federation.run(7, after=forget, verify_every=1)
     assert strategy.traffic.failures == 1  # the server notices the lost state after one round

@@ -129,9 +129,9 @@ def test_the_mean_is_that_of_the_nodes_vectors(codec, kind, seed, fraction, loss
         strategy.start(grid, initial(), 8, 5.0, ConfigRecord({"lr": 0.1}), evaluate_fn=note)
     weights, acks = weights_and_acks(strategy)
     expected, usual = np.zeros(TRAINED), np.mean([*weights.values()] or [1.0])
-    for node, context in pool.contexts.items():
-        take_up(context.state, "own", acks.last_applied(node))
-        own = stored_arrays(context.state, "own").get("c", np.zeros(TRAINED))
+    for node, state in pool.states().items():
+        take_up(state, "own", acks.last_applied(node))
+        own = stored_arrays(state, "own").get("c", np.zeros(TRAINED))
         assert own.any() == (node in weights)
         expected += weights.get(node, usual) * own
     expected /= sum(weights.values()) + (NODES - len(weights)) * usual

@@ -110,7 +110,7 @@ def test_nodes_get_the_largest_weights_of_the_newest_model():
         np.testing.assert_array_equal(given[sent], model[sent])
         left = np.delete(model[:TRAINED], sent)
         assert np.abs(left).max() <= np.abs(model[sent]).min()
-    assert not any(REPLICA in context.state for context in federation.pool.contexts.values())
+    assert not any(REPLICA in state for state in federation.pool.states().values())
 
 
 def test_a_deltas_rate_is_the_server_lr():

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Protocol
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from edgewire.compression.flower.records import content_of, filled, values_of
 from edgewire.machine.errors import EngineError
@@ -98,11 +98,6 @@ class InProcess:
 
     def tend(self) -> None:
         """Do nothing: this pool has no workers."""
-
-    @property
-    def contexts(self) -> dict[int, Context]:
-        """The Contexts of the nodes that have state, by node."""
-        return self._host.contexts
 
     def close(self) -> None:
         """Do nothing: this pool has no process to end."""
