@@ -21,7 +21,16 @@ from ..layout import Layout
 from .headers import HEALS, DownlinkHeader
 from .node.state import Arrays, NodeState, checksum, store_arrays, stored_arrays
 from .records import values_of
-from .replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Optimizer, Replica, activity_of
+from .replica import (
+    ACTIVITY,
+    INITIAL_VERSION,
+    MODEL,
+    VERSION,
+    Optimizer,
+    Replica,
+    activity_of,
+    vector_layout,
+)
 from .tensor_split import (
     Model,
     TensorSplit,
@@ -277,8 +286,8 @@ class NodeReplica:
             made: Arrays = {VERSION: np.array([header.version], dtype=np.int64)}
             made[MODEL] = model.dense().copy()
             for name in self._rule.names:
-                layout = Layout((name,), ((trained,),), ("float32",))
-                made[name] = decode_update(arrays[name].data, layout).dense().copy()
+                stored = decode_update(arrays[name].data, vector_layout(name, trained))
+                made[name] = stored.dense().copy()
             if self._contextual:
                 made[ACTIVITY] = activity_of(arrays[ACTIVITY].data, model.layout.size)
             self._snapshot = last = payload, Replica(self._rule, trained, made)

@@ -147,14 +147,14 @@ class Replica:
             record(self.arrays[ACTIVITY], indices)
 
 
-def activity_layout(size: int) -> Layout:
-    """Return the layout of the payload in which a snapshot holds the activity of `size` entries."""
-    return Layout((ACTIVITY,), ((size,),), ("float32",))
+def vector_layout(name: str, size: int) -> Layout:
+    """Return the layout of the payload in which a snapshot holds the array `name`, (size,)."""
+    return Layout((name,), ((size,),), ("float32",))
 
 
 def activity_of(payload: bytes, size: int) -> Activity:
     """Return the activity in a snapshot's payload; raises `PayloadError` for other values."""
-    values = decode_update(payload, activity_layout(size)).dense()
+    values = decode_update(payload, vector_layout(ACTIVITY, size)).dense()
     activity: Activity = values.clip(0, 255).astype(np.uint8)
     if not np.array_equal(activity, values):
         raise PayloadError("the snapshot's activity holds other values than 0 to 255")

@@ -14,8 +14,8 @@ from edgewire.compression.flower.replica import (
     ACTIVITY,
     MODEL,
     VERSION,
-    activity_layout,
     activity_of,
+    vector_layout,
 )
 from edgewire.compression.flower.server import delta_sync
 from edgewire.compression.flower.server.step_log_sync import LOSSLESS
@@ -204,6 +204,6 @@ def test_other_flower_apps_refuse_the_coder():
 
 @pytest.mark.parametrize("values", [[0.5], [256.0], [-1.0]])
 def test_a_snapshot_with_another_activity_is_refused(values):
-    payload = LOSSLESS.encode(np.array(values, np.float32), activity_layout(1))
+    payload = LOSSLESS.encode(np.array(values, np.float32), vector_layout(ACTIVITY, 1))
     with pytest.raises(PayloadError, match="0 to 255"):
         activity_of(payload, 1)

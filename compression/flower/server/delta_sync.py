@@ -218,7 +218,7 @@ class DeltaSync:
         vector = converted(offered.model, form_of_models(offered.form), offered.form).vector
         name = self._keep_initial(offered.form) if self._codec is not None else checksum(vector)
         header = {"base": INITIAL_VERSION, "version": INITIAL_VERSION, "checksum": name}
-        return ModelUpdate(payload_records({}), header, 0, offered.model)
+        return ModelUpdate(payload_records({}), header, offered.model)
 
     def _keep_initial(self, form: TensorSplit) -> bytes:
         """Store the model before training as version 0; return its checksum."""
@@ -243,7 +243,7 @@ class DeltaSync:
             name = checksum(received.vector)
             version = self._remember(name, received.vector, fingerprint(form.layout), activity)
             says |= {"version": version, "checksum": name}
-        return ModelUpdate(payload_record(payload), says, len(payload), received)
+        return ModelUpdate(payload_record(payload), says, received)
 
     def tidy(self, held: Iterable[int], in_flight: Collection[int] = ()) -> None:
         """Delete stored versions of the model that no node has (`held`: those that nodes have).

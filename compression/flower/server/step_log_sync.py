@@ -11,7 +11,7 @@ from ...layout import Layout
 from ...make import make_codec
 from ..node.state import checksum
 from ..records import payload_records
-from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, activity_layout
+from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, vector_layout
 from .version_tracker import ModelUpdate
 
 RAW = make_codec(quantizer="float32", coder="raw")
@@ -101,17 +101,12 @@ class StepLogSync:
         for name, array in self._replica.arrays.items():
             if name == VERSION or (not self._follow and payloads):
                 continue
-            layout = self._layout
-            if name == ACTIVITY:
-                values = array.astype(np.float32)
-                payloads[name] = LOSSLESS.encode(values, activity_layout(array.size))
-                continue
-            if name != MODEL:
-                layout = Layout((name,), (array.shape,), ("float32",))
-            payloads[name] = RAW.encode(array, layout)
+            layout = self._layout if name == MODEL else vector_layout(name, array.size)
+            codec = LOSSLESS if name == ACTIVITY else RAW
+            payloads[name] = codec.encode(array.astype(np.float32, copy=False), layout)
         return self._parcel(payloads, {})
 
     def _parcel(self, payloads: dict[str, bytes], header: dict[str, object]) -> ModelUpdate:
         if self._follow:
             header["version"] = self._replica.version
-        return ModelUpdate(payload_records(payloads), header, sum(map(len, payloads.values())))
+        return ModelUpdate(payload_records(payloads), header)

@@ -18,7 +18,6 @@ class ModelUpdate(NamedTuple):
 
     arrays: ArrayRecord  # one Array per payload
     header: Mapping[str, Any]  # fields of `DownlinkHeader`: version, base, rates, checksum
-    size: int  # bytes of all payloads
     received: Model | None = None  # the node's model after decoding; None if it was not computed
 
 

@@ -50,7 +50,7 @@ class Newest:
         self.made.append(base)
         size = 100 if base is None else self.version - base
         header = {"version": self.version, **({} if base is None else {"base": base})}
-        return ModelUpdate(payload_records({"payload": bytes(size)}), header, size)
+        return ModelUpdate(payload_records({"payload": bytes(size)}), header)
 
 
 def asked(talk, *nodes, **header):
@@ -112,7 +112,7 @@ def test_a_message_holds_the_config_a_header_and_the_model(talk):
 
 def test_nodes_share_contents_or_model_updates_where_possible(talk):
     for node, version in ((1, 3), (2, 3), (3, 4), (4, 3)):
-        talk.versions.send(node, ModelUpdate(ArrayRecord(), {"version": version}, 0))
+        talk.versions.send(node, ModelUpdate(ArrayRecord(), {"version": version}))
         talk.versions.confirm(node, version)
     talk.acks.decode(4, CODEC.encode(update(), LAYOUT), 9, LAYOUT)
     talk.acks.applied([4])
