@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -228,12 +227,8 @@ def brief(value: object) -> str:
 
 def trains(message: Message) -> bool:
     """Return whether a message is for training; then its reply holds a model or an update."""
-    return _trains(metadata_of(message)["_message_type"])
-
-
-@lru_cache
-def _trains(kind: str) -> bool:
-    return kind.partition(".")[0] == "train"
+    kind: str = metadata_of(message)["_message_type"]
+    return kind == "train" or kind[:6] == "train."
 
 
 def written(header: DownlinkHeader | UplinkHeader) -> ConfigRecord:
