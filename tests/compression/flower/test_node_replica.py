@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,3 +102,15 @@ def test_whoever_shares_the_arrays_shares_the_replica(rule):
     assert other.model is one.model
     expect_same(other.arrays, alone.arrays)
     np.testing.assert_array_equal(own.model, start(rule).model)
+
+
+@pytest.mark.parametrize("version", [None, 0, 3])
+def test_a_node_makes_the_model_before_training_again_whatever_version_it_has(version):
+    seeded, state = np.linspace(0, 1, SIZE, dtype=np.float32), RecordDict()
+    if version is not None:
+        stored = seeded if version == 0 else seeded + 1
+        store_arrays(state, REPLICA, {MODEL: stored, VERSION: np.array([version])})
+    node = NodeReplica(Layout(("w",), ((SIZE,),), ("float32",)), seeded=seeded)
+    header = DownlinkHeader(base=0, version=0, checksum=checksum(seeded))
+    np.testing.assert_array_equal(node.model(ArrayRecord(), header, state).model.vector, seeded)
+    assert stored_arrays(state, REPLICA)[VERSION] == 0
