@@ -6,7 +6,11 @@ from flwr.app import ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgewire.compression.flower.replica import Replica
+from edgewire.compression.flower.headers import DownlinkHeader
+from edgewire.compression.flower.node.state import checksum, store_arrays, stored_arrays
+from edgewire.compression.flower.node_replica import REPLICA, NodeReplica
+from edgewire.compression.flower.replica import MODEL, VERSION, Replica
+from edgewire.compression.layout import Layout
 from edgewire.task.optimizers import SGD, Adam, Momentum
 from tests.same import expect_same
 
