@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if __name__.partition(".")[0] == "compression":  # only the path knows this folder
-    raise ImportError(f"{__name__} is called edgewire.{__name__} now", name=__name__)
+    raise ImportError("compression is called edgewire.compression now", name=__name__)
 
 
 @dataclass(frozen=True)

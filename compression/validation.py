@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 if __name__.partition(".")[0] == "compression":  # only the path knows this folder
-    raise ImportError(f"{__name__} is called edgewire.{__name__} now", name=__name__)
+    raise ImportError("compression is called edgewire.compression now", name=__name__)
 FOREVER = 1e9  # seconds; a timeout of FOREVER or more means no timeout
 
 

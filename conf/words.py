@@ -34,6 +34,8 @@ def explained(error: BaseException, words: Sequence[str]) -> str:
         return f"cannot read {error.override!r}: quote values with special characters, no ~"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
+        if not group:
+            return f"there is no configuration {name}"
         options = error.options or sorted(path.stem for path in (HERE / group).glob("*.yaml"))
         return f"there is no {group}={name}. there are: {', '.join(options)}"
     if found := fault_of(words):
@@ -124,6 +126,8 @@ def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
     entries = _named_by_users(config, key)
     if owner and above is not None and not isinstance(above, DictConfig):
         yield f"there is no key {key}: {owner} is one value"
+    elif node is not None and str(word.input_line).startswith("+") and word.is_add():
+        yield f"{key} is there already: give {str(word.input_line).lstrip('+')}"
     elif node is None and not word.is_add():
         yield _new_name(entries) if entries else unknown_key(key)
     elif isinstance(node, DictConfig) and isinstance(value, dict) and not entries:

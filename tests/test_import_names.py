@@ -48,7 +48,7 @@ def test_no_module_of_the_four_folders_is_imported_twice():
     ("code", "line"),
     [
         ("import edgewire, compression.buffers", "compression.buffers is called edgewire.compre"),
-        ("from compression.base import PayloadError", "compression.layout is called edgewire.com"),
+        ("from compression.base import PayloadError", "compression is called edgewire.compression"),
         ("import edgewire\nfrom task.datasets import Data", "task is called edgewire.task now"),
         ("import edgewire, launch.ray", "launch is called edgewire.engines now"),
         ("from edgewire.flower import CompressedGrid", "edgewire.flower is called edgewire.compr"),

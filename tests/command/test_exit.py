@@ -88,6 +88,8 @@ BAD = [
     (["+strategy.bata=1"], "strategy.bata is not an option"),
     (["~lr"], "~lr: every run has that key"),
     (["~timeout"], "~timeout: every run has that key"),
+    (["+rounds=0"], "rounds is there already: give rounds=0"),
+    (["--config-name=nope"], "there is no configuration nope"),
     (["~network.loss"], "~network.loss: every run has that key"),
     (["~network.los"], "there is no key network.los; did you mean network.loss?"),
     (["-m", "algorithm=adacomp,fedbuff", "strategy.pushes=3"], "give ++strategy.pushes=3"),

@@ -116,6 +116,15 @@ def test_a_page_is_readable(page):
     assert not found, "\n".join(["", *found])
 
 
+def test_the_table_of_tests_names_files_that_are_there():
+    lines = (ROOT / "CONTRIBUTING.md").read_text().splitlines()
+    rows = [line.split("|")[1] for line in lines if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`((?:\w+/)+\w*|test_\w+)`", row)]
+    assert len(named) > 20
+    assert not [n for n in named if not any((ROOT / "tests" / f"{n}{end}").exists()
+                                            for end in ("", ".py"))]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
