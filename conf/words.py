@@ -126,8 +126,8 @@ def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
     entries = _named_by_users(config, key)
     if owner and above is not None and not isinstance(above, DictConfig):
         yield f"there is no key {key}: {owner} is one value"
-    elif node is not None and str(word.input_line).startswith("+") and word.is_add():
-        yield f"{key} is there already: give {str(word.input_line).lstrip('+')}"
+    elif node is not None and word.is_add() and not key.startswith("hydra."):
+        yield f"{key} is there already: give {str(word.input_line).removeprefix('+')}"
     elif node is None and not word.is_add():
         yield _new_name(entries) if entries else unknown_key(key)
     elif isinstance(node, DictConfig) and isinstance(value, dict) and not entries:

@@ -61,7 +61,7 @@ log = getLogger("edgewire")
 RESUME = "resume"  # the app's run-config key for a run that continues
 _MOST_RUNS = 100  # number of a SuperLink's newest runs that are searched for a run
 _LOOK_SECONDS = 1.0
-_END_SECONDS = 15.0  # wait for a stopped ServerApp to write its files
+_END_SECONDS = 30.0  # wait for a stopped ServerApp to write its files
 _OUTPUT = "EDGEWIRE_OUTPUT"
 
 
