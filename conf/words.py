@@ -151,7 +151,7 @@ def unknown_key(key: str) -> str:
     dotted = key.replace("/", ".")
     group, name = dotted.partition(".")[0], dotted.rpartition(".")[2]
     keys = (".".join(path) for path in _keys(_configuration()))
-    known, owners = [k for k in keys if not k.startswith("hydra.")], _owners(group)
+    known, owners = [k for k in keys if k.partition(".")[0] != "hydra"], _owners(group)
     belongs = {k: f"belongs to {' or '.join(found[:3])}" for k, found in owners.items()}
     if key in known or dotted in owners:
         choices = belongs.get(dotted, "belongs to another of its group")
@@ -160,7 +160,7 @@ def unknown_key(key: str) -> str:
     same = [k for k in known if k.endswith(f".{name}") and k.partition(".")[0] not in REPEATED]
     near = [name] if name in known else sorted(same)[:3]
     groups = [path.name for path in HERE.iterdir() if path.is_dir() and path.name != "hydra"]
-    if near := near or get_close_matches(dotted, {*known, *owners, *groups}, n=1, cutoff=0.75):
+    if near := near or get_close_matches(dotted, {*known, *owners, *groups}, n=1, cutoff=0.6):
         other = "" if near[0] in known else belongs.get(near[0], "")
         hint = f"did you mean {' or '.join(near)}{other and f', which {other}'}?"
     elif group in GROUPS:

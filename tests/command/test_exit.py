@@ -88,6 +88,7 @@ BAD = [
     (["+strategy.bata=1"], "strategy.bata is not an option"),
     (["~lr"], "~lr: every run has that key"),
     (["~timeout"], "~timeout: every run has that key"),
+    (["-m", "nope=1,2"], "there is no key nope; did you mean nodes?"),
     (["+rounds=0"], "rounds is there already: give rounds=0"),
     (["--config-name=nope"], "there is no configuration nope"),
     (["~network.loss"], "~network.loss: every run has that key"),
