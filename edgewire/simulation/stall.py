@@ -27,11 +27,15 @@ class MissingNodesError(EngineError):
 
 
 class _Wait(NamedTuple):
-    """A thread's calls without a result: their count, and wall and CPU time of the first call."""
+    """A thread's calls without a result: their count, and wall and CPU time of the first call.
+
+    `cpu`: None until the second call. A ServerApp asks once before each round, and the CPU time
+    takes a call to the operating system.
+    """
 
     asks: int
     began: float
-    cpu: float
+    cpu: float | None = None
 
 
 class StallGuard:
@@ -59,8 +63,12 @@ class StallGuard:
         Raises `MissingNodesError` if the caller has waited for `SECONDS`.
         """
         expect_nodes(_wanted(), nodes)
-        thread, now, cpu = threading.get_ident(), time.monotonic(), time.process_time()
-        asks, began, before = self._waits.get(thread, _Wait(0, now, cpu))
+        thread, now = threading.get_ident(), time.monotonic()
+        if (waits := self._waits.get(thread)) is None:
+            self._waits[thread] = _Wait(1, now)
+            return
+        cpu = time.process_time()
+        asks, began, before = waits.asks, waits.began, cpu if waits.cpu is None else waits.cpu
         if cpu - before > max(IDLE * (asks + ASKS), SHARE * (now - began)):
             asks, began, before = 0, now, cpu  # the process was working, so a wait begins only now
         self._waits[thread] = _Wait(asks + 1, began, before)

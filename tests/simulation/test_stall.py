@@ -103,7 +103,7 @@ def test_an_app_with_a_spinner_is_waiting(monkeypatch, said):
 
 
 def test_an_app_that_waits_after_computing_is_waiting(hurry, monkeypatch):
-    cpu = itertools.chain((second * 20 for second in range(30)), itertools.repeat(600))
+    cpu = itertools.chain((second * 20 for second in range(29)), itertools.repeat(600))
     monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu))
     grid = grid_of(1)
     for _ in range(3):
