@@ -98,10 +98,12 @@ class RunCheckpointer:
         """
         assert self._strategy is not None
         done = self._strategy.done
-        due = self._stopping.wanted or self._checkpoints.due(done)
+        stopping = self._stopping.wanted  # looks for a file, so only once a round
+        due = stopping or self._checkpoints.due(done)
         if done < self._run.config.rounds and due:
             self._keep(self._strategy, done)
-        self._stopping.go()
+        if stopping:
+            self._stopping.go()
 
     def _keep(self, strategy: RunStrategy, done: int) -> None:
         if not self.keeps:
