@@ -156,10 +156,12 @@ def decode_update(
     """
     parsed = parse(payload, layout, max_size, max_tensors, own=own, exact=exact, context=context)
     beside = _own(parsed)
-    apart = _exact(parsed)
-    indices, values = _trained(parsed, before, context)
-    if apart is not None:
+    if not parsed.exact:
+        indices, values = _trained(parsed, parsed.layout, before, context)
+    else:
         cut, borders = separate(parsed.layout, parsed.exact), None
+        apart = _exact(parsed, cut.exact_size)
+        indices, values = _trained(parsed, cut.layout, before, context)
         if indices is not None:
             borders = find(indices, cut.borders)
             indices = cut.widen_indices(
@@ -184,7 +186,8 @@ def decode_trained(
     their own dtype. ``before``, ``context`` and the errors are the same as in `decode_update`.
     """
     parsed = parse(payload, layout, MAX_SIZE, of_vector=True, context=context)
-    return _trained(parsed, before, context)
+    layout = separate(parsed.layout, parsed.exact).layout if parsed.exact else parsed.layout
+    return _trained(parsed, layout, before, context)
 
 
 def expect(
@@ -262,27 +265,27 @@ def _own(parsed: Parsed) -> tuple[NativeTensor, ...]:
     return decoded_natives(parsed.own, stream)
 
 
-def _exact(parsed: Parsed) -> Vector | None:
-    """Return the values of tensors that are sent without loss, (s,) float32; None if none are."""
-    if not parsed.exact:
-        return None
-    spec = exact_spec(separate(parsed.layout, parsed.exact).exact_size)
+def _exact(parsed: Parsed, count: int) -> Vector:
+    """Return the ``count`` values of tensors that are sent without loss, float32."""
     if not parsed.bodies:
         raise PayloadError("payload declares exact tensors and holds none")
-    values: Vector = unpack(parsed.coder, parsed.bodies[0], spec)  # type: ignore[assignment]
+    values: Vector = unpack(  # type: ignore[assignment]
+        parsed.coder, parsed.bodies[0], exact_spec(count)
+    )
     if not is_finite(values):
         raise PayloadError("payload holds NaN or infinity")
     return values
 
 
 def _trained(
-    parsed: Parsed, before: Indices | None, context: SharedContext | None
+    parsed: Parsed, layout: Layout, before: Indices | None, context: SharedContext | None
 ) -> tuple[Indices | None, Vector]:
-    layout, bodies = parsed.layout, parsed.bodies
+    """Return indices and values of all but the exact tensors; `layout`: the layout of these."""
+    bodies = parsed.bodies
     if parsed.own:
         bodies = bodies[:-1]
     if parsed.exact:
-        layout, bodies = separate(layout, parsed.exact).layout, bodies[1:]
+        bodies = bodies[1:]
     if parsed.selected is not None and parsed.selected > layout.size:
         raise PayloadError(f"payload declares {parsed.selected} indices into {layout.size} entries")
     indices: Indices | None = None
