@@ -447,14 +447,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
 
 def varying(groups: Sequence[Group]) -> list[str]:
     """Return the keys whose values differ between the groups, in the order of the overrides."""
-    keys: list[str] = []
-    for group in groups:
-        place = len(keys)
-        for key in reversed([*group.overrides]):
-            if key in keys:
-                place = keys.index(key)
-            else:  # place a key that some groups lack before the key that follows it in the others
-                keys.insert(place, key)
+    keys = dict.fromkeys(key for group in groups for key in group.overrides)
     return [key for key in keys if len({group.overrides.get(key) for group in groups}) > 1]
 
 

@@ -21,20 +21,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from edgewire.report.format import (
-    NOTHING,
-    human_bytes,
-    human_seconds,
-    markdown_table,
-    whole,
-)
-from edgewire.report.metric import ACCURACY, LOSS, MainMetric
+from edgewire.report.format import NOTHING, human_bytes, human_seconds, markdown_table, whole
+from edgewire.report.metric import MainMetric
 from edgewire.report.reader import ResultsError, mistakes_are_lines
 from edgewire.report.runs import (
     Group,
     Measure,
     Row,
     Run,
+    find_runs,
     first_at,
     group_runs,
     read_runs,
@@ -47,22 +42,13 @@ if TYPE_CHECKING:  # rich takes a while to import, and only the table after a sw
     from rich.table import Table as RichTable
 
 Each = TypeVar("Each")
-WIDTH = 100  # characters
+WIDTH = 100  # characters of a terminal's line
 LONGEST_CELL = 32_000  # characters of a cell in a CSV file
-# columns that are left out if no run has a value
-OPTIONAL = (
-    *("accuracy", "best accuracy", "top5", "reached at", "payloads until then"),
-    *("virtual time", "a round"),
-)
-# The columns after the runs and the main metric, the most important first. The table after a sweep
-# has no others.
+# the columns of the table after a sweep, and without `--wide`; beside them the main metrics
 SHOWN = (
-    *("compression ratio up", "compression ratio down", "sent up", "sent down", "virtual time"),
-    "time",
+    *("runs", "reached at", "payloads until then", "ratio up", "ratio down"),
+    *("sent up", "sent down", "virtual time", "time"),
 )
-IMPORTANT = ("runs", "reached at", "payloads until then", *SHOWN)
-LEAST = ("loss", "top5", "updates", "failed", "payload an update", "a round")
-SHORT = {"compression ratio up": "up, ratio", "compression ratio down": "down, ratio"}
 SHARES = ("accuracy", "best_accuracy", "top5")  # in JSON with their spread over the seeds
 
 
@@ -192,6 +178,7 @@ def _until(key: str, form: Callable[[float], str]) -> Callable[[TableRow], Cell]
 
 
 # The bytes are those of whole messages, but for "payload an update" and "payloads until then".
+# The ratios are compression ratios.
 COLUMNS: dict[str, Column] = {
     column.head: column
     for column in (
@@ -203,17 +190,15 @@ COLUMNS: dict[str, Column] = {
         Column("reached at", _until("round", "{:.10g}".format)),
         Column("payloads until then", _until("uplink_bytes", human_bytes)),
         Column("payload an update", mean(payload, human_bytes)),
+        Column("ratio up", ratio(plain("uplink"), sent("uplink"), "{:.2f}".format)),
+        Column("ratio down", ratio(plain("downlink"), sent("downlink"), "{:.2f}".format)),
         Column("sent up", mean(sent("uplink"), human_bytes)),
-        Column("compression ratio up", ratio(plain("uplink"), sent("uplink"), "{:.2f}".format)),
         Column("sent down", mean(sent("downlink"), human_bytes)),
-        Column(
-            "compression ratio down", ratio(plain("downlink"), sent("downlink"), "{:.2f}".format)
-        ),
         Column("updates", mean("client_updates", "{:.10g}".format)),
         Column("failed", mean("failures", "{:.10g}".format)),
-        Column("time", mean("seconds", human_seconds)),
         Column("virtual time", mean("virtual_seconds", human_seconds)),
         Column("a round", ratio("virtual_seconds", "rounds", human_seconds)),
+        Column("time", mean("seconds", human_seconds)),
     )
 }
 
@@ -256,15 +241,15 @@ class Table:
         )
 
     def rich(self) -> RichTable:
-        """Return the table for a terminal."""
+        """Return the table for a terminal: long texts take several lines, and so do heads."""
         from rich.table import Table as RichTable
 
         table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for column in self.columns:
             if column.numeric:
-                table.add_column(column.head, justify="right", no_wrap=True)
+                table.add_column(column.head.replace(" ", "\n"), justify="right", no_wrap=True)
             else:
-                table.add_column(column.head, overflow="fold")
+                table.add_column(column.head.rpartition(".")[2], overflow="fold")
         for row in self.rows:
             table.add_row(*(cell.text for cell in row))
         return table
@@ -300,77 +285,37 @@ def safe_cell(value: Any) -> Any:
     return value
 
 
-def key_columns(keys: Sequence[str], short: bool = False) -> list[Column]:
-    """Return a column for each key; its cells are the groups' values. `short`: of the head."""
+def runs_table(rows: Sequence[TableRow], keys: Sequence[str], wide: bool = False) -> Table:
+    """Return the table of runs: a column for each of `keys`, and others in which a run has a value.
 
-    def column(key: str) -> Column:
-        head = key.rpartition(".")[2] if short else key
-        return Column(head, lambda group: words(group.name([key])[0]), numeric=False)
-
-    return [column(key) for key in keys]
-
-
-def wide_table(rows: Sequence[TableRow], keys: Sequence[str]) -> Table:
-    """Return the table with all columns in which a run has a value.
-
-    `rows`: groups of runs that differ in the seed. Their values of `keys` name the rows.
+    `rows`: groups of runs that differ in the seed. `wide`: all of `COLUMNS`, and best values; else
+    those in `SHOWN`, and the main metrics.
     """
-    columns = COLUMNS
-    for metric in dict.fromkeys(run.metric for row in rows for run in row.runs):
-        if metric not in (ACCURACY, LOSS):
-            columns = main_columns(metric) | columns
-    table = Table.of([*key_columns(keys), *columns.values()], rows)
-    named = [*[""] * len(keys), *columns]
-    return table.only(lambda at: named[at] not in OPTIONAL or not table.is_empty(at))
+    metrics = dict.fromkeys(run.metric for row in rows for run in row.runs)
+    known = {"runs": COLUMNS["runs"]}
+    for metric in metrics:
+        known |= main_columns(metric)
+    names = {*SHOWN, *(metric.name for metric in metrics)}
+    shown = [column for head, column in (known | COLUMNS).items() if wide or head in names]
+    table = Table.of([*map(_key_column, keys), *shown], rows)
+    return table.only(lambda at: at < len(keys) or not table.is_empty(at))
 
 
-def narrow(table: Table, width: int) -> Table:
-    """Return a table whose lines in Markdown have at most `width` characters.
-
-    Columns of less importance that do not fit are left out, but for one.
-    """
-    columns = table.columns
-    kept = {at for at, column in enumerate(columns) if not column.numeric}
-    names = len(kept)
-    for at in sorted(range(names, len(columns)), key=lambda at: _importance(columns[at].head)):
-        wider = table.only({*kept, at}.__contains__).markdown()
-        if len(kept) == names or max(map(len, wider.splitlines())) <= width:
-            kept.add(at)
-    return table.only(kept.__contains__)
+def _key_column(key: str) -> Column:
+    return Column(key, lambda group: words(group.name([key])[0]), numeric=False)
 
 
-def _importance(head: str) -> int:
-    """Return the place of a column among those that fit into a narrow table."""
-    if head in IMPORTANT:
-        return 2 * IMPORTANT.index(head)
-    return 2 * len(IMPORTANT) if head.startswith("best") or head in LEAST else 1
-
-
-def sweep_table(folders: Sequence[Path], width: int = WIDTH) -> RichTable | None:
+def sweep_table(folders: Sequence[Path]) -> RichTable | None:
     """Return the table of the finished runs in some folders; None if fewer than two have finished.
 
-    A row has its settings, the number of runs, the main metric with its deviation over the seeds,
-    how many times fewer bytes than Flower's were sent, the bytes, and the times. Columns that do
-    not fit into `width` characters are left out, from the right.
+    A row has the runs that differ in the seed only.
     """
-    try:
-        runs, _ = read_runs(folders)
-    except ResultsError:
-        return None
+    runs, _ = find_runs(folders)
     if len(runs) < 2:
         return None
     groups = group_runs(runs)
-    keys = varying(groups)
-    mains = [main_columns(metric)[metric.name] for metric in dict.fromkeys(r.metric for r in runs)]
-    others = (COLUMNS[name] for name in SHOWN)
-    shown = [c._replace(head=SHORT.get(c.head, c.head)) for c in (COLUMNS["runs"], *mains, *others)]
-    table = Table.of([*key_columns(keys, short=True), *shown], groups)
-    used, kept = 0, set(range(len(keys)))
-    for at, column in enumerate(table.columns):
-        used += 2 + max(len(column.head), *(len(row[at].text) for row in table.rows))
-        if not table.is_empty(at) and (used <= width or len(kept) <= len(keys) + 1):
-            kept.add(at)
-    return table.only(kept.__contains__).rich()
+    rows = [TableRow(group.overrides, group.runs) for group in groups]
+    return runs_table(rows, varying(groups)).rich()
 
 
 def as_json(keys: Sequence[str], rows: Sequence[TableRow], unfinished: Sequence[Path]) -> str:
@@ -441,9 +386,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--reach", type=float, metavar="VALUE",
         help="when, with what uplink, it was got (a share in %%)",
     )  # fmt: skip
-    parser.add_argument(
-        "--wide", action="store_true", help="all columns, also beyond 100 characters"
-    )
+    parser.add_argument("--wide", action="store_true", help="all columns")
     parser.add_argument("--json", action="store_true", help="JSON in place of Markdown")
     asked = parser.parse_args(arguments)
     runs, unfinished = read_runs(asked.folders)
@@ -456,19 +399,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.json:
         print(as_json(keys, rows, unfinished))
         return 0
-    table = wide_table(rows, keys)
-    shown = table if asked.wide else narrow(table, WIDTH)
-    print(shown.markdown())
-    for line in _remarks(rows, runs, unfinished, len(table.columns) - len(shown.columns)):
+    print(runs_table(rows, keys, asked.wide).markdown())
+    for line in _remarks(rows, runs, unfinished):
         print(f"\n{line}")
     return 0
 
 
 def _remarks(
-    rows: Sequence[TableRow], runs: Sequence[Run], unfinished: Sequence[Path], left_out: int
+    rows: Sequence[TableRow], runs: Sequence[Run], unfinished: Sequence[Path]
 ) -> list[str]:
-    """Return what the table does not show. `left_out`: how many columns did not fit."""
-    lines = [f"{left_out} more columns: --wide"] if left_out else []
+    """Return what the table does not show."""
+    lines = []
     if rows[0].reach is not None and not any(map(reached_runs, rows)):
         share = all(run.metric.share for row in rows for run in row.runs)
         lines.append(f"no run reached {rows[0].reach:g}{' %' * share}")

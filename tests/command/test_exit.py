@@ -136,8 +136,6 @@ BAD = [
     (["logger._target_=nowhere.Mine"], "logger._target_=nowhere.Mine cannot be imported"),
     (["logger._target_=Mine"], "give PACKAGE.NAME"),
 ]
-if find_spec("wandb"):
-    BAD.append((["logger=wandb", "logger.wandb.mode=on"], "must be offline or online, not on"))
 if find_spec("optuna"):
     BAD += [
         (["-m", "hydra/sweeper=optuna", *words], said)

@@ -1,4 +1,4 @@
-"""Loggers: they pass a run's rows to TensorBoard, MLflow, Weights & Biases, or a table."""
+"""Loggers: they pass a run's rows to TensorBoard, MLflow, or a table."""
 
 from __future__ import annotations
 
@@ -58,14 +58,11 @@ class Logger(ABC):
     is shown, the run goes on, and `log` gets the same rows and the new ones again later.
 
     `requires`: the packages that the logger imports, in `begin` and later. `extra`: the extra of
-    `pip install -e '.[EXTRA]'` that installs them. `rows_per_second`: the most rows that the logger
-    gets for each second of the run; of more rows it gets those with an evaluation first, and others
-    evenly. So a slow tool does not slow down a run of short rounds.
+    `pip install -e '.[EXTRA]'` that installs them.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str] = ""
-    rows_per_second: ClassVar[float] = math.inf
 
     def begin(self, run: LoggedRun) -> Mapping[str, Any]:
         """Begin to log, or continue if `run.resumed`.

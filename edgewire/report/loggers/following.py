@@ -1,4 +1,4 @@
-"""Makes the configured loggers, and runs them: a thread for each follows `history.jsonl`.
+"""Makes the configured loggers, and runs them: a thread follows `history.jsonl`.
 
 They run on the command's own machine. The configuration that is sent to a server or to nodes has no
 loggers (`edgewire.conf.load.run_config`).
@@ -25,15 +25,13 @@ from hydra.types import RunMode
 from edgewire.conf.check import check_target
 from edgewire.conf.own_packages import qualified, source_files
 from edgewire.conf.schema import Config, ConfigError
-from edgewire.report.curves import evenly
+from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError
 from edgewire.report.reader import GrowingFile, file_name, read_json, readable
 from edgewire.report.runs import HISTORY, Row, read_result
 
 STATE = ".loggers"  # the folder in a run's folder that says how far each logger has come
 OFTEN = 1.0  # seconds between two looks at the history
-AT_ONCE = 1000  # rows that a logger gets in one call
-RETRY, LONGEST = 5.0, 300.0  # bounds in seconds of the pause after a failure
 LAST = 60.0  # seconds that the end of a run waits for its loggers
 KEY = "logger"
 DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -43,9 +41,9 @@ log = getLogger("edgewire")
 def loggers_of(config: Config) -> dict[str, Logger]:
     """Return the configured loggers by their names.
 
-    `logger=NAME` adds the entry `logger.NAME`, and each entry names a class in `_target_`. The
-    entry of a `_target_` in the group itself has the class's name. Raises `ConfigError` for a class
-    that is no `Logger`, for wrong options, and for packages that are not installed.
+    `logger=NAME` adds the entry `logger.NAME`, and each entry names a class in `_target_`. A
+    `_target_` in the group itself is the only logger, and has the class's name. Raises
+    `ConfigError` for a class that is no `Logger`, for wrong options, and for missing packages.
     """
     packages = [word.partition("@")[0] for word in config.packages]
     group = qualified(KEY, config.logger or {}, packages)
@@ -53,25 +51,16 @@ def loggers_of(config: Config) -> dict[str, Logger]:
         raise ConfigError(
             f"{KEY} must name one of conf/{KEY}/*.yaml, or several: {KEY}=[csv,mlflow]"
         )
-    found = {f"{KEY}.{name}": each for name, each in group.items() if _is_logger(each)}
-    own = {name: each for name, each in group.items() if not _is_logger(each)}
-    if own.get("_target_"):
-        found[KEY] = own
-    elif own:
-        name = min(map(str, own))
+    if group.get("_target_"):
+        return {str(group["_target_"]): _made(KEY, group)}
+    return {str(name): _made(f"{KEY}.{name}", node) for name, node in group.items()}
+
+
+def _made(key: str, node: Any) -> Logger:
+    if not isinstance(node, Mapping) or not node.get("_target_"):
+        name = key.rpartition(".")[2]
         hint = f"choose {KEY}={name}, or give +{KEY}.{name}._target_=PACKAGE.CLASS"
-        raise ConfigError(f"{KEY}.{name} belongs to no logger that was chosen: {hint}")
-    return {
-        key.rpartition(".")[2] if key != KEY else str(node["_target_"]): _made(key, node)
-        for key, node in found.items()
-    }
-
-
-def _is_logger(node: Any) -> bool:
-    return isinstance(node, Mapping) and bool(node.get("_target_"))
-
-
-def _made(key: str, node: Mapping[str, Any]) -> Logger:
+        raise ConfigError(f"{key} belongs to no logger that was chosen: {hint}")
     with suppress(ConfigError):  # finds it beside the folder of --config-dir and where users are
         source_files(str(node["_target_"]).partition(".")[0])
     target = check_target(key, node)
@@ -86,7 +75,7 @@ def _made(key: str, node: Mapping[str, Any]) -> Logger:
     try:
         made: Logger = target.made()
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{key}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{key}: {one_line(str(error))}") from error
     return made
 
 
@@ -122,14 +111,18 @@ def logging_run(loggers: Mapping[str, Logger], run: LoggedRun) -> Iterator[None]
     stored in the folder. An exception in the context counts as the run's end, and is raised again.
     Raises `LoggerError` if a logger cannot begin. Later failures are warnings.
     """
-    threads = [_LoggerThread(name, logger, run) for name, logger in loggers.items()]
-    ended: Ended = "failed"
-    begun: list[_LoggerThread] = []
+    begun: list[_Begun] = []
     try:
-        for thread in threads:
-            thread.begin()
-            begun.append(thread)
-            thread.start()
+        for name, logger in loggers.items():
+            begun.append(_Begun(name, logger, run))
+    except BaseException:  # also Ctrl-C
+        for each in begun:
+            each.finish("failed", {})
+        raise
+    thread = _Follower(run.folder, begun)
+    thread.start()
+    ended: Ended = "failed"
+    try:
         yield
         ended = "finished"
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, or a signal that ends the process
@@ -137,13 +130,7 @@ def logging_run(loggers: Mapping[str, Logger], run: LoggedRun) -> Iterator[None]
         raise
     finally:
         result = readable(read_result, run.folder) or {}
-        for thread in begun:
-            thread.end(how_ended(ended, result), result)
-        deadline = time.monotonic() + LAST
-        for thread in begun:
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                log.warning("logger %s takes too long to end: its last rows may lack", thread.name)
+        thread.end(how_ended(ended, result), result)
 
 
 def how_ended(ended: Ended, result: Row) -> Ended:
@@ -157,108 +144,91 @@ def how_ended(ended: Ended, result: Row) -> Ended:
     return "finished"
 
 
-def thinned(rows: Sequence[Row], most: int, metric: str) -> list[Row]:
-    """Return at most `most` of the rows: the last one, rows with the metric, and others evenly."""
-    if len(rows) <= most:
-        return list(rows)
-    last = len(rows) - 1
-    evaluated = [place for place in range(last) if rows[place].get(metric) is not None]
-    chosen = {last, *evenly(evaluated, most - 1)}
-    others = [place for place in range(last) if place not in chosen]
-    chosen.update(evenly(others, most - len(chosen)))
-    return [rows[place] for place in sorted(chosen)]
+class _Follower(threading.Thread):
+    """Passes the new rows of a run's history to its loggers, once a second until the run's end."""
+
+    def __init__(self, folder: Path, loggers: Sequence[_Begun]) -> None:
+        super().__init__(name="loggers", daemon=True)
+        self._loggers = loggers
+        self._tail = GrowingFile(folder / HISTORY)
+        self._over = threading.Event()
+        self._end: tuple[Ended, Row] = "failed", {}
+
+    def end(self, ended: Ended, result: Row) -> None:
+        """Let the thread log the last rows and finish the logs; wait for that, but not for ever."""
+        self._end = ended, result
+        self._over.set()
+        self.join(LAST)
+        if self.is_alive():
+            log.warning("the loggers take too long to end: the last rows may lack")
+
+    def run(self) -> None:
+        over = False
+        while not over:
+            over = self._over.wait(OFTEN)
+            rows = []
+            with suppress(OSError, ValueError):  # the file cannot be read now: the next look may
+                rows = self._tail.rows()
+            # those that have failed come last: they may wait for a server that does not answer
+            for each in sorted(self._loggers, key=lambda each: each.failed):
+                each.log(rows)
+                if over:
+                    each.finish(*self._end)
 
 
-class _LoggerThread(threading.Thread):
-    """Gives new rows to one logger until the run has ended.
+class _Begun:
+    """A logger that has begun, and the rows that it has not logged yet.
 
-    The logger's state in the folder holds the round of the last logged row. So rows are not logged
-    twice, when a resumed run repeats rounds after its checkpoint.
+    Its state in the run's folder holds the round of the last logged row. So rows are not logged
+    twice, when a resumed run repeats rounds after its checkpoint. `failed`: whether it has failed.
+    Raises `LoggerError` if the logger cannot begin.
     """
 
     def __init__(self, name: str, logger: Logger, run: LoggedRun) -> None:
-        super().__init__(name=name, daemon=True)
-        self._logger, self._run = logger, run
+        self._name, self._logger = name, logger
         self._file = run.folder / STATE / f"{file_name(name)}.json"
-        self._tail = GrowingFile(run.folder / HISTORY)
-        self._state: dict[str, Any] = {}
-        self._rows: list[Row] = []  # not logged yet
-        self._newest = -1  # the round of the last row that was read
-        self._over = threading.Event()
-        self._end: tuple[Ended, Row] = "failed", {}
-        self._told = False  # whether a warning was shown
-
-    def begin(self) -> None:
-        """Let the logger begin. Raises `LoggerError`."""
-        run = self._run
-        saved = self._saved() if run.resumed else {}
-        self._newest = int(saved.get("round", -1))
+        self._rows: list[Row] = []
+        self.failed = False
+        saved = (readable(read_json, self._file) or {}) if run.resumed else {}
         keep = {key: saved.get(key, getattr(run, key)) for key in ("began", "name", "group")}
         # A logger that the earlier run did not have begins anew.
-        self._run = run = replace(run, **keep, saved=saved, resumed=bool(saved))
+        run = replace(run, **keep, saved=saved, resumed=bool(saved))
+        self._state = {"round": -1, **saved, **keep}
         try:
-            made = self._logger.begin(run)
-        except LoggerError as error:
-            raise LoggerError(f"logger {self.name}: {error}") from error
-        except Exception as error:  # a tool's code can raise anything
-            raise LoggerError(f"logger {self.name} cannot begin: {_line(error)}") from error
-        self._state = {**saved, **made, **keep, "round": self._newest}
-        try:
+            self._state |= logger.begin(run)
             self._save()
-        except (OSError, TypeError, ValueError) as error:
-            raise LoggerError(f"logger {self.name}: its state: {_line(error)}") from error
-
-    def end(self, ended: Ended, result: Row) -> None:
-        """Let the thread log the last rows, finish the log and return."""
-        self._end = ended, result
-        self._over.set()
-
-    def run(self) -> None:
-        """Log new rows once a second; after a failure with longer and longer pauses."""
-        pause, failed = OFTEN, RETRY
-        while not self._over.wait(pause):
-            if self._log():
-                pause, failed = OFTEN, RETRY
-            else:
-                pause, failed = failed, min(2 * failed, LONGEST)
-        if not self._log():
-            log.warning("logger %s lacks %d rows of this run", self.name, len(self._rows))
-        try:
-            self._logger.finish(*self._end)
+        except LoggerError as error:
+            raise LoggerError(f"logger {name}: {error}") from error
         except Exception as error:  # a tool's code can raise anything
-            self._warn(error)
+            raise LoggerError(f"logger {name} cannot begin: {_line(error)}") from error
 
-    def _log(self) -> bool:
-        """Log all rows that the history has now; return whether that succeeded."""
+    def log(self, rows: Sequence[Row]) -> None:
+        """Log new rows, after those that it could not log earlier."""
+        for row in rows:
+            if row["round"] > (self._rows[-1] if self._rows else self._state)["round"]:
+                self._rows.append(row)
         try:
-            for row in self._tail.rows():
-                if row["round"] > self._newest:
-                    self._newest = row["round"]
-                    self._rows.append(row)
-            while some := self._rows[:AT_ONCE]:
-                self._logger.log(thinned(some, self._most(some), self._run.metric))
-                del self._rows[: len(some)]
-                self._state["round"] = some[-1]["round"]
+            if self._rows:
+                self._logger.log(self._rows)
+                self._state["round"] = self._rows[-1]["round"]
+                self._rows = []
                 self._save()
         except Exception as error:  # a tool's code can raise anything
             self._warn(error)
-            return False
-        return True
 
-    def _most(self, rows: Sequence[Row]) -> int:
-        """Return how many of the rows the logger gets, by the seconds between them."""
-        first, last = (float(row.get("seconds") or 0.0) for row in (rows[0], rows[-1]))
-        most = self._logger.rows_per_second * max(last - first, OFTEN)
-        return max(1, round(min(most, AT_ONCE)))
+    def finish(self, ended: Ended, result: Row) -> None:
+        """End the log; tell how many rows it lacks."""
+        if self._rows:
+            log.warning("logger %s lacks %d rows of this run", self._name, len(self._rows))
+        try:
+            self._logger.finish(ended, result)
+        except Exception as error:  # a tool's code can raise anything
+            self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        if not self._told:
-            log.warning("logger %s: %s; the run goes on", self.name, _line(error))
-        self._told = True
-
-    def _saved(self) -> dict[str, Any]:
-        saved = readable(read_json, self._file) or {}
-        return saved if isinstance(saved, dict) else {}
+        if not self.failed:
+            log.warning("logger %s: %s; the run goes on", self._name, _line(error))
+        self.failed = True
 
     def _save(self) -> None:
         self._file.parent.mkdir(exist_ok=True)
@@ -269,4 +239,4 @@ class _LoggerThread(threading.Thread):
 
 def _line(error: BaseException) -> str:
     """Return an error's type and text in one line of at most 200 characters."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return one_line(f"{type(error).__name__}: {error}", 200)

@@ -7,24 +7,23 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
-from pathlib import Path
-from tempfile import gettempdir
 from typing import Any
 
 from filelock import FileLock
 
+from edgewire.report.format import one_line
 from edgewire.report.loggers import Ended, LoggedRun, Logger, LoggerError, final, grouped
-from edgewire.report.reader import file_name
 from edgewire.report.runs import Row
 
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED", "diverged": "FAILED", "failed": "FAILED"}
 METRICS, PARAMS = 1000, 100  # the most of them in one request
 LONGEST = 6000  # characters of a parameter's value that every store takes
-# a part of a key that every store takes; Windows takes no colon
-PART = re.compile(rf"(?!\.\.|\.$)[\w. {'' if os.name == 'nt' else ':'}-]+")
 KEY = 250  # characters of a key
+# characters that a store refuses: there, at the begin of a part of a key, and at its end
+REFUSED = re.compile(r"[^\w. /-]|(?:^|(?<=/))[./]|/$")
+LOCK = ".mlflow.lock"  # in a sweep's folder
 # MLflow's own defaults would let an unreachable server delay a run by several minutes.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
@@ -39,7 +38,6 @@ class MLflow(Logger):
 
     requires = ("mlflow", "sqlalchemy", "alembic")
     extra = "mlflow"
-    rows_per_second = 10
 
     def __init__(
         self,
@@ -59,17 +57,13 @@ class MLflow(Logger):
 
         self._run = run
         uri = str(run.saved.get("tracking_uri") or self._uri or mlflow.get_tracking_uri())
-        for attempt in range(5):
-            try:
-                # The jobs of a parallel sweep create the same tables and the same experiment.
-                with _alone(uri):
-                    self._id = self._open(mlflow.MlflowClient(tracking_uri=uri))
-                break
-            except Exception as error:  # also those of SQLAlchemy and Alembic
-                if attempt == 4 or uri.startswith("http"):
-                    reason = " ".join(str(error).split())[:200]
-                    raise LoggerError(f"{uri} cannot be used: {reason}") from error
-                time.sleep(0.5 * 2**attempt)
+        # The jobs of a parallel sweep would create the same tables and the same experiment.
+        lock = FileLock(run.folder.parent / LOCK) if run.group else nullcontext()
+        try:
+            with lock:
+                self._id = self._open(mlflow.MlflowClient(tracking_uri=uri))
+        except Exception as error:  # also those of SQLAlchemy and Alembic
+            raise LoggerError(f"{uri} cannot be used: {one_line(str(error))}") from error
         return {"tracking_uri": uri, "run_id": self._id}
 
     def _open(self, client: Any) -> str:
@@ -125,27 +119,8 @@ class MLflow(Logger):
 
 
 def key_of(name: str) -> str:
-    """Return the key of a metric or parameter: its name; MLflow refuses names such as `recall@1`.
-
-    What MLflow refuses of a name is replaced, with a digest of it (`file_name`).
-    """
-    parts = name.split("/")
-    key = "/".join(part if PART.fullmatch(part) else file_name(part) for part in parts)
-    return key if len(key) <= KEY else file_name(key)
-
-
-def _alone(uri: str) -> AbstractContextManager[Any]:
-    """Return the context in which no other process of this machine opens the same SQLite store.
-
-    MLflow makes the tables of a new store in many steps, and two processes would disturb each
-    other.
-    """
-    if not uri.startswith("sqlite"):
-        return nullcontext()
-    owner = getattr(os, "getuid", int)()  # the folder is everybody's; the lock follows no link
-    return FileLock(
-        Path(gettempdir()) / f"edgewire-mlflow-{owner}-{file_name(uri)}.lock", mode=0o600
-    )
+    """Return the key of a metric or parameter: its name without what MLflow refuses in a name."""
+    return REFUSED.sub("_", name[:KEY])
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -19,7 +19,6 @@ class TensorBoard(Logger):
 
     requires = ("tensorboard",)
     extra = "tensorboard"
-    rows_per_second = 50
 
     def __init__(self, folder: str | None = None) -> None:
         self._given = folder

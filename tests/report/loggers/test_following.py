@@ -1,21 +1,20 @@
-"""Threads give loggers every row once, also after failures and in resumed runs."""
+"""A thread gives loggers every row once, also after failures and in resumed runs."""
 
-import json
 import logging
 import threading
 
 import pytest
 
 from edgewire.report.loggers import Logger, LoggerError, final, following, grouped
-from edgewire.report.loggers.following import how_ended, logging_run, thinned
+from edgewire.report.loggers.following import how_ended, logging_run
 from tests.report.loggers.runs import finish, made_run, row, write
 
 
 class Kept(Logger):
-    """Keeps rows in memory; `fails`: the number of calls of `log` that raise."""
+    """Keeps rows in memory; `fails`: the number of calls of `log` that raise; `waits`: its end."""
 
-    def __init__(self, fails=0):
-        self.rounds, self.fails, self.end, self.run = [], fails, None, None
+    def __init__(self, fails=0, waits=0):
+        self.rounds, self.fails, self.waits, self.end, self.run = [], fails, waits, None, None
 
     def begin(self, run):
         self.run = run
@@ -28,28 +27,19 @@ class Kept(Logger):
         self.rounds += [row["round"] for row in rows]
 
     def finish(self, ended, result):
+        threading.Event().wait(self.waits)
         self.end = ended, result.get("round")
 
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     monkeypatch.setattr(following, "OFTEN", 0.01)
-    monkeypatch.setattr(following, "RETRY", 0.01)
 
 
 @pytest.fixture
 def warned(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("edgewire"), "propagate", True)
     return lambda: [record.getMessage() for record in caplog.records]
-
-
-def test_each_logger_gets_every_row_once_and_the_end(tmp_path):
-    one, two = Kept(), Kept()
-    with logging_run({"one": one, "two": two}, made_run(tmp_path)):
-        write(tmp_path, [row(n) for n in range(3)])
-        finish(tmp_path, [row(n) for n in range(3, 6)])
-    assert one.rounds == two.rounds == [0, 1, 2, 3, 4, 5]
-    assert one.end == ("finished", 5)
 
 
 def test_a_logger_that_fails_warns_once_and_gets_the_rows_again(tmp_path, warned):
@@ -60,13 +50,23 @@ def test_a_logger_that_fails_warns_once_and_gets_the_rows_again(tmp_path, warned
             threading.Event().wait(0.01)
         finish(tmp_path, [row(3)])
     assert flaky.rounds == sound.rounds == [0, 1, 2, 3]
+    assert flaky.end == sound.end == ("finished", 3)
     assert warned() == ["logger flaky: OSError: no space; the run goes on"]
 
 
-def test_a_logger_that_always_fails_ends_nothing_and_tells_what_lacks(tmp_path, warned):
-    with logging_run({"dead": Kept(fails=10**9)}, made_run(tmp_path)):
-        finish(tmp_path, [row(n) for n in range(4)])
-    assert warned()[-1] == "logger dead lacks 4 rows of this run"
+def test_a_dead_logger_tells_what_lacks_and_delays_only_the_end_for_a_while(
+    tmp_path, warned, monkeypatch
+):
+    monkeypatch.setattr(following, "LAST", 0.2)
+    dead, sound = Kept(fails=10**9, waits=20), Kept()
+    with logging_run({"dead": dead, "sound": sound}, made_run(tmp_path)):
+        write(tmp_path, [row(0)])
+        while dead.fails == 10**9:
+            threading.Event().wait(0.01)
+        finish(tmp_path, [row(n) for n in range(1, 4)])
+    assert (dead.end, sound.end) == (None, ("finished", 3))
+    assert warned()[-2] == "logger dead lacks 4 rows of this run"
+    assert "take too long to end" in warned()[-1]
 
 
 def test_a_resumed_run_repeats_no_row_and_gets_what_was_saved(tmp_path):
@@ -148,16 +148,6 @@ def test_a_logger_that_cannot_begin_is_one_line_and_ends_the_others(tmp_path):
     assert first.end == ("failed", None)
 
 
-def test_a_slow_logger_gets_the_evaluations_first():
-    rows = [row(n, accuracy=0.5 if n % 10 == 0 else None) for n in range(101)]
-    chosen = [each["round"] for each in thinned(rows, 12, "accuracy")]
-    assert len(chosen) == 12
-    assert {*range(0, 101, 10)} <= {*chosen}
-    assert [each["round"] for each in thinned(rows, 3, "accuracy")] == [0, 90, 100]
-    assert thinned(rows, 101, "accuracy") == rows
-    assert thinned(rows, 1, "accuracy") == [rows[-1]]
-
-
 def test_names_of_values_are_grouped():
     by_segment = {"uplink_bytes_by_segment": [1, 2], "seconds_by_segment": [0.5]}
     found = grouped(row(2, own_score=3, flag=True, **by_segment))
@@ -178,7 +168,11 @@ def test_parameters_are_dotted_and_without_null(tmp_path):
     assert found == {"lr": 0.1, "model.name": "mlp", "packages": "['a', 'b']"}
 
 
-def test_the_state_is_one_file_per_logger(tmp_path):
-    with logging_run({"kept": Kept()}, made_run(tmp_path)):
-        finish(tmp_path, [row(0), row(1)])
-    assert json.loads((tmp_path / ".loggers" / "kept.json").read_text())["round"] == 1
+def test_loggers_whose_names_are_paths_keep_their_state_in_the_folder(tmp_path):
+    names = ("../../up", "/abs", "a/b", "A", "a", "é" * 300)
+    folder = tmp_path / "in" / "run"
+    folder.mkdir(parents=True)
+    with logging_run({name: Kept() for name in names}, made_run(folder)):
+        finish(folder, [row(0), row(1)])
+    assert len({each.name.lower() for each in (folder / ".loggers").iterdir()}) == len(names)
+    assert [each.name for each in tmp_path.rglob("*.json") if folder not in each.parents] == []
