@@ -128,7 +128,6 @@ BAD = [
     (["continue=a", "continue=b"], "continue= takes the folder of one sweep"),
     (["continue=a", "rounds=9"], "rounds=9 does not go with continue="),
     (["experiment=esgd_baselines"], "is a sweep: add -m"),
-    (["experiment=front"], "is a sweep: add -m"),
     (["logger=nonsense"], "there is no logger=nonsense"),
     (["logger.mlflow.experiment=x"], "logger.mlflow belongs to no logger that was chosen"),
     (["logger=csv", "logger.csv.fil=x"], "did you mean logger.csv.file?"),
@@ -138,17 +137,6 @@ BAD = [
 ]
 if find_spec("wandb"):
     BAD.append((["logger=wandb", "logger.wandb.mode=on"], "must be offline or online, not on"))
-if find_spec("optuna"):
-    BAD += [
-        (["-m", "hydra/sweeper=optuna", *words], said)
-        for words, said in (
-            ([], "hydra/sweeper=optuna has nothing to search"),
-            (["lr=0.1,0.2", "hydra.sweeper.trials=0"], "hydra.sweeper.trials must be at least 1"),
-            (["lr=0.1,0.2", "hydra.sweeper.sampler=x"], "be one of tpe, nsgaii, random, not x"),
-            (["lr=0,1", "hydra.sweeper.minimize=[]", "hydra.sweeper.maximize=[]"], "nothing"),
-            (["lr=interval(2,1)"], "lr=interval(2,1): "),
-        )
-    ]
 # These cases need a model, an optimiser, data or a device, and so torch.
 LATER = [
     (["algorithm=adacomp", "strategy.pushes=0"], "pushes must be at least 1"),
