@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,7 +12,6 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
-from hydra.utils import get_class
 
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.words import fault_of
@@ -64,14 +63,21 @@ class Cases(BasicSweeper):
         `overrides`: the overrides from `self.params`, and after them those of the command line.
         """
         params, line = overrides[: len(self.params)], overrides[len(self.params) :]
-        jobs: list[list[str]] = []
-        for case in self.cases:
-            fixed = {word.key_or_group for word in case}
-            free = [word for word in params if word.key_or_group not in fixed]
-            # If several overrides set the same key, BasicSweeper keeps the last one.
-            jobs += BasicSweeper.split_arguments([*case, *free, *line], None)[0]
-        once = [list(job) for job in dict.fromkeys(map(tuple, jobs))]
-        return list(self.split_overrides_to_chunks(once, max_batch_size))
+        jobs = jobs_of(self.cases, params, line)
+        return list(self.split_overrides_to_chunks(jobs, max_batch_size))
+
+
+def jobs_of(
+    cases: Iterable[list[Override]], params: list[Override], line: list[Override]
+) -> list[list[str]]:
+    """Return the jobs of cases, params and a command line; each job is a list of overrides."""
+    jobs: list[list[str]] = []
+    for case in cases:
+        fixed = {word.key_or_group for word in case}
+        free = [word for word in params if word.key_or_group not in fixed]
+        # If several overrides set the same key, BasicSweeper keeps the last one.
+        jobs += BasicSweeper.split_arguments([*case, *free, *line], None)[0]
+    return [list(job) for job in dict.fromkeys(map(tuple, jobs))]
 
 
 def split_case(case: object) -> list[str]:
@@ -91,12 +97,10 @@ def _as_list(cases: object) -> list[object]:
 
 
 class Register(Callback):
-    """Registers a sweeper with Hydra, which finds plugins in the package `hydra_plugins` only.
+    """Registers `Cases` with Hydra, which finds plugins in the package `hydra_plugins` only.
 
-    Hydra makes the callbacks in hydra/sweeper/*.yaml before it looks up its sweeper. `sweeper`: the
-    dotted name of its class.
+    Hydra makes the callbacks in hydra/sweeper/cases.yaml before it looks up its sweeper.
     """
 
-    def __init__(self, sweeper: str) -> None:
-        name = f"hydra_plugins.edgewire.{sweeper.rpartition('.')[2]}"
-        Plugins.instance().class_name_to_class[name] = get_class(sweeper)
+    def __init__(self) -> None:
+        Plugins.instance().class_name_to_class["hydra_plugins.edgewire.Cases"] = Cases

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import pairwise, product
@@ -19,7 +18,7 @@ from typing import Any, cast
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from edgewire.conf.classes import GROUPS, HERE
@@ -59,17 +58,17 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
     values: list[Override] = []
     deletions = [word for word in words if word.startswith("~")]
     for word in words:
-        if word.startswith("-") or "=" not in word:
+        if word.startswith(("-", "~")) or "=" not in word:
             continue
         each = OverridesParser.create().parse_override(word)
-        group = (HERE / each.key_or_group).is_dir()
+        group = (HERE / each.key_or_group).is_dir() and not isinstance(each.value(), dict)
         if each.is_sweep_override() and not several:
             yield f"{word} has several values: quote a text, give [a,b], or add -m for a sweep"
         elif each.key_or_group == "hydra.searchpath":
             chosen.append([word])
-        elif each.is_delete() or each.key_or_group.startswith("hydra/"):
+        elif each.key_or_group.startswith("hydra/"):
             continue
-        elif group and not isinstance(each.value(), dict):
+        elif group:
             chosen.append([str(variant.input_line) for variant in _variants(each)])
             value: Any = each.value()
             names = value if isinstance(value, list) else [value]
@@ -78,9 +77,14 @@ def _faults(words: Sequence[str]) -> Iterator[str]:
         else:
             values += _variants(each)
     for choices in product(*chosen):
-        yield from _misplaced(choices)
+        groups = {each: each.lstrip("+").partition("=")[0].partition("@")[0] for each in choices}
+        outer = _configuration(*(each for each, group in groups.items() if "/" not in group))
+        there = outer.hydra.runtime.choices
+        wrong = [group for group in groups.values() if "/" in group and group not in there]
+        yield from map(unknown_key, wrong)
+        config = _configuration(*choices)
         for each in values:
-            yield from _wrong_value(each, _configuration(*choices))
+            yield from _wrong_value(each, config)
     # Hydra composes a sweep first without the choices that differ between its jobs.
     common = _configuration(*(each[0] for each in chosen if len(each) == 1))
     for each in values:
@@ -105,42 +109,17 @@ def _configuration(*choices: str) -> DictConfig:
     return compose_config(list(choices), hydra=True)
 
 
-def _misplaced(choices: Sequence[str]) -> Iterator[str]:
-    """Yield what is wrong with choices of inner groups, or of groups at another place."""
-    parsed = OverridesParser.create().parse_overrides(list(choices))
-    inner = [each for each in parsed if "/" in each.key_or_group or each.package]
-    config = _configuration(*(str(each.input_line) for each in parsed if each not in inner))
-    for each in inner:
-        group, place = each.key_or_group, each.package
-        if place and _node(config, place) is None:
-            yield f"there is no place {place} for {group}@{place}=: give {group}=NAME"
-        elif not place and group not in config.hydra.runtime.choices:
-            yield unknown_key(group)
-
-
 def _wrong_value(word: Override, config: DictConfig) -> Iterator[str]:
-    """Yield what is wrong with a key, or with the kind of its value; else what OmegaConf says."""
-    key, value = word.key_or_group, word.value()
-    owner = key.rpartition(".")[0]
-    above, node = _node(config, owner), _node(config, key)
-    entries = _named_by_users(config, key)
-    if owner and above is not None and not isinstance(above, DictConfig):
-        yield f"there is no key {key}: {owner} is one value"
+    """Yield what is wrong with a key, or what OmegaConf says of its value."""
+    key, node = word.key_or_group, _node(config, word.key_or_group)
+    if node is None and not word.is_add():
+        yield unknown_key(key)
     elif node is not None and word.is_add() and not key.startswith("hydra."):
         yield f"{key} is there already: give {str(word.input_line).removeprefix('+')}"
-    elif node is None and not word.is_add():
-        yield _new_name(entries) if entries else unknown_key(key)
-    elif isinstance(node, DictConfig) and isinstance(value, dict) and not entries:
-        yield from (unknown_key(f"{key}.{each}") for each in value if each not in node)
-    elif isinstance(node, DictConfig) and value is not None and not isinstance(value, dict):
-        yield f"{key} is a group of keys, not one value: {key}.KEY=VALUE"
-    elif isinstance(node, ListConfig) and value is not None and not isinstance(value, list):
-        yield f"{key} must be a list: {key}=[NAME,NAME]"
     try:
-        OmegaConf.update(config.copy(), key, value, force_add=word.is_add())
+        OmegaConf.update(config.copy(), key, word.value(), force_add=word.is_add())
     except OmegaConfBaseException as error:
-        said = _new_name(entries) if entries else f"{word.input_line}: {str(error).splitlines()[0]}"
-        yield said
+        yield f"{word.input_line}: {str(error).splitlines()[0]}"
 
 
 def unknown_key(key: str) -> str:
@@ -168,27 +147,6 @@ def unknown_key(key: str) -> str:
     else:
         hint = "python run.py --help lists all keys"
     return f"there is no key {key}; {hint}"
-
-
-def _new_name(mapping: str) -> str:
-    """Return the error message that says how to add an entry to a mapping with the user's names."""
-    return (
-        f"{mapping} takes new names whole, beside those that are there: "
-        f"'+{mapping}={{NAME:{{...}}}}'"
-    )
-
-
-def _named_by_users(config: DictConfig, key: str) -> str:
-    """Return `key` or the key around it whose entries users name (`network.classes`); "" if none.
-
-    Such a mapping has no keys of its own, but a declared type of all entries.
-    """
-    parts = key.split(".")
-    for end in range(len(parts), 0, -1):
-        node = _node(config, prefix := ".".join(parts[:end]))
-        if isinstance(node, DictConfig) and is_dataclass(node._metadata.element_type):
-            return prefix
-    return ""
 
 
 def _node(config: DictConfig, key: str) -> Any:

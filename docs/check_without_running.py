@@ -148,31 +148,22 @@ def _jobs(words: Sequence[str], sweep: bool) -> list[list[str]]:
     from omegaconf import OmegaConf
 
     from edgewire.conf.load import HERE
-    from edgewire.conf.sweeper import Cases, split_case
+    from edgewire.conf.sweeper import jobs_of, split_case
 
     overrides = [word for word in words if not re.match(r"[+~]*hydra[./]", word)]
     if not sweep:
         return [overrides]
     parser = OverridesParser.create()
-    line = parser.parse_overrides([_with_a_bound(word) for word in overrides])
+    line = parser.parse_overrides(overrides)
     name = next((each.value() for each in line if each.key_or_group == "experiment"), None)
     if name is not None and not (HERE / "experiment" / f"{name}.yaml").is_file():
         raise Wrong(f"there is no experiment={name}")
     file = OmegaConf.load(HERE / "experiment" / f"{name}.yaml") if name else OmegaConf.create()
     sweeper: Any = OmegaConf.to_container(OmegaConf.select(file, "hydra.sweeper") or file)
-    ranges = {key: f"={value}" for key, value in (sweeper.get("params") or {}).items()}
-    params = {key: _with_a_bound(value).removeprefix("=") for key, value in ranges.items()}
-    cases = Cases(None, params, sweeper.get("cases") or ())
-    split = [split_case(case) for case in cases.given] or [[]]
-    cases.cases = [parser.parse_overrides(case) for case in split]
-    swept = parser.parse_overrides([f"{key}={value}" for key, value in params.items()])
-    jobs = cases.split_arguments([*swept, *line], None)[0]
+    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    cases = [parser.parse_overrides(split_case(case)) for case in sweeper.get("cases") or ()]
+    jobs = jobs_of(cases or [[]], parser.parse_overrides(params), line)
     return jobs[:: max(len(jobs) // JOBS, 1)][:JOBS]
-
-
-def _with_a_bound(word: str) -> str:
-    """Return an override with the lower bound in place of an interval, which a search samples."""
-    return re.sub(r"=(?:tag\(\w+,\s*)?interval\(([^,()]+),[^()]*\)+$", r"=\1", word)
 
 
 def _compose(overrides: Sequence[str]) -> None:

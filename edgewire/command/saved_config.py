@@ -48,10 +48,7 @@ CONTINUE = "continue"  # the override's key; also the name of Hydra's jobs in a 
 BESIDE = ("engine.", "logger=", "logger.", "+logger.", "verbose=", "checkpoint_every=")
 FILES = ("dataset.root=", "model.file=")  # a resumed run may find its files at other paths
 # overrides that only `continue=` allows
-BESIDE_SWEEP = (
-    *(*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher."),
-    "hydra.sweeper.trials=",
-)
+BESIDE_SWEEP = (*BESIDE, "stop_on_failure=", "hydra/launcher=", "hydra.launcher.")
 
 
 def resumes() -> bool:

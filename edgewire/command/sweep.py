@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -130,25 +129,16 @@ def may_begin(folder: Path) -> bool:
 
 
 def count_jobs(config: DictConfig) -> int | None:
-    """Return the number of a sweep's jobs; None if only the sweeper itself knows it."""
-    from edgewire.conf.sweeper import Cases, split_case  # here, because it searches all plugins
+    """Return the number of a sweep's jobs; None if its options are wrong."""
+    from edgewire.conf.sweeper import jobs_of, split_case  # here, because it searches all plugins
 
-    sweeper = config.hydra.sweeper
-    if (trials := sweeper.get("trials")) is not None:
-        return int(trials)
-    words = [*(f"{key}={value}" for key, value in (sweeper.get("params") or {}).items())]
-    words += config.hydra.overrides.task
+    sweeper, parse = config.hydra.sweeper, OverridesParser.create().parse_overrides
+    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     try:
-        made = Cases(None, sweeper.get("params") or {}, sweeper.get("cases") or ())
-        made.cases = [parsed(split_case(case)) for case in made.given] or [[]]
-        return len(made.split_arguments(parsed(words), None)[0])
+        cases = [parse(split_case(case)) for case in sweeper.get("cases") or ()] or [[]]
+        return len(jobs_of(cases, parse(params), parse(config.hydra.overrides.task)))
     except Exception:  # the sweeper itself reports the mistake
         return None
-
-
-def parsed(words: list[str]) -> list[Override]:
-    """Return overrides as Hydra's parser reads them."""
-    return OverridesParser.create().parse_overrides(words)
 
 
 class SweepEnd(Callback):

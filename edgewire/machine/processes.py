@@ -130,12 +130,6 @@ def flower_environment(home: str, poll: float) -> dict[str, str]:
     }
 
 
-def began(process: int) -> str | None:
-    """Return when a living process began, in Linux's ticks; None if this user sees no such one."""
-    found = _stat(Path(f"/proc/{process}"))
-    return found and found[1]
-
-
 def _stat(process: Path) -> tuple[int, str] | None:
     """Return a process's parent and its start time; None if it has ended."""
     try:

@@ -14,10 +14,8 @@ FOLDER = Path(__file__).parents[2] / "conf" / "experiment"
 
 
 def values_of(key, text):
-    """Return the values of a parameter of a sweep; of an interval its ends."""
+    """Return the values of a parameter of a sweep."""
     (word,) = OverridesParser.create().parse_overrides([f"{key}={text}"])
-    if word.is_interval_sweep():
-        return [word.value().start, word.value().end]
     return list(word.sweep_string_iterator()) if word.is_sweep_override() else [text]
 
 

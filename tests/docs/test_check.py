@@ -121,10 +121,6 @@ def test_an_open_quote_and_wrong_syntax_are_errors(tmp_path):
         ("flwr run . --stream --run-config 'overrides=\"nodes=3\" output=\"x\"'", PARSED),
         ("sudo cp a b", LISTED),
         ("python run.py --config-path x/.hydra --config-name config", LISTED),
-        (
-            "python run.py -m compression=topk 'compression.density=tag(log,interval(0.1,0.3))'",
-            "composed",
-        ),
     ],
 )  # fmt: skip
 def test_how_a_right_command_is_checked(text, kind, tmp_path):
