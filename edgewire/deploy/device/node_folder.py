@@ -6,7 +6,7 @@ node.json           the server's address, the public key, and the node's id at t
 node.db, arrays/    the current message, and the node's state of each run (`node_database.py`)
 apps/HASH/          an unpacked app (`apps.py`)
 
-The first three files survive when the database is lost. `edgewire.deploy.doctor` reads them and
+The first three files survive when the database is lost. `edgewire.deploy.doctor` reads the key and
 changes nothing; SQLite would write to the folder for a reader, too.
 """
 
@@ -127,18 +127,6 @@ def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
         if (said["server"], said["key"]) == (server, public_key.hex()):
             return int(said["node"])
     return None
-
-
-def is_taken(folder: Path) -> bool:
-    """Return whether a node uses this folder now. The folder is not changed."""
-    try:
-        with (folder / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _locked(file: Path) -> TextIO:
