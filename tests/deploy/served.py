@@ -32,8 +32,8 @@ from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
+from edgewire.deploy.server.connections import uvicorn_options
 from edgewire.deploy.server.node_registry import Registry
-from edgewire.deploy.server.server import bounds
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
 from edgewire.simulation.workers.node_host import load_object
@@ -64,7 +64,9 @@ class Server:
         self._socket.bind(("127.0.0.1", 0))
         self.place = self._socket.getsockname()
         self.address = "{}:{}".format(*self.place)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls, **bounds()))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, **tls, **uvicorn_options())
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self):
