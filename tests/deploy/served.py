@@ -199,10 +199,11 @@ class Fleet:
     """Nodes in a thread of this process that reply with the project's ClientApp.
 
     `late`: one more node joins after this many replies. `folders`: each node's folder of photos.
+    `pause`: seconds between two looks for messages.
     """
 
-    def __init__(self, address, count, late=None, folders=None):
-        self._folders = folders
+    def __init__(self, address, count, late=None, folders=None, pause=0.01):
+        self._folders, self._pause = folders, pause
         self._address, self._late, self._replies = address, late, 0
         self._count = count
         self._nodes = [FakeNode(address) for _ in range(count)]
@@ -230,7 +231,7 @@ class Fleet:
                     with suppress(httpx.HTTPStatusError):  # the run is over
                         node.reply_to(message, reply.content)
                     self._replies += 1
-            time.sleep(0.01)
+            time.sleep(self._pause)
             if self._late is not None and self._replies >= self._late:
                 self._nodes, self._late = [*self._nodes, FakeNode(self._address)], None
 
