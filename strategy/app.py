@@ -15,7 +15,6 @@ from edgewire.conf.network import only_virtual
 from edgewire.conf.schema import ConfigError
 from edgewire.conf.trust import output_of
 from edgewire.protocol.choose_grid import bundled
-from edgewire.protocol.flower_releases import older_superlink
 from edgewire.protocol.run_ended import was_stopped
 from edgewire.strategy.ordered_grid import OrderedGrid, count_nodes
 from edgewire.strategy.run.checkpoint_file import forget
@@ -46,15 +45,11 @@ def main(grid: Grid, context: Context) -> None:
     objective = objective_of(config)
     node_log = NodeLog(nodes or grid, folder, objective.main.name, objective.defined)
     grid = OrderedGrid(node_log)
-    if grid.virtual_seconds is None:
-        if said := only_virtual(config.network):
-            raise ConfigError(
-                f"these nodes' time is real, and nothing emulates {said}; `python run.py` has a "
-                "virtual clock"
-            )
-        # This check is only for `flwr run`. The engines start a SuperLink or have its address.
-        if not context.run_config.get("config") and (line := older_superlink()):
-            log.warning("%s", line)
+    if grid.virtual_seconds is None and (said := only_virtual(config.network)):
+        raise ConfigError(
+            f"these nodes' time is real, and nothing emulates {said}; `python run.py` has a "
+            "virtual clock"
+        )
     configure_process()
     if resume and not folder:
         raise ConfigError("resume needs output=, the folder of the run to resume")

@@ -2,7 +2,7 @@
 
 DEAD = "http://127.0.0.1:9"
 KINDS = ("http", "https", "all", "grpc")
-EXCEPTIONS = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+EXCEPTIONS = ("no_proxy", "NO_PROXY")
 
 
 def dead_proxies(monkeypatch):

@@ -6,8 +6,8 @@
 It prints one line per check: ok, warning or wrong, and what to do. It changes nothing, on this
 machine and on the server. The exit code is 0 if no line says wrong. The doctor does not check what
 the start of a node or of the server names in one line by itself: a folder that cannot be written, a
-port or a key in use, a missing package, a wrong option. `python -m edgewire.deploy.keys list` says
-which nodes are online.
+port in use, a missing package, a wrong option. `python -m edgewire.deploy.keys list` says whether
+the server runs, and which nodes are online.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import datetime
 import os
 import platform
+import ssl
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
@@ -25,11 +26,10 @@ from typing import Any, NamedTuple
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from edgewire.deploy.node import MISSING, client_of, key_of, node_config_of, parser
 from edgewire.machine.errors import UsageError
-from edgewire.machine.proxies import by_proxy, is_loopback
+from edgewire.machine.proxies import by_proxy
 from edgewire.machine.surroundings import free_memory, print_any_text
 from edgewire.protocol.flower_releases import installed, is_known, lacking
 
@@ -42,8 +42,7 @@ if MISSING is None:
         ahead_of,
         says_bundled,
     )
-    from edgewire.deploy.device.node_folder import is_taken, own_key
-    from edgewire.engines.superlink_client import Superlink
+    from edgewire.deploy.device.node_folder import own_key
 
 PROG = "python -m edgewire.deploy.doctor"
 SERVER = "--server"
@@ -90,7 +89,7 @@ def _findings(given: list[str]) -> Iterable[Finding]:
         return
     checks: tuple[Check, ...] = (memory, data, key, server_of_node)
     if on_server:
-        checks = (memory, data_of_server, server_certificate, running_server)
+        checks = (memory, data_of_server, certificate_of_server)
     for check in checks:
         what = check.__name__.partition("_")[0]
         try:
@@ -122,12 +121,8 @@ def _node_options(given: list[str]) -> argparse.Namespace:
 
 
 def memory(options: argparse.Namespace) -> Iterable[Finding]:
-    """Check the free memory, unless a node runs here already."""
-    is_node = hasattr(options, "superlink")
-    if is_node and is_taken(options.state):
-        yield Finding(OK, "memory", "a node runs here already")
-        return
-    enough, least = NODE_MEMORY if is_node else SERVER_MEMORY
+    """Check the free memory."""
+    enough, least = NODE_MEMORY if hasattr(options, "superlink") else SERVER_MEMORY
     free = free_memory()
     if free is None:
         yield Finding(WARNING, "memory", "this system does not say how much is free")
@@ -186,21 +181,15 @@ def data(options: argparse.Namespace) -> Iterable[Finding]:
 
 
 def own_data(path: Path) -> Finding:
-    """Check a node's own data: a file, or a folder of files, which may be in folders of classes."""
+    """Check a node's own data: a file that can be read, or a folder that holds something."""
     try:
         if path.is_file():
             with path.open("rb"):
                 return Finding(OK, "data", f"{path}: a file of {path.stat().st_size >> 10} kB")
-        found = [each for each in path.iterdir() if each.name[0] != "."]
-        folders = [each for each in found if each.is_dir()]
-        inner = sum(len(os.listdir(each)) for each in folders)
+        count = len(os.listdir(path))
     except OSError as error:
         return Finding(WRONG, "data", f"{path} cannot be read: {error.strerror}")
-    files = len(found) - len(folders) + inner
-    if not files:
-        advice = f"put files there, or images into {path}/CLASS/"
-        return Finding(WRONG, "data", f"{path} holds nothing: {advice}")
-    return Finding(OK, "data", f"{path}: {len(folders)} folders, {files} files")
+    return Finding(OK if count else WRONG, "data", f"{path} holds {count} files and folders")
 
 
 def key(options: argparse.Namespace) -> Iterable[Finding]:
@@ -230,9 +219,7 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
         found = _key_in_use(options)
     fleet = client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
     with closing(fleet):
-        if options.insecure:
-            yield Finding(WARNING, "certificate", "--insecure: anybody on the way reads all of it")
-        elif (file := options.root_certificates) is not None:
+        if (file := options.root_certificates) is not None:
             ca = x509.load_pem_x509_certificate(file.expanduser().read_bytes())
             yield lasting(f"the CA's, {file}", ca, "make a new CA on the server")
         try:
@@ -253,14 +240,11 @@ def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
             shown = first.extensions["network_stream"].get_extra_info("ssl_object")
             certificate = x509.load_der_x509_certificate(shown.getpeercert(True) or b"")
             yield lasting(f"the server's, for {_names_of(certificate)}", certificate, RENEW)
-        ahead = ahead_of(first)
+        ahead = ahead_of(first) or 0.0
         if (trouble := clock_trouble(ahead)) is not None:
             yield Finding(WRONG, "clock", trouble)
             return
-        if ahead is None:
-            yield Finding(WARNING, "clock", "the server does not say what time it is")
-        else:
-            yield Finding(OK, "clock", f"within {max(abs(ahead), 1):.0f} s of the server's")
+        yield Finding(OK, "clock", f"within {max(abs(ahead), 1):.0f} s of the server's")
         if found is None:
             yield Finding(OK, "registered", "not yet: the node registers its key itself")
         else:
@@ -292,8 +276,7 @@ def _registered(
         else:
             yield Finding(WARNING, "versions", f"{text}: these were not tried together")
     elif options.auth_supernode_private_key is not None:
-        text = f"the server does not know this node's key: {REGISTER}"
-        yield Finding(WRONG, "registered", text)
+        yield Finding(WRONG, "registered", f"the server does not know this node's key: {REGISTER}")
     else:
         text = "the server does not know this node's own key: it takes it with --any-node"
         yield Finding(WARNING, "registered", text)
@@ -313,57 +296,26 @@ def data_of_server(options: argparse.Namespace) -> Iterable[Finding]:
         yield Finding(WARNING, "data", f"there is no {folder}: only digits needs none")
 
 
-def server_certificate(options: argparse.Namespace) -> Iterable[Finding]:
+def certificate_of_server(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the CA, the server's certificate and its key."""
     from edgewire.deploy.certificates import CA
     from edgewire.deploy.certificates import SERVER as OWN
 
     if options.insecure:
-        yield Finding(WARNING, "certificate", "--insecure: none, for trying on this machine")
         return
-    files = [options.keys / name for name in (f"{CA}.crt", f"{OWN}.crt", f"{OWN}.key")]
+    ca_file, file, key_file = (options.keys / n for n in (f"{CA}.crt", f"{OWN}.crt", f"{OWN}.key"))
     try:
-        ca, own = (x509.load_pem_x509_certificate(file.read_bytes()) for file in files[:2])
-        private = load_pem_private_key(files[2].read_bytes(), None)
-    except (OSError, ValueError, TypeError) as error:
-        text = f"{error}: `python -m edgewire.deploy.keys server NAME` makes certificates"
-        yield Finding(WRONG, "certificate", text)
-        return
-    yield from _secret(files[2], "certificate")
-    if private.public_key() != own.public_key():  # Flower's own error names no file
-        yield Finding(WRONG, "certificate", f"{files[2]} is not the key of {files[1]}: {RENEW}")
-    try:
+        ca, own = (x509.load_pem_x509_certificate(each.read_bytes()) for each in (ca_file, file))
+        yield from _secret(key_file, "certificate")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, key_file, lambda: "")
         own.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        yield Finding(WRONG, "certificate", f"{files[1]} is not signed by {files[0]}: {RENEW}")
+    except (OSError, ValueError, TypeError, InvalidSignature) as error:
+        reason = str(error) or f"{file} is not signed by {ca_file}"
+        advice = f"`python -m edgewire.deploy.keys server NAME` makes certificates; or {RENEW}"
+        yield Finding(WRONG, "certificate", f"{reason}: {advice}")
+        return
     yield lasting(f"the server's, for {_names_of(own)}", own, RENEW)
     yield lasting("the CA's", ca, "make a new one, for each device, too")
-
-
-def running_server(options: argparse.Namespace) -> Iterable[Finding]:
-    """Check the server if it is running."""
-    from edgewire.deploy.certificates import CA
-
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(options.host, options.host)
-    address = f"[{host}]:{options.port}" if ":" in host else f"{host}:{options.port}"
-    root = None if options.insecure else str(options.keys / f"{CA}.crt")
-    try:
-        superlink = Superlink(address, root, ("--port ", "--keys: "))
-    except UsageError as error:
-        yield Finding(WARNING, "server", f"it does not run: {error}")
-        return
-    with closing(superlink):
-        if superlink.bundles:
-            yield Finding(OK, "server", f"runs at {superlink.address}, with bundles")
-        else:
-            text = f"runs at {superlink.address} without bundles: is it Flower's own?"
-            yield Finding(WARNING, "server", text)
-        from_outside = {"x-forwarded-for": "192.0.2.1"}  # an address reserved for documentation
-        if superlink.http.get("/health", headers=from_outside).status_code == 403:
-            yield Finding(OK, "gate", "from outside, /v1/fleet/ alone is open")
-        else:
-            text = "none: who reaches the port can start runs; use edgewire.deploy.server"
-            yield Finding(WARNING if is_loopback(options.host) else WRONG, "gate", text)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from flwr.supercore.control import ControlHttpClient
 from edgewire.conf.own_packages import sources_of
 from edgewire.conf.schema import ConfigError
 from edgewire.deploy.certificates import CA, make_ca, make_node, make_server, node_files, public_key
-from edgewire.engines.control import bundle, deflated
+from edgewire.engines.control import bundle
 from edgewire.engines.superlink_client import Superlink, one_line_errors
 from edgewire.machine.errors import EngineError, UsageError
 from edgewire.machine.surroundings import print_any_text
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _app(given: argparse.Namespace) -> list[str]:
     app, _ = bundle(Path(__file__).parents[2], {}, sources_of(given.packages))
-    return [f"{app.hash_str} at a server of ours", f"{deflated(app).hash_str} at another SuperLink"]
+    return [app.hash_str]
 
 
 def _server(given: argparse.Namespace) -> list[str]:

@@ -22,12 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 from edgewire.machine.errors import UsageError
-from edgewire.machine.proxies import (
-    expect_address,
-    expect_usable_proxies,
-    keep_loopback_direct,
-    unproxied,
-)
+from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.protocol.flower_releases import lacking
 
 MISSING: ImportError | None = None
@@ -134,15 +129,14 @@ def client_of(
         raise UsageError("a key is of no use without TLS: drop --insecure, and name the CA")
     expect_address(given.superlink, "--superlink ")
     keep_loopback_direct(given.superlink)
-    expect_usable_proxies(given.superlink)
+    expect_usable_proxies()
     try:
-        with unproxied(given.superlink):
-            return (kind or FleetClient)(
-                given.superlink,
-                key,
-                insecure=given.insecure,
-                root_certificates=certificates and certificates.expanduser(),
-            )
+        return (kind or FleetClient)(
+            given.superlink,
+            key,
+            insecure=given.insecure,
+            root_certificates=certificates and certificates.expanduser(),
+        )
     except (OSError, ssl.SSLError) as error:
         reason = error.strerror or str(error)
         raise UsageError(f"--root-certificates {certificates}: {reason}") from error

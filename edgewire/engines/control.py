@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import threading
 import time
@@ -14,7 +15,7 @@ from logging import getLogger
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+from zipfile import ZipFile
 
 import httpx
 import tomli_w
@@ -105,17 +106,6 @@ def refuse_local_only(job: Job, engine: str) -> None:
         )
 
 
-def deflated(fab: Fab) -> Fab:
-    """Return an app's bundle compressed, which takes 0.4 times the bytes of Flower's bundle."""
-    made = BytesIO()
-    with ZipFile(BytesIO(fab.content)) as plain, ZipFile(made, "w", ZIP_DEFLATED) as target:
-        for entry in plain.infolist():
-            other = ZipInfo(entry.filename, entry.date_time)
-            target.writestr(other, plain.read(entry), ZIP_DEFLATED, 9)
-    content = made.getvalue()
-    return Fab(hashlib.sha256(content).hexdigest(), content, {})
-
-
 def _files(app_dir: Path) -> dict[str, bytes | Path]:
     """Return the files that `flwr run` collects, but skip hidden folders.
 
@@ -135,10 +125,10 @@ def follow(
 ) -> RunStatus:
     """Wait for the end of a run, and copy its output to `log`; return its last status.
 
-    `on_poll`: called twice a second. While the run has not started, warnings are logged, at
-    intervals that double.
+    `on_poll`: called twice a second. If the run has not started after some time, a warning is
+    logged.
     """
-    began, say_after = time.monotonic(), _PENDING_SECONDS
+    warn_at = time.monotonic() + _PENDING_SECONDS
     copier = threading.Thread(target=_copy_log, args=(client, run_id, log), daemon=True)
     copier.start()
     while True:
@@ -148,13 +138,12 @@ def follow(
         if status.status == "finished":
             copier.join(_LAST_LINES_SECONDS)
             return status
-        waited = time.monotonic() - began
-        if status.status == "pending" and waited > say_after:
-            say_after *= 2
+        if status.status == "pending" and time.monotonic() > warn_at:
+            warn_at = math.inf
             screen.warning(
                 "the SuperLink has not started the run for %.0f s: it is at work on others, or has "
                 "no SuperExec",
-                waited,
+                _PENDING_SECONDS,
             )
         time.sleep(_POLL_SECONDS)
 

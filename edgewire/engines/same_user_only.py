@@ -55,11 +55,9 @@ class SameUserOnly:
         """Forward a request of this user; refuse any other."""
         if scope["type"] == "lifespan" or self._is_own(scope):
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        else:
             await send({"type": "http.response.start", "status": 403, "headers": []})
             await send({"type": "http.response.body", "body": b"this SuperLink is another user's"})
-        else:
-            await send({"type": "websocket.close"})
 
     def _is_own(self, scope: Scope) -> bool:
         client, server = scope.get("client"), scope.get("server")

@@ -38,7 +38,6 @@ from edgewire.engines.control import (
     LogRelay,
     bundle,
     cause_of,
-    deflated,
     follow,
     refuse_local_only,
 )
@@ -208,8 +207,6 @@ def _start(
 ) -> int:
     """Wait for the nodes, then submit a run with these values; return its id."""
     fab, _ = bundle(job.app_dir, values, job.sources)
-    if not superlink.bundles:  # this project's server compresses the app better
-        fab = deflated(fab)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
     run_id: int = control.StartRun(request).run_id

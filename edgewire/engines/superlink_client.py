@@ -19,7 +19,6 @@ from edgewire.machine.proxies import (
     expect_address,
     expect_usable_proxies,
     keep_loopback_direct,
-    unproxied,
 )
 
 _SECONDS = 10.0
@@ -55,18 +54,16 @@ class Superlink:
         expect_address(address, names[0])
         self.address = address
         keep_loopback_direct(address)
-        expect_usable_proxies(address)
+        expect_usable_proxies()
         self.root = None if certificate is None else _read(certificate, names[1])
         verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
         url = f"{'http' if certificate is None else 'https'}://{address}"
-        with unproxied(address):
-            self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
+        self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
         self._expect()
 
     def control(self) -> ControlHttpClient:
         """Return a new client of the Control API; the caller closes it."""
-        with unproxied(self.address):
-            return control_client(self.address, self.root)
+        return control_client(self.address, self.root)
 
     @property
     def bundles(self) -> bool:

@@ -32,8 +32,8 @@ from edgewire.deploy.device.app_runner import message_of
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.deploy.server.api import BundleApi
+from edgewire.deploy.server.connections import uvicorn_options
 from edgewire.deploy.server.node_registry import Registry
-from edgewire.deploy.server.server import bounds
 from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 from edgewire.deploy.signed_header import headers, sign_header
 from edgewire.simulation.workers.node_host import load_object
@@ -64,7 +64,9 @@ class Server:
         self._socket.bind(("127.0.0.1", 0))
         self.place = self._socket.getsockname()
         self.address = "{}:{}".format(*self.place)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, **tls, **bounds()))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, **tls, **uvicorn_options())
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
     def __enter__(self):
@@ -197,10 +199,11 @@ class Fleet:
     """Nodes in a thread of this process that reply with the project's ClientApp.
 
     `late`: one more node joins after this many replies. `folders`: each node's folder of photos.
+    `pause`: seconds between two looks for messages.
     """
 
-    def __init__(self, address, count, late=None, folders=None):
-        self._folders = folders
+    def __init__(self, address, count, late=None, folders=None, pause=0.01):
+        self._folders, self._pause = folders, pause
         self._address, self._late, self._replies = address, late, 0
         self._count = count
         self._nodes = [FakeNode(address) for _ in range(count)]
@@ -228,7 +231,7 @@ class Fleet:
                     with suppress(httpx.HTTPStatusError):  # the run is over
                         node.reply_to(message, reply.content)
                     self._replies += 1
-            time.sleep(0.01)
+            time.sleep(self._pause)
             if self._late is not None and self._replies >= self._late:
                 self._nodes, self._late = [*self._nodes, FakeNode(self._address)], None
 

@@ -1,6 +1,5 @@
 """`edgewire.deploy.doctor` names each problem of a node or of the server, and its remedy."""
 
-import os
 import re
 
 import pytest
@@ -8,12 +7,11 @@ from cryptography import x509
 
 from edgewire.deploy import doctor, keys
 from edgewire.deploy.device.client import FleetClient
-from edgewire.deploy.device.node_folder import NodeFolder, is_taken
+from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.doctor import OK, WARNING, WRONG, lasting
 from edgewire.deploy.node import key_of
 from edgewire.protocol import flower_releases
 from tests.deploy.device.test_backoff import DAY, NOW, issued
-from tests.deploy.processes import free_port
 
 MB = 1 << 20
 
@@ -42,7 +40,7 @@ def test_a_ready_device_has_no_problem(place, look, tmp_path, photos):
         "versions",
     ]  # fmt: skip
     assert {level for lines in found.values() for level, _ in lines} <= {OK, WARNING}
-    assert "2 folders, 2 files" in found["data"][0][1]
+    assert "holds 2 files and folders" in found["data"][0][1]
     assert "for here, localhost, 127.0.0.1, ::1, until " in found["certificate"][1][1]
     here = flower_releases.installed()
     assert re.search(rf"Flower {here}, .* here; Flower {here}, .* there", found["versions"][0][1])
@@ -55,7 +53,6 @@ def test_a_node_s_own_data(tmp_path):
     found = [doctor.own_data(tmp_path / name) for name in ("t.csv", "", "empty", "no")]
     assert [each.level for each in found] == [OK, OK, WRONG, WRONG]
     assert "a file of 3 kB" in found[0].text
-    assert "1 folders, 1 files" in found[1].text
 
 
 def test_an_unregistered_key(place, look, tmp_path, photos):
@@ -139,14 +136,6 @@ def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
     assert "pip install" in found["Flower"][0][1]
 
 
-def test_a_folder_in_use_by_a_node_is_reported(tmp_path):
-    assert not is_taken(tmp_path)
-    node_folder = NodeFolder(tmp_path)
-    assert is_taken(tmp_path)
-    node_folder.close()
-    assert not is_taken(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("free", "level"), [(600, OK), (599, WARNING), (250, WARNING), (249, WRONG)]
 )
@@ -179,42 +168,22 @@ def test_a_failing_check_gives_one_line(superlink, look, tmp_path, monkeypatch):
 
 
 def test_a_ready_server_has_no_problem(place, look, tmp_path):
-    server, folder = place
-    port = server.address.rpartition(":")[2]
-    code, found = look("--server", "--keys", folder, "--port", port, "--state", tmp_path)
+    code, found = look("--server", "--keys", place[1], "--state", tmp_path / "s")
     assert code == 0
-    assert [*found] == ["memory", "data", "certificate", "server", "gate"]
-    assert found["gate"] == [(OK, "from outside, /v1/fleet/ alone is open")]
-
-
-def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path, superlink):
-    _, folder = place
-    other = tmp_path / "other"
-    keys.main(["--keys", str(other), "server", "there"])
-    os.replace(other / "server.key", tmp_path / "mixed.key")
-    for name in ("ca.crt", "server.crt"):
-        (other / name).write_bytes((folder / name).read_bytes())
-    os.replace(tmp_path / "mixed.key", other / "server.key")
-    (other / "server.key").chmod(0o644)
-    port = superlink.address.rpartition(":")[2]
-    code, found = look("--server", "--keys", other, "--state", tmp_path, "--port", port,
-                       "--data", "/nowhere")  # fmt: skip
-    assert code == 1
-    said = {what: " ".join(text for _, text in lines) for what, lines in found.items()}
-    assert "is not the key of" in said["certificate"]
-    assert "chmod 600" in said["certificate"]
-    assert "/nowhere is no folder" in said["data"]
-    assert found["server"][0][0] == WARNING  # another program uses the port
-
-
-def test_a_server_without_keys_or_state(look, tmp_path):
-    port = free_port()
-    code, found = look("--server", "--keys", tmp_path, "--state", tmp_path / "s", "--port", port,
-                       "--host", "127.0.0.1")  # fmt: skip
-    assert code == 1
-    assert "edgewire.deploy.keys server NAME" in found["certificate"][0][1]
-    assert found["server"][0][0] == WARNING
-    assert "it does not run" in found["server"][0][1]
-    code, found = look("--server", "--insecure", "--state", tmp_path / "s", "--port", port)
-    assert code == 0
+    assert [*found] == ["memory", "data", "certificate"]
     assert not (tmp_path / "s").exists()
+
+
+def test_each_problem_on_the_servers_machine_is_named(place, look, tmp_path):
+    code, found = look("--server", "--keys", tmp_path, "--data", "/nowhere")
+    assert code == 1
+    assert "No such file" in found["certificate"][0][1]
+    assert "edgewire.deploy.keys server NAME" in found["certificate"][0][1]
+    assert "/nowhere is no folder" in found["data"][0][1]
+    keys.main(["--keys", str(tmp_path), "server", "there"])
+    (tmp_path / "server.key").chmod(0o644)
+    for name, says in (("ca.crt", "is not signed by"), ("server.crt", "KEY_VALUES_MISMATCH")):
+        (tmp_path / name).write_bytes((place[1] / name).read_bytes())
+        (_, open_to_others), (_, said) = look("--server", "--keys", tmp_path)[1]["certificate"]
+        assert "chmod 600" in open_to_others
+        assert says in said

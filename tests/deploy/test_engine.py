@@ -95,7 +95,7 @@ def test_devices_train_on_their_own_tables(server, command, tmp_path):
 
 
 def test_a_stopped_run_keeps_its_files(server, command, tmp_path):
-    with Fleet(server, 2), told_to_end(tmp_path):
+    with Fleet(server, 2, pause=0.3), told_to_end(tmp_path):
         code, _, folder = command(*WORDS, "rounds=100000", f"engine.address={server}")
     assert code == 128 + signal.SIGTERM
     assert result_of(folder)["ended"] == "interrupted"

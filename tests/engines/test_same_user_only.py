@@ -98,9 +98,6 @@ def test_requests_of_unknown_users_are_refused(listener):
         sent, reached = ask(SameUserOnly, type="http", **ends)
         assert not reached
         assert sent[0]["status"] == 403
-        sent, reached = ask(SameUserOnly, type="websocket", **ends)
-        assert not reached
-        assert sent[0]["type"] == "websocket.close"
     assert ask(SameUserOnly, type="lifespan") == ([], ["lifespan"])
 
 

@@ -94,18 +94,13 @@ def test_missing_and_too_many_nodes_give_one_line():
     wait_for_nodes(Nodes([3]), 2, 0, more=True)  # a resumed run accepts more nodes
 
 
-PORTS = "a port is a number from 1 to 65535"
-ADDRESSES = dict.fromkeys(
-    ["", "here", "here:", ":1", "a b:1", "http://a:1", "a:b"],
-    r"give HOST:PORT, as in 127\.0\.0\.1:8000",
-)
-ADDRESSES |= dict.fromkeys(["a:0", "a:65536", "127.0.0.1:99999", "[::1]:70000"], PORTS)
-ADDRESSES["fe80::1:8000"] = r"as \"engine.address='\[fe80::1\]:8000'\"$"  # needs brackets
+ADDRESSES = ["", "here", "here:", ":1", "a b:1", "http://a:1", "a:b", "fe80::1:8000"]
+ADDRESSES += ["a:0", "a:65536", "127.0.0.1:99999", "[::1]:70000"]
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_address_is_a_host_and_a_port(address):
-    with pytest.raises(UsageError, match=ADDRESSES[address]):
+    with pytest.raises(UsageError, match=r"give HOST:PORT, as in 127\.0\.0\.1:8000 or \[::1\]:"):
         Superlink(address)
 
 

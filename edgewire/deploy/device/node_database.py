@@ -26,7 +26,7 @@ from edgewire.machine.errors import UsageError
 
 LARGE = 256 << 10  # bytes: a blob of this size or more is a file
 _AT_ONCE = 8  # files that are written or removed in parallel, which takes a third of the time
-FORMAT = 2  # of the folder; 1: a file for each reply in runs/RUN/, and no database
+FORMAT = 2  # of the folder
 # EXCLUSIVE: SQLite needs no memory that processes share. FULL: a change is durable when the call
 # returns. secure_delete: if it is on, SQLite overwrites each removed blob.
 _OPTIONS = """
@@ -66,8 +66,6 @@ class NodeDatabase:
 
     def __init__(self, folder: Path) -> None:
         self._file, self._arrays = folder / "node.db", folder / "arrays"
-        if (folder / "runs").exists():
-            raise _other_format(folder, 1, "runs", "claim")
         if not self._file.exists():
             self._create()
         try:
@@ -143,14 +141,11 @@ class NodeDatabase:
             finally:  # after a failure, too: a full disk gets its space back
                 self._remove_files(name)
 
-    def names(self, since: float = 0.0) -> list[str]:
-        """Return the names of the records that were written after `since` (Unix time).
-
-        The order is that of the last writes, the newest first.
-        """
-        query = "SELECT name FROM records WHERE used > ? ORDER BY used DESC"
+    def names(self) -> list[str]:
+        """Return the names of all records; the order is that of the last writes, newest first."""
+        query = "SELECT name FROM records ORDER BY used DESC"
         with self._errors():
-            return [name for (name,) in self.connection.execute(query, [since])]
+            return [name for (name,) in self.connection.execute(query)]
 
     def remove(self, name: str) -> None:
         """Remove a record and its blobs."""
@@ -213,7 +208,11 @@ class NodeDatabase:
             raise error
         if found != FORMAT:
             self.connection.close()
-            raise _other_format(self._file.parent, found, "node.db*", "arrays")
+            raise UsageError(
+                f"--state {self._file.parent} cannot be used: it has format {found}, and this "
+                f"version of EdgeWire needs format {FORMAT}: remove node.db* and arrays in it, or "
+                "give another folder"
+            )
         self._arrays.mkdir(exist_ok=True)
         sync_folder(self._file.parent)
         for name in {file.name.partition("-")[0] for file in self._arrays.iterdir()}:
@@ -288,10 +287,3 @@ def _os_error(error: Exception) -> OSError:
     if _code(error) == sqlite3.SQLITE_FULL:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return OSError(errno.EIO, str(error))
-
-
-def _other_format(folder: Path, found: int, *names: str) -> UsageError:
-    return UsageError(
-        f"--state {folder} cannot be used: it has format {found}, and this version of EdgeWire "
-        f"needs format {FORMAT}: remove {' and '.join(names)} in it, or give another folder"
-    )

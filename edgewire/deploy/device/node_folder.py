@@ -6,7 +6,7 @@ node.json           the server's address, the public key, and the node's id at t
 node.db, arrays/    the current message, and the node's state of each run (`node_database.py`)
 apps/HASH/          an unpacked app (`apps.py`)
 
-The first three files survive when the database is lost. `edgewire.deploy.doctor` reads them and
+The first three files survive when the database is lost. `edgewire.deploy.doctor` reads the key and
 changes nothing; SQLite would write to the folder for a reader, too.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -29,7 +28,7 @@ from edgewire.deploy.device.node_database import NodeDatabase, write_file
 from edgewire.deploy.device.node_store import NodeStore, open_node_store
 from edgewire.machine.errors import UsageError
 
-MOST_RUNS, KEPT_SECONDS = 16, 30 * 86400.0  # stored runs; seconds without use
+MOST_RUNS = 16  # stored runs
 _CLAIM = "claim"  # the record with the current message; a run's id names the run's record
 
 
@@ -95,11 +94,9 @@ class NodeFolder:
         return self._node_stores[series]
 
     def _forget(self) -> None:
-        """Remove stores unused for `KEPT_SECONDS`, and the oldest stores beyond `MOST_RUNS`."""
-        newest = self.database.names(since=time.time() - KEPT_SECONDS)
-        kept = [name for name in newest if name != _CLAIM][:MOST_RUNS]
-        used = {_CLAIM, *map(str, self._node_stores)}
-        for name in set(self.database.names()) - used.union(kept):
+        """Remove the oldest stores beyond `MOST_RUNS`."""
+        stored = [name for name in self.database.names() if name != _CLAIM]
+        for name in set(stored[MOST_RUNS:]) - set(map(str, self._node_stores)):
             self.database.remove(name)
 
 
@@ -127,18 +124,6 @@ def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
         if (said["server"], said["key"]) == (server, public_key.hex()):
             return int(said["node"])
     return None
-
-
-def is_taken(folder: Path) -> bool:
-    """Return whether a node uses this folder now. The folder is not changed."""
-    try:
-        with (folder / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _locked(file: Path) -> TextIO:

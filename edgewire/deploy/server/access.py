@@ -45,10 +45,8 @@ class LocalOnly:
         """Forward a request that is allowed; refuse any other."""
         if scope["type"] == "lifespan" or self.admits(scope):
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await refuse(send, 403, "this is for the server's own machine")
         else:
-            await send({"type": "websocket.close", "code": 1008})
+            await refuse(send, 403, "this is for the server's own machine")
 
     def admits(self, scope: Scope) -> bool:
         """Return whether a request is allowed: it is local, or it is a call of nodes."""

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from uvicorn.loops.auto import auto_loop_factory
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LONGEST_HEAD = 1 << 16  # bytes of a request's first line and headers; also of its trailers
 MOST_UNUSED = 1 << 26  # bytes of a body that arrive after the response, as after a refusal
@@ -71,16 +71,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; refuse a head or a body that is too long."""
+        """Parse received bytes; abort the connection if a head or a body is too long."""
         if self.transport.is_closing():  # TLS delivers data until the peer has closed too
             return
         self._moved = time.monotonic()
         self._head_bytes += len(data)
         # The newest piece may hold the end of the head and a body, so it is not counted.
-        if self._head_bytes - len(data) > LONGEST_HEAD:
-            part = "head is" if self._in_head else "trailers are"
-            self._refuse(f"the request's {part} too long")
-        elif self._unused > MOST_UNUSED:
+        if self._head_bytes - len(data) > LONGEST_HEAD or self._unused > MOST_UNUSED:
             self.transport.abort()
         else:
             super().data_received(data)
@@ -96,11 +93,11 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request whose head is complete, or refuse a head that is too long."""
+        """Start the request whose head is complete, unless the head is too long."""
         self._asked()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > LONGEST_HEAD:
-            self._refuse("the request's head is too long")
+            self.transport.abort()
         self._in_head, self._in_body, self._head_bytes, self._begun = False, True, 0, False
         self._body_bytes, self._unused, self._since = 0, 0, time.monotonic()
         if not self.transport.is_closing():
@@ -110,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Forward a piece of a request's body."""
         self._head_bytes = 0
         self._body_bytes += len(body)
-        if not self.transport.is_closing():  # else the request was refused
+        if not self.transport.is_closing():
             if self.cycle.response_complete:
                 self._unused += len(body)
             super().on_body(body)
@@ -149,30 +146,6 @@ class BoundedProtocol(HttpToolsProtocol):
             return slow or now - self._moved > STALLED_SECONDS
         answered = self.cycle is None or self.cycle.response_complete
         return self._begun and answered and now - self._since > HEAD_SECONDS
-
-    def _refuse(self, reason: str) -> None:
-        """Send the status 431, unless another response has begun, and close the connection."""
-        if self._in_head:
-            free = self.cycle is None or self.cycle.response_complete  # the previous request
-        else:
-            free = not self.pipeline and not self.cycle.response_started
-        if not free:
-            self.transport.abort()
-            return
-        if self._in_body:  # the app may be waiting for the body
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        lines = [
-            STATUS_LINE[431].rstrip(b"\r\n"),
-            b"content-type: text/plain; charset=utf-8",
-            b"content-length: %d" % len(reason),
-            b"connection: close",
-            b"",
-            reason.encode(),
-        ]
-        self.transport.write(b"\r\n".join(lines))
-        self.transport.close()
-        self.loop.call_later(1.0, self.transport.abort)  # TLS would wait for the peer to close
 
 
 class _Accepted(asyncio.Protocol):

@@ -1,13 +1,12 @@
 """Stores messages with their objects in a SuperLink's state, and loads them.
 
 Flower has one handler for each kind of HTTP request. This module calls these handlers for each part
-of a bundle. If the state is a database, all changes of a bundle are one transaction.
+of a bundle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -64,13 +63,7 @@ class Load:
 
     def parts(self) -> list[tuple[str, bytes]]:
         """Return the response and the objects, children first, as parts, each (name, content)."""
-
-        def height(content: bytes) -> int:  # a database has sorted the objects by name
-            below = inflatable.get_object_children_ids_from_object_content(content)
-            return 1 + max((height(self.objects[n]) for n in below if n in self.objects), default=0)
-
-        found = sorted(self.objects.items(), key=lambda each: height(each[1]))
-        return [("response", self.response.SerializeToString()), *found]
+        return [("response", self.response.SerializeToString()), *self.objects.items()]
 
     def fetch(self) -> None:
         """Load missing objects that have arrived; remove objects that will never arrive.
@@ -83,11 +76,6 @@ class Load:
                 self.objects[name] = found.object_content
             if found.object_available or not found.object_found:
                 del self.missing[name]
-
-
-def whole(state: Any) -> AbstractContextManager[Any]:
-    """Return a context in which all changes are one transaction, if the state is a database."""
-    return getattr(state, "session", nullcontext)()
 
 
 def key_of(node_id: int, state: Any) -> bytes:
@@ -110,21 +98,18 @@ def for_node(request: PullMessagesRequest, handed: Redelivery, state: Any) -> Lo
     because a node that pulls has not received them.
     """
     node = request.node.node_id
-    with whole(state):
-        response = handed.again(node, state)
-        response = response or fleet.pull_messages(request, state, state.object_store)
-        handed.note(node, response)
-        load = Load(response, request.node, lambda wanted: fleet.pull_object(wanted, state))
-        for message, tree in zip(
-            response.messages_list, response.message_object_trees, strict=True
-        ):
-            names = (each.object_id for each in inflatable.iterate_object_tree(tree))
-            load.missing.update(dict.fromkeys(names, message.metadata.run_id))
-        try:
-            load.fetch()
-        except FlowerError:  # the run is over
-            return None
-        return load if response.messages_list else None
+    response = handed.again(node, state)
+    response = response or fleet.pull_messages(request, state, state.object_store)
+    handed.note(node, response)
+    load = Load(response, request.node, lambda wanted: fleet.pull_object(wanted, state))
+    for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
+        names = (each.object_id for each in inflatable.iterate_object_tree(tree))
+        load.missing.update(dict.fromkeys(names, message.metadata.run_id))
+    try:
+        load.fetch()
+    except FlowerError:  # the run is over
+        return None
+    return load if response.messages_list else None
 
 
 def from_node(
@@ -141,19 +126,18 @@ def from_node(
     run is over or unknown, and `ValueError` for a tree of objects that is not sound.
     """
     run = request.messages_list[0].metadata.run_id
-    with whole(state):
-        expect_known(run, state)
-        with _registering:  # else the store could change between the check and the call
-            tree = request.message_object_trees[0]
-            expect_sound(request.messages_list[0], tree, state.object_store)
-            tree.CopyFrom(flat_tree(tree))
-            response = fleet.push_messages(request, state)
-        _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
-        if confirm is not None:
-            fleet.confirm_message_received(confirm, state, state.object_store)
-        asked = request.messages_list[0].metadata.reply_to_message_id
-        handed.replied(request.node.node_id, asked)
-        return response
+    expect_known(run, state)
+    with _registering:  # else the store could change between the check and the call
+        tree = request.message_object_trees[0]
+        expect_sound(request.messages_list[0], tree, state.object_store)
+        tree.CopyFrom(flat_tree(tree))
+        response = fleet.push_messages(request, state)
+    _store(response, objects, request.node, run, lambda each: fleet.push_object(each, state))
+    if confirm is not None:
+        fleet.confirm_message_received(confirm, state, state.object_store)
+    asked = request.messages_list[0].metadata.reply_to_message_id
+    handed.replied(request.node.node_id, asked)
+    return response
 
 
 def flat_tree(tree: ObjectTree) -> ObjectTree:
@@ -214,24 +198,22 @@ def for_server(
             raise LookupError(name)
         return found.object_content if found.object_available else None
 
-    with whole(state):
-        if ids := arriving.not_yet(task.run_id, request.message_ids):
-            asks = PullAppMessagesRequest(message_ids=ids)
-            arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
-        try:
-            found = arriving.ready(
-                task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
-            )
-        except FlowerError:  # the run is over
-            return None
+    if ids := arriving.not_yet(task.run_id, request.message_ids):
+        asks = PullAppMessagesRequest(message_ids=ids)
+        arriving.add(task.run_id, runtime.pull_messages(asks, state, task))
+    try:
+        found = arriving.ready(
+            task.run_id, request.message_ids, fetch, lambda node: sends(key_of(node, state))
+        )
+    except FlowerError:  # the run is over
+        return None
     return found or None
 
 
 def received(replies: Iterable[Reply], state: Any) -> None:
     """Delete the objects of replies that a ServerApp has received, also of incomplete replies."""
-    with whole(state):
-        for each in replies:
-            state.object_store.delete(each.message.metadata.message_id)
+    for each in replies:
+        state.object_store.delete(each.message.metadata.message_id)
 
 
 def from_server(
@@ -243,14 +225,13 @@ def from_server(
     """
     for tree in request.message_object_trees:
         tree.CopyFrom(flat_tree(tree))
-    with whole(state):
-        response = runtime.push_messages(request, state, task)
+    response = runtime.push_messages(request, state, task)
 
-        def push(pushed: PushObjectRequest) -> PushObjectResponse:
-            return runtime.push_object(pushed, state, task)
+    def push(pushed: PushObjectRequest) -> PushObjectResponse:
+        return runtime.push_object(pushed, state, task)
 
-        _store(response, objects, SERVER, task.run_id, push)
-        return response
+    _store(response, objects, SERVER, task.run_id, push)
+    return response
 
 
 def _store(response: Any, objects: Mapping[str, bytes], node: Node, run: int, push: Writer) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import platform
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,7 @@ from edgewire.deploy.server.access import App, Scope, Send
 from edgewire.machine.errors import UsageError
 from edgewire.protocol.flower_releases import installed
 
-# Attributes of Flower's in-memory state.
-KEPT = ("nodes", "node_public_key_to_node_id", "owner_to_node_ids", "lock")
 CHANGING = ("/v1/control/register-node", "/v1/control/unregister-node")
-log = getLogger("edgewire")
 ONLINE, OFFLINE, GONE = "online", "offline", "unregistered"
 
 
@@ -36,18 +32,12 @@ class Registry:
     def __init__(self, app: App, file: Path) -> None:
         self._app = app
         self._file = file
-        self._keeps = True
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         """Forward a request; after a change of the nodes, save them before the response is sent."""
         if scope["type"] == "lifespan":
-            state = state_of(scope)
-            self._keeps = all(hasattr(state, each) for each in KEPT)
-            if self._keeps:
-                restore(state, self._file)
-            else:
-                log.warning("this Flower keeps nodes otherwise: who is registered is not written")
-        elif self._keeps and scope["type"] == "http" and scope["path"] in CHANGING:
+            restore(state_of(scope), self._file)
+        elif scope["type"] == "http" and scope["path"] in CHANGING:
             state = state_of(scope)
 
             async def noted(message: Scope) -> None:

@@ -3,19 +3,15 @@
 `python -m edgewire.deploy.keys` makes its keys and certificates. Other machines reach only the API
 for nodes (`edgewire.deploy.server.access`). The server holds a node's pull until a message exists,
 and sends the message and its objects in one bundle (`edgewire.deploy.server.api`). A file stores
-the registered nodes (`edgewire.deploy.server.node_registry`). With `--database`, Flower's database
-stores all state, and a round takes several times as long.
+the registered nodes (`edgewire.deploy.server.node_registry`).
 
-Some releases of Flower have no hook for the access control. With such a release the server accepts
-only a loopback address as `--host`. With a release that does not support bundles, the server offers
-only Flower's own calls. It prints a warning in both cases.
+The server extends Flower's internals, so it starts only with a release that it was tried with.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib
 import os
 import resource
 import sys
@@ -23,7 +19,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TextIO
 
 from edgewire.conf.trust import DATA, OUTPUT
@@ -32,13 +27,12 @@ from edgewire.deploy.server.access import LocalOnly
 from edgewire.machine.errors import UsageError
 from edgewire.machine.processes import flower_environment
 from edgewire.machine.proxies import expect_usable_proxies, is_loopback, keep_loopback_direct
-from edgewire.protocol.flower_releases import WANTED, installed
+from edgewire.protocol.flower_releases import WANTED, installed, is_known
 
 PORT = 8000  # Flower's default
 NODES, LOCK = "nodes.json", "lock"  # files in the folder --state
 KEPT = 75  # seconds that an idle connection stays open: a new one costs a node 3 kB
 ENDING = 2  # seconds that requests have when the server ends; nodes repeat their pulls
-EXTENSIONS = "flwr.superlink.extensions"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,15 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser().parse_known_args(arguments)
     keep_loopback_direct(options.host)
     try:
+        if not is_known(found := installed()):
+            raise UsageError(f"not tried with Flower {found}: `pip install '{WANTED}'`")
         expect_usable_proxies()
         line = command_line(options)
-        found = environment(options)
+        variables = environment(options)
         lock = taken(options.state)
         middleware = gated(options)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.environ.update(found)
+    os.environ.update(variables)
     sys.argv = ["flower-superlink", *line, *rest]
     with lock:
         serve(middleware)
@@ -81,7 +77,6 @@ def parser(prog: str = "python -m edgewire.deploy.server") -> argparse.ArgumentP
         default=Path("superlink"),
         help="the folder for registered nodes and for runs' results (default: %(default)s)",
     )
-    add("--database", action="store_true", help="Flower's database file in it: slow, keeps all")
     add("--data", type=Path, help="the folder below which runs may read data (default: ./data)")
     add("--insecure", action="store_true", help="no TLS and no keys: on this machine, for trying")
     add("--any-node", action="store_true", help="take nodes without a key that is registered")
@@ -94,8 +89,6 @@ def command_line(options: argparse.Namespace) -> list[str]:
     Raises `UsageError` for invalid options.
     """
     arguments = ["--host", options.host, "--port", str(options.port)]
-    if options.database:
-        arguments += ["--database", str(options.state / "superlink.db")]
     arguments += ["--disable-runtime-dependency-installation"]
     if options.insecure:
         if not is_loopback(options.host):
@@ -118,91 +111,47 @@ def command_line(options: argparse.Namespace) -> list[str]:
 def gated(options: argparse.Namespace) -> list[tuple[Any, dict[str, Any]]]:
     """Return the ASGI middleware for the SuperLink: classes and their options, outermost first.
 
-    The list is empty if this release of Flower has no hook for middleware. Raises `UsageError` if
-    the SuperLink would be open to other machines without access control.
+    Raises `UsageError` if the file of registered nodes is damaged.
     """
-    if module("flwr.superlink.routers.fleet") is None:
-        raise UsageError(
-            f"this version of Flower ({installed()}) has no Fleet API over HTTP: "
-            f"`pip install '{WANTED}'`"
-        )
-    if not has_place(module(EXTENSIONS), module("flwr.superlink.main")):
-        if is_loopback(options.host):
-            warn("this Flower takes no middleware: this machine's users can use all of the server")
-            return []
-        raise UsageError(
-            "this version of Flower takes no middleware, and without it anybody could start runs: "
-            f"install '{WANTED}', or listen on --host 127.0.0.1 behind a proxy for /v1/fleet/ alone"
-        )
-    found: list[tuple[Any, dict[str, Any]]] = [
-        (LocalOnly, {"closed": not (options.insecure or options.any_node)})
-    ]
+    from edgewire.deploy.server.api import BundleApi
+    from edgewire.deploy.server.node_registry import Registry, load
     from edgewire.deploy.server.signed_uploads import BodyBudget, SignedUploads
 
     budget = BodyBudget()
-    found.append((SignedUploads, {"budget": budget}))
-    try:
-        from edgewire.deploy.server.api import BundleApi
-        from edgewire.deploy.server.flower_api import expect_handlers
-
-        expect_handlers()
-        found.append((BundleApi, {"output": output_of(options), "budget": budget}))
-    except ImportError as error:
-        warn(f"this Flower is another: nodes poll and send single objects ({error})")
-    if not options.database and not options.insecure:
-        from edgewire.deploy.server.node_registry import Registry, load
-
+    found: list[tuple[Any, dict[str, Any]]] = [
+        (LocalOnly, {"closed": not (options.insecure or options.any_node)}),
+        (SignedUploads, {"budget": budget}),
+        (BundleApi, {"output": output_of(options), "budget": budget}),
+    ]
+    if not options.insecure:
         load(options.state / NODES)
         found.append((Registry, {"file": options.state / NODES}))
     return found
 
 
-def has_place(extensions: ModuleType | None, app: ModuleType | None) -> bool:
-    """Return whether this release of Flower has a hook for ASGI middleware.
-
-    `extensions`: Flower's module with the hook; `app`: the module of the SuperLink's app, which
-    must use the hook.
-    """
-    hook = getattr(extensions, "get_middleware", None)
-    return hook is not None and (
-        getattr(app, "extensions", None) is extensions or getattr(app, "get_middleware", 0) is hook
-    )
-
-
 def serve(middleware: list[tuple[Any, dict[str, Any]]]) -> None:
     """Run Flower's SuperLink in this process, with this middleware and `sys.argv` as options."""
+    import flwr.superlink.main
+    import uvicorn
+    from flwr.superlink import extensions
     from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
-    if middleware:
-        extensions: Any = module(EXTENSIONS)
-        theirs: Callable[[], Sequence[Any]] = extensions.get_middleware
+    from edgewire.deploy.server.connections import uvicorn_options
 
-        def ours() -> tuple[Any, ...]:
-            return (*(Middleware(kind, **options) for kind, options in middleware), *theirs())
+    theirs: Callable[[], Sequence[Any]] = extensions.get_middleware
 
-        extensions.get_middleware = ours
-        app: Any = module("flwr.superlink.main")
-        if hasattr(app, "get_middleware"):
-            app.get_middleware = ours
-    uvicorn: Any = module("uvicorn")
+    def ours() -> tuple[Any, ...]:
+        return (*(Middleware(kind, **options) for kind, options in middleware), *theirs())
+
+    extensions.get_middleware = ours
+    app: Any = flwr.superlink.main
+    if hasattr(app, "get_middleware"):  # some releases of Flower import the function itself
+        app.get_middleware = ours
     times = {"timeout_keep_alive": KEPT, "timeout_graceful_shutdown": ENDING}
-    uvicorn.run = partial(uvicorn.run, **times, **bounds())
+    uvicorn.run = partial(uvicorn.run, **times, **uvicorn_options())
     many_connections()
     flower_superlink()
-
-
-def bounds() -> dict[str, Any]:
-    """Return uvicorn's options that limit the size and time of requests.
-
-    If this release of uvicorn has other internals, it prints a warning and returns {}.
-    """
-    try:
-        from edgewire.deploy.server.connections import uvicorn_options
-    except ImportError as error:
-        warn(f"this uvicorn is another: who connects and says nothing is waited for ({error})")
-        return {}
-    return uvicorn_options()
 
 
 def many_connections() -> None:
@@ -255,16 +204,3 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 def output_of(options: argparse.Namespace) -> Path:
     """Return the folder that holds each run's folder of results."""
     return Path(options.state).resolve() / "runs"
-
-
-def module(name: str) -> ModuleType | None:
-    """Return the module with this name, None if it does not exist in the installed release."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
-
-
-def warn(line: str) -> None:
-    """Print a one-line warning."""
-    print(f"warning: {line}", file=sys.stderr)

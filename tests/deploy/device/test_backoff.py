@@ -156,7 +156,6 @@ def test_a_refusal_gives_flowers_reason(superlink, tmp_path, faults):
     ("words", "says"),
     [
         (["--superlink", "a"], "--superlink a: give HOST:PORT, as in 127.0.0.1:8000"),
-        (["--superlink", "::1:8000"], "in brackets, as --superlink [::1]:8000"),
         (["--insecure", "--root-certificates", "x"], "exclude each other"),
         (["--root-certificates", "x"], "--root-certificates x: No such file"),
         (["--auth-supernode-private-key", "x"], "x: No such file"),

@@ -3,13 +3,12 @@
 import errno
 import fcntl
 import os
-import time
 
 import pytest
 from flwr.app import RecordDict
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 
-from edgewire.deploy.device.node_folder import KEPT_SECONDS, MOST_RUNS, NodeFolder, known_id
+from edgewire.deploy.device.node_folder import MOST_RUNS, NodeFolder, known_id
 from edgewire.deploy.server.server import taken
 from edgewire.machine.errors import UsageError
 from tests.local_runs import raising
@@ -64,19 +63,6 @@ def test_only_the_last_runs_are_kept(restarted):
     assert stored_runs(folder) == list(range(2**63 + 3, 2**63 + MOST_RUNS + 3))
     assert restarted().node_store(2**63 + 3).answered == ["a"]
     assert restarted().claimed() == message(1)
-
-
-def test_an_unused_run_is_removed(restarted, monkeypatch):
-    folder = restarted()
-    folder.claim(message(1))
-    for run in (1, 2, 3):
-        folder.node_store(run).commit(RecordDict(), "a", b"reply")
-    later = time.time() + KEPT_SECONDS + 5
-    monkeypatch.setattr(time, "time", lambda: later)
-    folder = restarted()
-    assert folder.node_store(2).answered == ["a"]  # it is in use from now on
-    assert stored_runs(folder) == [2]
-    assert folder.claimed() == message(1)
 
 
 def test_a_folder_has_one_node(restarted, tmp_path):

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import shutil
 import socket
 import threading
 import time
@@ -40,26 +39,6 @@ def server(tmp_path):
         yield there
 
 
-@pytest.fixture(scope="module")
-def empty(tmp_path_factory):
-    """Return a folder with an empty server database; Flower needs half a second to make one."""
-    folder = tmp_path_factory.mktemp("empty")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLWR_DATABASE", str(folder / "state.db"))
-        with Server():
-            pass
-    return folder
-
-
-@pytest.fixture(params=["memory", "database"])
-def any_server(request, tmp_path, monkeypatch):
-    if request.param == "database":
-        shutil.copytree(request.getfixturevalue("empty"), tmp_path / "database")
-        monkeypatch.setenv("FLWR_DATABASE", str(tmp_path / "database" / "state.db"))
-    with Server() as there:
-        yield there
-
-
 @pytest.fixture
 def plain_server():
     with Server(bundling=False) as there:
@@ -77,8 +56,8 @@ def asked_both(server):
     return *nodes, grid, grid.push_messages([question(each.node.node_id) for each in nodes])
 
 
-def test_a_message_and_its_reply_arrive(any_server):
-    node, grid = node_and_grid(any_server)
+def test_a_message_and_its_reply_arrive(server):
+    node, grid = node_and_grid(server)
     assert isinstance(grid, BundledGrid)
     assert node.message() is None
     (asked,) = grid.push_messages([question(node.node.node_id, 7)])
@@ -91,7 +70,7 @@ def test_a_message_and_its_reply_arrive(any_server):
     assert number(found) == 8
     assert found.metadata.reply_to_message_id == asked
     assert found.metadata.src_node_id == node.node.node_id
-    assert len(any_server.state.object_store) == 0  # the server has forgotten both
+    assert len(server.state.object_store) == 0  # the server has forgotten both
 
 
 def test_node_and_server_wait_until_a_message_arrives(server):
@@ -156,11 +135,11 @@ def test_plain_calls_of_a_node_wake_a_server_that_waits(server):
     assert number(found) == 4
 
 
-def test_a_reply_without_its_objects_fails_its_node_alone(any_server, monkeypatch):
+def test_a_reply_without_its_objects_fails_its_node_alone(server, monkeypatch):
     """A reply without its objects counts as a failure of its node; other replies arrive at once."""
     monkeypatch.setattr(incomplete_replies, "EXPIRES", 0.5)
-    honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
-    grid = bundled(any_server.begin_run())
+    honest, other = FakeNode(server.address), FakeNode(server.address)
+    grid = bundled(server.begin_run())
     for each in range(2):
         ids = grid.push_messages([question(one.node.node_id, each) for one in (honest, other)])
         other.reply_to(other.message(), reply(7), bare=True)
@@ -174,7 +153,7 @@ def test_a_reply_without_its_objects_fails_its_node_alone(any_server, monkeypatc
         assert lost.has_error()
         assert lost.metadata.reply_to_message_id == ids[1]
         assert time.monotonic() - begun < 3
-    assert len(any_server.state.object_store) == 0
+    assert len(server.state.object_store) == 0
 
 
 def tree(name, *below):
@@ -256,10 +235,10 @@ def test_a_reply_whose_content_is_wrong_fails_its_node_alone(server, content):
 
 
 @pytest.mark.parametrize(("bundles", "flowers"), [(True, True), (False, False)])
-def test_false_children_that_a_node_announced_reach_nobody(any_server, bundles, flowers):
+def test_false_children_that_a_node_announced_reach_nobody(server, bundles, flowers):
     """Names of the ServerApp's next message, and of another node's reply, are known beforehand."""
-    honest, other = FakeNode(any_server.address), FakeNode(any_server.address)
-    plain = any_server.begin_run()
+    honest, other = FakeNode(server.address), FakeNode(server.address)
+    plain = server.begin_run()
     grid = bundled(plain)
     grid.push_messages([question(other.node.node_id, 1)])
     known = [question(honest.node.node_id, 2).content, reply(8)]
@@ -304,8 +283,8 @@ def test_a_zip_bomb_is_refused_while_others_are_served(server):
     assert "65536 are taken" in found.json()["detail"]
 
 
-def test_a_repeated_reply_counts_once(any_server):
-    node, grid = node_and_grid(any_server)
+def test_a_repeated_reply_counts_once(server):
+    node, grid = node_and_grid(server)
     (asked,) = grid.push_messages([question(node.node.node_id)])
     message = node.message()
     for _ in range(2):
@@ -313,22 +292,22 @@ def test_a_repeated_reply_counts_once(any_server):
     (found,) = grid.pull_messages([asked])
     assert number(found) == 5
     node.reply_to(message, reply(5))  # too late, which is no error
-    assert len(any_server.state.object_store) == 0
+    assert len(server.state.object_store) == 0
 
 
-def test_a_repeated_message_counts_once(any_server):
+def test_a_repeated_message_counts_once(server):
     """A sender may repeat a message whose confirmation was lost; the node gets the message once."""
-    node, grid = node_and_grid(any_server)
+    node, grid = node_and_grid(server)
     message = question(node.node.node_id)
     assert grid.push_messages([message]) == grid.push_messages([message])
     node.reply_to(node.message(), reply(1))
     assert node.message() is None
 
 
-def test_a_lost_message_is_handed_out_again(any_server):
+def test_a_lost_message_is_handed_out_again(server):
     """The server sends a message again until the node replies to it, and never after that."""
-    node, other = FakeNode(any_server.address), FakeNode(any_server.address)
-    grid = bundled(any_server.begin_run())
+    node, other = FakeNode(server.address), FakeNode(server.address)
+    grid = bundled(server.begin_run())
     ids = grid.push_messages([question(node.node.node_id, each) for each in range(2)])
     for expected in range(2):
         assert [number(node.message()) for _ in range(3)] == [expected] * 3
@@ -339,14 +318,14 @@ def test_a_lost_message_is_handed_out_again(any_server):
 
 
 @pytest.mark.parametrize("how", ["stopped", "expired", "confirmed"])
-def test_a_message_that_no_server_awaits_is_not_handed_out_again(any_server, how):
-    node, flowers = FakeNode(any_server.address), any_server.begin_run()
+def test_a_message_that_no_server_awaits_is_not_handed_out_again(server, how):
+    node, flowers = FakeNode(server.address), server.begin_run()
     ttl = 0.3 if how == "expired" else math.inf
     bundled(flowers).push_messages([question(node.node.node_id)], ttl)
     message = node.message()
     run = flowers.run.run_id
     if how == "stopped":
-        any_server.state.stop_run(run)
+        server.state.stop_run(run)
     elif how == "expired":
         time.sleep(0.4)
     else:  # like a node that replies by Flower's own calls

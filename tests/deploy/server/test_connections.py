@@ -90,14 +90,12 @@ def test_a_request_sent_byte_by_byte_is_not_waited_for(head, connect):
         BEGUN + b"x: " + b"y" * LONGEST_HEAD + b"\r\n\r\n",
     ],
 )
-def test_an_endless_head_is_refused_at_its_limit(head, connect):
+def test_an_endless_head_is_not_read_beyond_its_limit(head, connect, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 60)
     connection = connect()
-    try:
+    with suppress(ConnectionError):  # before all bytes are sent
         connection.sendall(head)
-    except ConnectionError:  # the server closed the connection before all bytes were sent
-        return
-    came = rest_of(connection)
-    assert came.startswith(b"HTTP/1.1 431 ") or (came == b"" and len(head) > 1 << 20)
+    assert rest_of(connection) == b""
 
 
 CALL = b"/v1/control/list-nodes"  # the Fleet API takes no chunked bodies
@@ -108,29 +106,14 @@ CHUNKED = BEGUN.replace(b"/v1/fleet/push-object", CALL) + b"transfer-encoding: c
 @pytest.mark.parametrize(
     ("begun", "more"), [(b"0\r\nx: ", b"y"), (b"0\r\n", b"x: y\r\n"), (b"1;x=", b"y")]
 )
-def test_endless_trailers_are_refused(head, begun, more, connect, monkeypatch):
+def test_endless_trailers_are_not_read_beyond_their_limit(head, begun, more, connect, monkeypatch):
     monkeypatch.setattr(connections, "STALLED_SECONDS", 60)
-    connection, said = connect(head + begun), b""
-    connection.settimeout(0.01)
-    for _ in range(100):  # bytes that arrive with a body are not counted
-        connection.sendall(more * (LONGEST_HEAD // 16 // len(more)))
-        with suppress(TimeoutError):
-            said = connection.recv(1 << 16)
-            break
-    assert said.startswith(b"HTTP/1.1 431 ")
-    assert said.endswith(b"the request's trailers are too long")
-
-
-def test_trailers_after_an_answer_end_the_connection_without_another(connect):
-    connection = connect(CHUNKED.replace(CALL, b"/") + b"0\r\nx: ")
-    came = connection.recv(1 << 16)
-    assert came.startswith(b"HTTP/1.1 404 ")
+    connection = connect(head + begun)
     with suppress(ConnectionError):
-        for _ in range(10):
-            connection.sendall(b"y" * LONGEST_HEAD)
-            time.sleep(0.02)
+        for _ in range(100):  # bytes that arrive with a body are not counted
+            connection.sendall(more * (LONGEST_HEAD // 16 // len(more)))
+            time.sleep(0.01)
         raise AssertionError
-    assert b"431" not in rest_of(connection)
 
 
 def test_trailers_are_no_headers(connect):

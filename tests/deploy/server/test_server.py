@@ -1,9 +1,7 @@
 """The server's command line: options passed to Flower, and when the server refuses to listen."""
 
-import sys
 from importlib import import_module
 from itertools import pairwise
-from types import ModuleType
 
 import pytest
 import uvicorn
@@ -27,16 +25,13 @@ def keys(tmp_path):
 
 
 def test_tls_and_node_keys_are_the_default(keys):
-    words = server.command_line(options("--keys", keys, "--state", keys, "--database"))
+    words = server.command_line(options("--keys", keys, "--state", keys))
     said = dict(pairwise(words))
     assert "--enable-supernode-auth" in words
     assert said["--ssl-ca-certfile"] == str(keys / "ca.crt")
     assert said["--ssl-certfile"] == str(keys / "server.crt")
     assert said["--ssl-keyfile"] == str(keys / "server.key")
-    assert said["--database"] == str(keys / "superlink.db")
     assert "--insecure" not in words
-    words = server.command_line(options("--keys", keys, "--state", keys))
-    assert "--database" not in words  # a database would need 240 statements a message
 
 
 def test_without_certificates_the_error_names_the_command_that_makes_them(tmp_path, capsys):
@@ -70,24 +65,6 @@ def test_the_gate_is_the_first_middleware():
     assert last[0].__name__ == "Registry"
 
 
-def test_if_the_gate_cannot_be_added_the_server_is_local_only(monkeypatch, capsys):
-    monkeypatch.setattr(server, "has_place", lambda extensions, app: False)
-    with pytest.raises(UsageError, match="takes no middleware"):
-        server.gated(options())
-    assert server.gated(options("--host", "127.0.0.1")) == []
-    assert "takes no middleware" in capsys.readouterr().err
-
-
-def test_a_gate_needs_an_app_that_calls_middleware():
-    extensions, app = ModuleType("extensions"), ModuleType("app")
-    assert not server.has_place(None, None)
-    assert not server.has_place(extensions, app)
-    extensions.get_middleware = lambda: ()
-    assert not server.has_place(extensions, app)
-    app.extensions = extensions
-    assert server.has_place(extensions, app)
-
-
 def test_a_request_header_cannot_change_the_clients_address(tmp_path, monkeypatch):
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     found = server.environment(options("--state", tmp_path / "state"))
@@ -105,12 +82,6 @@ def test_connections_stay_open_while_nodes_compute_and_pulls_do_not_delay_the_en
     loop = kept[0].pop("loop")
     assert import_from_string(loop) is bounded_loop
     assert kept == [{"app": None, **times, "http": BoundedProtocol, "ws": "none"}]
-
-
-def test_another_uvicorn_gives_a_warning(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "edgewire.deploy.server.connections", None)
-    assert server.bounds() == {}
-    assert "warning: this uvicorn is another" in capsys.readouterr().err
 
 
 def test_a_second_server_on_one_state_is_refused_in_one_line(tmp_path, capsys):
