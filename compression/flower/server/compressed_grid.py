@@ -22,7 +22,7 @@ from ..records import records, with_content
 from ..tensor_split import Model, TensorSplit
 from ..timed_grid import GridWrapper, SlowestReply, gathered
 from ..traffic import Traffic, warn_of_no_names
-from ..uncompressed_warning import NO_DOWNLINK, UNKNOWN, Uncompressed
+from ..uncompressed_warning import Uncompressed
 from .acks import InferredAcks, InferredAcksState
 from .delta_sync import DeltaSync, DeltaSyncState
 from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
@@ -32,7 +32,6 @@ from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
-from .version_tracker import UNHEARD
 
 ANY_REPLY = ReplyRules()
 
@@ -136,7 +135,9 @@ class CompressedGrid(GridWrapper):
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout
         self._models = SentModels(layout, exact, self._session.plain_bytes, state.models, apart)
-        self._uncompressed = Uncompressed(self.traffic, enabled=layout is None)
+        self._uncompressed = Uncompressed(
+            self.traffic, enabled=layout is None, downlink=codec is not None
+        )
         self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
         self._replies = ModelReplies(
             self._session,
@@ -224,8 +225,6 @@ class CompressedGrid(GridWrapper):
             if id(message.content) not in models:
                 found = self._models.of(message.content, first=not self.state.round)
                 models[id(message.content)] = found
-        if messages:
-            self._uncompressed.called()
         self._inferred_acks.give(
             messages, {key: each.model for key, each in models.items() if each}
         )
@@ -233,7 +232,7 @@ class CompressedGrid(GridWrapper):
         for message in messages:
             if (model := models[id(message.content)]) is None:
                 self.traffic.downlink_other_bytes += size_of(message.content)
-                self._uncompressed.sent(message, None)
+                self._uncompressed.count(message, None)
                 made.append(message)
                 sent.append(None)
                 continue
@@ -262,12 +261,10 @@ class CompressedGrid(GridWrapper):
         header = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
         session = self._session
-        unheard = session.versions.base_of(node) == UNHEARD
         encoded, model_update, _, _ = session.encoded(
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
-        unknown = UNKNOWN if unheard and self._deltas.unheard is None else ""
-        self._uncompressed.sent(message, name, NO_DOWNLINK if self._downlink is None else unknown)
+        self._uncompressed.count(message, name)
         if payload := next(iter(model_update.arrays.values()), None):
             self._look_at_names(form, payload.data)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)

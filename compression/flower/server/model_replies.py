@@ -145,18 +145,18 @@ class ModelReplies:
                 traffic.count_received(size, 0)
                 raise PayloadError(NOT_OPEN)
             traffic.uplink_other_bytes += size[2]
-            self._uncompressed.received(reply, asked=False)
+            self._uncompressed.count(reply, None)
             expect_readable(reply.content)
             return
         header = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
         content = reply.content
         content.pop(HEADER, None)
-        self._uncompressed.received(reply, asked=True)
+        found = payload_of(content)
+        self._uncompressed.count(reply, found and found[0])
         expect_readable(content)
         if not sent.kind.startswith("query"):
             expect_weight(content, self._rules.weighted_by_key)
         if sent.train and records(content, ArrayRecord):
-            found = payload_of(content)
             if found is None:
                 raise PayloadError(
                     "the reply holds no payload; does the ClientApp use CompressionMod?"
