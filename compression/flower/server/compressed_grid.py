@@ -19,9 +19,9 @@ from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
 from ..method import chosen
 from ..records import records, with_content
-from ..tensor_split import Model, TensorSplit
+from ..tensor_split import Model
 from ..timed_grid import GridWrapper, SlowestReply, gathered
-from ..traffic import Traffic, warn_of_no_names
+from ..traffic import Traffic
 from ..uncompressed_warning import Uncompressed
 from .acks import InferredAcks, InferredAcksState
 from .delta_sync import DeltaSync, DeltaSyncState
@@ -40,8 +40,7 @@ ANY_REPLY = ReplyRules()
 class CompressedGridState:
     """State of a `CompressedGrid` that waits for no reply; a checkpoint holds it.
 
-    `round`: the number of rounds of training so far. `warned`: True if the log has warned of
-    tensors without names.
+    `round`: the number of rounds of training so far.
     """
 
     round: int = 0
@@ -51,7 +50,6 @@ class CompressedGridState:
     failures: FailurePolicyState = field(default_factory=FailurePolicyState)
     screens: ScreensState = field(default_factory=ScreensState)
     models: SentModelsState = field(default_factory=SentModelsState)
-    warned: bool = False
 
 
 class CompressedGrid(GridWrapper):
@@ -146,7 +144,6 @@ class CompressedGrid(GridWrapper):
             replies,
             state.models.counts,
             self._uncompressed,
-            self._look_at_names,
         )
         self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by type of message
 
@@ -265,16 +262,6 @@ class CompressedGrid(GridWrapper):
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
         self._uncompressed.count(message, name)
-        if payload := next(iter(model_update.arrays.values()), None):
-            self._look_at_names(form, payload.data)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)
         sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
-
-    def _look_at_names(
-        self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()
-    ) -> None:
-        """Warn once if a lossy payload, in either direction, holds tensors without names."""
-        if not self.state.warned:
-            names = form.whole.names
-            self.state.warned = warn_of_no_names(names, [*form.patterns, *exact], payload)
