@@ -105,13 +105,8 @@ class CompressedGrid(GridWrapper):
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
         expect_kinds(replies=(replies, ReplyRules), failures=(failures, FailureLimits))
-        optional = {
-            "screening": (screening, Screening),
-            "model": (model, InitialModel),
-            "traffic": (traffic, Traffic),
-            "state": (state, CompressedGridState),
-        }
-        expect_kinds(**{name: each for name, each in optional.items() if each[0] is not None})
+        if screening is not None:
+            expect_kinds(screening=(screening, Screening))
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
