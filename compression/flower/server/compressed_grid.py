@@ -12,12 +12,12 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from ...codec import Codec
+from ...make import chosen
 from ...screening import Screening
 from ...validation import FOREVER, expect_kinds
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
-from ..method import chosen
 from ..records import records, with_content
 from ..tensor_split import Model
 from ..timed_grid import GridWrapper, SlowestReply, gathered

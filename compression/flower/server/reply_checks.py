@@ -61,8 +61,6 @@ class ReplyRules:
     def __post_init__(self) -> None:
         if self.uplink is not None and not isinstance(self.uplink, Codec):
             raise TypeError(f"uplink must be a codec, as make_codec returns, not {self.uplink!r}")
-        if not isinstance(self.weighted_by_key, str) or not isinstance(self.uneven, bool):
-            raise TypeError("weighted_by_key must be a metric's name, and uneven true or false")
         named = isinstance(self.metrics, Mapping)
         if not named or any(isinstance(names, str) for names in self.metrics.values()):
             raise TypeError("metrics must be lists of names, by message type")

@@ -165,10 +165,8 @@ class SentModels:
                 found.add(name)
         unasked = sorted(n for n in found - self._state.counts if not matches(n, self._exact))
         if unasked:
-            more = f" and {len(unasked) - 3} more" if len(unasked) > 3 else ""
             log.warning(
-                "the first model holds infinity in %s%s: it goes exactly, uncompressed",
-                ", ".join(map(repr, unasked[:3])),
-                more,
+                "the first model holds infinity in %s: it goes exactly, uncompressed",
+                ", ".join(map(repr, unasked)),
             )
         self._state.counts |= found

@@ -140,7 +140,6 @@ WRONG_TYPES = [
     (lambda: ReplyRules(uplink="int8"), "uplink must be a codec"),
     (lambda: ReplyRules(metrics={"train": "loss"}), "metrics must be lists of names"),
     (lambda: ReplyRules(metrics=["loss"]), "metrics must be lists of names"),
-    (lambda: ReplyRules(uneven="x"), "uneven true or false"),
 ]  # fmt: skip
 WRONG_VALUES = [
     (lambda: CompressionMod("int9"), "no method is called 'int9'; there are cesgd, "),
