@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from ...codec import Codec
 from ...make import chosen
 from ...screening import Screening
-from ...validation import FOREVER, expect_kinds
+from ...validation import FOREVER
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
@@ -104,9 +104,6 @@ class CompressedGrid(GridWrapper):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
-        expect_kinds(replies=(replies, ReplyRules), failures=(failures, FailureLimits))
-        if screening is not None:
-            expect_kinds(screening=(screening, Screening))
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
