@@ -184,18 +184,14 @@ class Sparsifier(Method, ABC):
         This is called for methods of other packages.
         """
         found = np.asarray(indices)
-        if found.dtype.kind not in "iu" or found.ndim != 1:
-            said = f"an array {found.shape} of {found.dtype}"
-        elif not isinstance(indices, np.ndarray):
-            said = f"a {type(indices).__name__}"
-        elif len(found) and (found[0] < 0 or found[-1] >= size or (found[1:] <= found[:-1]).any()):
-            said = "others"
-        else:
-            return
-        raise ValueError(
-            f"sparsifier {self.name}: strictly increasing indices from 0 to {size - 1} are taken, "
-            f"as an array (k,) of uint32, and it chose {said}"
-        )
+        integers = isinstance(indices, np.ndarray) and found.dtype.kind in "iu" and found.ndim == 1
+        if not integers or (
+            len(found) and (found[0] < 0 or found[-1] >= size or (found[1:] <= found[:-1]).any())
+        ):
+            raise ValueError(
+                f"sparsifier {self.name}: strictly increasing indices from 0 to {size - 1} are "
+                f"taken, as an array (k,) of uint32, and it chose {str(indices)[:80]!r}"
+            )
 
 
 class ResidualSparsifier(Sparsifier):
@@ -245,7 +241,6 @@ class Quantizer(Method, ABC):
 
     exact: ClassVar[bool] = False  # True: it is lossless
     feedback: ClassVar[bool] = False  # True: it needs error feedback, which is then on by default
-    unbiased: ClassVar[bool] = False  # True: E[decoded] = values
     keeps_norm: ClassVar[bool] = False  # True: |decoded| <= |values|, apart from rounding
 
     def params(self) -> Params:
@@ -306,15 +301,6 @@ class Quantizer(Method, ABC):
         The streams have the dtypes and sizes that ``specs`` describes. Raises PayloadError for
         streams that ``encode`` cannot have made.
         """
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return (k,) float64, the largest possible |decoded - value| for each value.
-
-        Here it is the error itself, as is right for a method that draws no random numbers.
-        """
-        streams = self.encode(values, parts, {}, Rng(0, 0))
-        decoded = self.decode(self.params(), streams, parts)
-        return np.abs(decoded.astype(np.float64) - values)
 
 
 @lru_cache(maxsize=64)

@@ -51,8 +51,3 @@ def buffers() -> dict[str, NDArray[np.uint8]]:
     """Return this thread's buffers by name, the least recently used first."""
     kept: dict[str, NDArray[np.uint8]] = _kept.__dict__.setdefault("buffers", {})
     return kept
-
-
-def release() -> None:
-    """Delete all buffers of this thread."""
-    _kept.__dict__.clear()

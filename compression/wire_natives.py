@@ -94,38 +94,11 @@ def expect_natives(
         return ()
     table, declared = _expected(model, own)
     if not (flagged and own and skip(reader, table)):  # a table is never empty
-        what = _difference(reader, model, declared) if flagged else _lacks(declared[0])
-        raise PayloadError(f"payload is for another model: {what}")
+        names = ", ".join(each.name for each in declared[:3]) or "none"
+        raise PayloadError(
+            f"payload is for another model: the tensors in their own type must be {names} here"
+        )
     return declared
-
-
-def _lacks(tensor: Declared) -> str:
-    return f"{tensor.name} must travel in its own type, {tensor.dtype}"
-
-
-def _difference(reader: Reader, model: Layout, expected: Sequence[Declared]) -> str:
-    """Read a table of native tensors up to its first difference from ``expected``; describe it."""
-    count, position = reader.varint(), -1
-    for place in range(max(count, len(expected))):
-        wanted = expected[place] if place < len(expected) else None
-        if place == count and wanted is not None:
-            return _lacks(wanted)
-        position += reader.varint() + 1
-        found = _declared(reader, position, 1 << 62)
-        if position >= len(model):
-            return f"it holds a tensor number {position}"
-        if wanted is not None and wanted.position < position:
-            return _lacks(wanted)
-        if wanted is None or wanted.position > position:
-            return f"{model.names[position]} must travel in the vector, not in its own type"
-        if found.name != wanted.name:
-            return f"tensor number {position} is {wanted.name} here, it has another name"
-        if found != wanted:
-            return (
-                f"{found.name} is {found.dtype} {found.shape}, "
-                f"{wanted.dtype} {wanted.shape} is expected"
-            )
-    return "its table of tensors in their own type differs"
 
 
 def read_natives(

@@ -82,7 +82,7 @@ COUNTED = {  # the payload of these replies is counted
         payload(lambda d: make_codec().encode(np.ones(9, np.float32), OTHER)),
         "another model",
     ),
-    "a tensor beside the vector": (payload(first_beside), "must travel in the vector"),
+    "a tensor beside the vector": (payload(first_beside), "in their own type must be none"),
     "the model itself": (header(whole=1), "an update is asked for"),
     "another message's": (header(number=99), "replies to message 99: 2 was to be answered"),
     "nobody's": (without(HEADER), "replies to message None"),

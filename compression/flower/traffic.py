@@ -6,15 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from typing import cast
 
 from flwr.app import ArrayRecord, Message
 
-from ..base import Quantizer
 from ..batchnorm import below_zero
-from ..decoder import describe
 from ..layout import Layout
-from ..registry import get
 from ..wire import StreamSizes
 from .message_size import Size, other_than_payloads
 from .records import Vector
@@ -139,33 +135,17 @@ def in_one_line(reason: str) -> str:
     return cut if cut.isprintable() else "".join(c if c.isprintable() else " " for c in cut)
 
 
-def _unnamed(names: Sequence[str]) -> bool:
-    """Return whether all names are numbers, as for a model that is a list of arrays."""
-    return len(names) > 1 and all(name.isdecimal() for name in names)
+def warn_of_no_names(names: Sequence[str]) -> None:
+    """Warn if all names are numbers, as for a model that is a list of arrays.
 
-
-def _loses(payload: bytes) -> bool:
-    """Return whether a payload was made by a lossy method."""
-    said = describe(payload)
-    exact = cast(type[Quantizer], get("quantizer", said.quantizer)).exact
-    return said.selected < said.n or not exact
-
-
-def warn_of_no_names(names: Sequence[str], exact: Sequence[object], payload: bytes) -> bool:
-    """Warn if a lossy payload holds tensors without names.
-
-    Without names, BatchNorm's running statistics cannot be recognised. Return True if the function
-    has warned or the tensors have names; then no later check is needed.
+    Without names, BatchNorm's running statistics cannot be recognised.
     """
-    if not _unnamed(names):
-        return True
-    if lost := not exact and _loses(payload):
+    if len(names) > 1 and all(name.isdecimal() for name in names):
         log.warning(
-            "the model's arrays have no names, so BatchNorm's running statistics among them are "
-            "compressed as weights are: give ArrayRecord(model.state_dict()), or "
+            "the model's arrays have no names, so a lossy method compresses BatchNorm's running "
+            "statistics among them as weights: give ArrayRecord(model.state_dict()), or "
             'CompressedGrid(grid, exact=["3", "4"]) with their numbers'
         )
-    return lost
 
 
 def warn_of_variances(layout: Layout, vector: Vector) -> bool:

@@ -1,4 +1,4 @@
-"""Warns of large records that are sent uncompressed, with the reason and a remedy."""
+"""Warns once if a large part of a run's bytes is sent uncompressed."""
 
 from __future__ import annotations
 
@@ -9,27 +9,18 @@ from flwr.app import ArrayRecord, Message, RecordDict
 
 from .headers import HEADER
 from .message_size import record_bytes
-from .records import payload_of, type_of, values_of
+from .records import type_of, values_of
 from .tensor_split import is_float
 from .traffic import Traffic
 
 log = getLogger("edgewire")
-LEAST_SHARE = 0.1  # a record with a smaller share of all bytes causes no warning
-LEAST_RECORD = 512  # bytes; a smaller record causes no warning, unless nothing is compressed
-MOST_SAID = 3  # the most records in one warning
+LEAST_SHARE = 0.1  # of all bytes; a record with a smaller share causes no warning
+LEAST_RECORD = 512  # bytes; smaller records cause no warning
 # Prefixes of the records of Flower's old API, and of its secure aggregation.
 OLD_API = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.", "secaggplus_")
-NO_ARRAYS = "what is no ArrayRecord travels as it is; a model goes as named arrays of floats"
-NO_FLOATS = "its arrays are no floats (trees, say), which no method here makes smaller"
-SECOND = "the first ArrayRecord of a message is the model, others travel as they are"
-NOT_TRAINED = "replies are compressed to messages to train with a model, which they change"
-UNKNOWN = (
-    "the model whole, as no reply says which version a node has and the downlink's method needs "
-    'one: pull the replies, or give downlink="int8"'
-)
-NO_DOWNLINK = (
-    "the model whole, as CompressedGrid(grid) has no downlink, and no reply was made smaller "
-    'either: give downlink="int8"'
+RULE = (
+    "of a message, its first ArrayRecord of floats is compressed, if CompressedGrid has a "
+    'downlink="int8", say; of a reply, only the model that a node has trained'
 )
 
 
@@ -51,78 +42,39 @@ def holds_floats(arrays: ArrayRecord) -> bool:
 
 
 class Uncompressed:
-    """Counts the bytes of records that are sent uncompressed, and warns of the largest.
+    """Counts the bytes of records that are sent uncompressed, and warns once of the largest.
 
-    The warning is logged at the replies to the grid's second call, or at a later call if there
-    were no replies. If nothing was compressed, a warning is logged at the first replies, because
-    there may be no others. `enabled`: False for no warnings.
+    The warning is logged at the second replies, or at the first if nothing was compressed, because
+    there may be no others. `downlink`: whether messages are compressed; if not, replies suffice.
     """
 
-    def __init__(self, traffic: Traffic, *, enabled: bool) -> None:
-        self._traffic, self._open, self._calls = traffic, enabled, 0
-        self._bytes = Counter[tuple[str, str]]()  # by the record and the reason
-        self._said = set[tuple[str, str]]()
+    def __init__(self, traffic: Traffic, *, enabled: bool, downlink: bool) -> None:
+        self._traffic, self._open, self._downlink = traffic, enabled, downlink
+        self._bytes, self._answers = Counter[str](), 0  # by the record's name and its message
 
-    def called(self) -> None:
-        """Count a call of the grid."""
-        self._calls += 1
-        if self._open and self._calls > 2:
-            self._warn()
+    def count(self, message: Message, compressed: str | None) -> None:
+        """Count the records of a message or reply, except the compressed one."""
+        if self._open:
+            kind = message.metadata.message_type[:40]
+            where = f"replies to {kind!r}" if message.metadata.reply_to_message_id else repr(kind)
+            for name, record in values_of(message.content).items():
+                if name in (HEADER, compressed):
+                    continue
+                arrays = record.values() if isinstance(record, ArrayRecord) else None
+                size = record_bytes(record) if arrays is None else sum(len(a.data) for a in arrays)
+                if size >= LEAST_RECORD:
+                    self._bytes[f"{name[:40]!r} of {where}"] += size
 
     def answered(self) -> None:
-        """Warn at the replies to the second call, or at the first if nothing was compressed."""
-        if self._open and (self._calls > 1 or not self._payloads):
-            self._open = self._calls < 2
-            self._warn()
-
-    def sent(self, message: Message, model: str | None, whole: str = "") -> None:
-        """Count a message's uncompressed records; `model`: the name of the compressed record.
-
-        `whole`: why this record holds the whole model all the same; "": it does not.
-        """
-        if self._open:
-            self._count(message, "messages of type", None if whole else model, whole or SECOND)
-
-    def received(self, reply: Message, *, asked: bool) -> None:
-        """Count a reply's uncompressed records. `asked`: True if the message held a model."""
-        if self._open:
-            payload = payload_of(reply.content)
-            changed = asked and reply.metadata.message_type.startswith("train")
-            why = SECOND if changed else NOT_TRAINED
-            self._count(reply, "replies to", payload and payload[0], why)
-
-    @property
-    def _payloads(self) -> int:
-        return self._traffic.uplink_bytes + self._traffic.downlink_bytes
-
-    def _count(self, message: Message, where: str, compressed: str | None, floats: str) -> None:
-        """Count the records but `compressed`; `floats`: why other records of floats are not."""
-        for name, record in values_of(message.content).items():
-            if name in (HEADER, compressed):
-                continue
-            if isinstance(record, ArrayRecord):
-                size = sum(len(array.data) for array in record.values())
-                why = floats if holds_floats(record) else NO_FLOATS
-            else:
-                size, why = record_bytes(record), NO_ARRAYS
-            kind = type(record).__name__
-            said = f"{kind} {name[:40]!r} of {where} {message.metadata.message_type[:40]!r}"
-            if size >= LEAST_RECORD or not self._payloads:
-                self._bytes[said, why] += size
-
-    def _warn(self) -> None:
-        """Warn of large uncompressed records that no earlier warning named."""
-        traffic = self._traffic
-        every = self._payloads + traffic.uplink_other_bytes + traffic.downlink_other_bytes
-        found = [
-            record
-            for record, size in self._bytes.most_common(MOST_SAID)
-            if size > LEAST_SHARE * every
-            and record not in self._said
-            # If at least the replies are compressed, uncompressed messages are the user's choice.
-            and not (record[1] == NO_DOWNLINK and traffic.uplink_bytes)
-        ]
-        self._said.update(found)
-        if found:
-            lines = (f"{one[0]}, {self._bytes[one]:,} bytes so far ({one[1]})" for one in found)
-            log.warning("not compressed: %s", "; ".join(lines))
+        """Warn, if it is time, of the record with the most uncompressed bytes."""
+        traffic, self._answers = self._traffic, self._answers + 1
+        payloads = traffic.uplink_bytes + traffic.downlink_bytes
+        if not self._open or (payloads and self._answers < 2):
+            return
+        if not self._downlink and not traffic.uplink_bytes:
+            self._bytes["the model of messages"] = traffic.downlink_bytes
+        every = payloads + traffic.uplink_other_bytes + traffic.downlink_other_bytes
+        record, size = max(self._bytes.items(), key=lambda pair: pair[1], default=("", 0))
+        self._open = self._answers < 2 and size <= LEAST_SHARE * every
+        if size > LEAST_SHARE * every:
+            log.warning("not compressed: %s, %d bytes so far (%s)", record, size, RULE)

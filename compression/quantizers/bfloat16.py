@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import (
-    Bounds,
     Kind,
     Memory,
     Params,
@@ -78,10 +77,6 @@ class BFloat16(Quantizer):
                 raise PayloadError("payload holds NaN or infinity")
             widen(here, out=values[start : start + BLOCK])
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a unit in the last place; the error of clipped values is not larger."""
-        return np.maximum(np.abs(values.astype(np.float64)) * 2.0**-8, 2.0**-134)
 
 
 def _largest(halves: NDArray[Any]) -> int:

@@ -30,8 +30,8 @@ class Drive(RotatedQuantizer):
     decoded value is 2/π of x on average. So it suits a single sender, or error feedback, which
     corrects this bias.
 
-    The attribute ``unbiased`` is False. Reason: a Hadamard rotation is not as good as a uniform
-    rotation if a few entries of x dominate. The squared error of the mean of many nodes falls to
+    No scale makes it quite unbiased: a Hadamard rotation is not as good as a uniform rotation if a
+    few entries of x dominate. The squared error of the mean of many nodes falls to
     0.0005 |x|² for Gaussian x of 64 entries or more. It may stay at 0.3 |x|² if all entries except
     four are 0. If one entry dominates, all other entries are lost.
 
@@ -68,12 +68,3 @@ class Drive(RotatedQuantizer):
     def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
         """Write the signs of a batch's entries to ``batch.work``."""
         as_signs(planes[0][batch.bits], batch.work)
-
-    def largest_error(self, size: int) -> float:
-        """Return sqrt(d - 1) for "unbiased", 1 for "least", and a margin for rounding.
-
-        The squared error of "unbiased" is d s² - |x|² with s = scale sqrt(d), and s is at most |x|.
-        The squared error of "least" is |x|² - d s².
-        """
-        factor = (size - 1) ** 0.5 if self.scale == "unbiased" else 1.0
-        return factor * (1 + 2.0**-10)

@@ -39,8 +39,8 @@ class Eden(RotatedQuantizer):
     scale has the least squared error, 0.363, 0.117, 0.035 and 0.0095 of |x|². Use it for a single
     sender, or with error feedback, which corrects its bias.
 
-    The class variable ``unbiased`` is False even with ``scale="unbiased"``, because the rotation is
-    not uniform: if a few entries of x dominate, the mean of many nodes keeps an error (`Drive`).
+    The rotation is not uniform: if a few entries of x dominate, the mean of many nodes keeps an
+    error even with ``scale="unbiased"`` (`Drive`).
 
     Streams: the seed, one uint64; one float32 scale for each chunk. Then follows a stream for each
     bit of a level's number, from the lowest bit. It holds this bit of all entries.
@@ -102,16 +102,6 @@ class Eden(RotatedQuantizer):
         for bit, plane in enumerate(planes):
             numbers |= np.unpackbits(plane[batch.bits], bitorder="little") << bit
         np.take(levels_of(len(planes)), numbers, out=batch.work.reshape(-1), mode="clip")
-
-    def largest_error(self, size: int) -> float:
-        """Return a bound of the error, from that of a decoded entry, which is at most scale Σ|c|.
-
-        c are the chunk's levels. <y, c> is at least |y|₁ times the least level, and |y|₁ is at
-        least |y| = |x| sqrt(d).
-        """
-        levels = _LEVELS[self.bits]
-        most = levels[-1] / levels[0] * size**0.5 if self.scale == "unbiased" else 1.0
-        return (most + 1) * (1 + 2.0**-8)
 
 
 def levels_of(bits: int) -> Vector:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Bounds, Kind, PayloadError, TensorSlices, Vector
+from ..base import Kind, PayloadError, TensorSlices, Vector
 from ..registry import register
 from .scaling import ScaledQuantizer, blocks, magnitudes
 
@@ -47,14 +47,6 @@ class Float16(ScaledQuantizer):
             if (levels[block.whole].view("<u2") & 0x7FFF).max() > _ONE:
                 raise PayloadError("payload holds a float16 value beyond its scale")
         return levels
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half a unit in the last place of float16, plus float32's rounding error."""
-        scales = np.repeat(
-            magnitudes(values, parts.segments).astype(np.float64), np.diff(parts.segments)
-        )
-        own = np.abs(values.astype(np.float64)) * (2.0**-11 + 2.0**-22)
-        return own + scales * (2.0**-25 + 2.0**-45) + 2.0**-149
 
 
 def _common_scale(values: Vector, largest: Vector) -> np.float32:

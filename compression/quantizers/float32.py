@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from ..base import (
-    Bounds,
     Kind,
     Memory,
     Params,
@@ -50,7 +49,3 @@ class Float32(Quantizer):
         if not is_finite(values):
             raise PayloadError("payload holds NaN or infinity")
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return zeros, because this method is lossless."""
-        return np.zeros(len(values))

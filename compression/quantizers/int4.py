@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import (
-    Bounds,
     Kind,
     Memory,
     Params,
@@ -101,11 +100,6 @@ class Int4(Quantizer):
             part = values[here]
             buckets.multiply(levels[: len(part)], scales[which], params[0], part)
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half of the block's scale plus float32's rounding error."""
-        scales = widen(_scales(values, self.block)).astype(np.float64)
-        return np.repeat(scales * (0.5 + 2.0**-20) + 2.0**-147, self.block)[: len(values)]
 
 
 def _scales(values: Vector, block: int) -> NDArray[np.uint16]:

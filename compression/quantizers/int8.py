@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base import Bounds, PayloadError, Rng, TensorSlices, Vector
+from ..base import PayloadError, Rng, TensorSlices, Vector
 from ..registry import register
 from .scaling import ScaledQuantizer, magnitudes
 
@@ -49,11 +49,6 @@ class Int8(ScaledQuantizer):
         if len(levels) and levels.min() < -_LEVELS:
             raise PayloadError("payload holds the int8 level -128, which is never sent")
         return levels
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return half of the tensor's scale plus float32's rounding error."""
-        scales = self.scales(values, parts).astype(np.float64)
-        return np.repeat(scales * (0.5 + 2.0**-16), np.diff(parts.segments))
 
 
 def _scales(largest: Vector) -> Vector:

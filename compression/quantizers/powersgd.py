@@ -8,7 +8,6 @@ from typing import ClassVar, NamedTuple, cast
 import numpy as np
 
 from ..base import (
-    Bounds,
     Kind,
     Memory,
     Params,
@@ -127,14 +126,6 @@ class PowerSgd(Quantizer):
             values[piece] = raw[done : done + size]
             done += size
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the tensor's L2 norm |M|; the error is the part of M outside the span of P."""
-        bounds = np.zeros(len(values))
-        for matrix in _plan(parts, self.rank).matrices:
-            norm = np.linalg.norm(values[matrix.values].astype(np.float64))
-            bounds[matrix.values] = norm * (1 + 2.0**-10) + 2.0**-148
-        return bounds
 
 
 def _start(memory: Memory, size: int, rng: Rng) -> Vector:

@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from ..base import (
-    Bounds,
     Kind,
     Memory,
     Params,
@@ -46,7 +45,6 @@ class Qsgd(Quantizer):
 
     name: ClassVar[str] = "qsgd"
     id: ClassVar[int] = 5
-    unbiased: ClassVar[bool] = True
 
     levels: int = 7
     bucket: int = 512
@@ -100,11 +98,6 @@ class Qsgd(Quantizer):
                 raise PayloadError(f"payload holds a qsgd level beyond {top}")
             buckets.multiply(part, scales[which], size, values[here])
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the bucket's scale plus float32's rounding error."""
-        scales = self._scales(values).astype(np.float64) * (1 + 2.0**-14)
-        return np.repeat(scales, self.bucket)[: len(values)]
 
     def _scales(self, values: Vector) -> Vector:
         # A norm beyond float32 becomes float32's largest number, which no value exceeds.

@@ -200,13 +200,6 @@ class RotatedQuantizer(Quantizer):
     def unpack(cls, batch: Batch, planes: Sequence[NDArray[np.uint8]]) -> None:
         """Write the levels of a batch, as float32, to ``batch.work``."""
 
-    @abstractmethod
-    def largest_error(self, size: int) -> float:
-        """Return a bound of |decoded - value| as a multiple of a chunk's L2 norm.
-
-        ``size``: d, the values of a padded chunk. The bound is valid for any seed.
-        """
-
     def encode(self, values: Vector, parts: TensorSlices, memory: Memory, rng: Rng) -> Streams:
         """Rotate the values with a new random seed; return the seed, the scales and the levels.
 
@@ -252,13 +245,3 @@ class RotatedQuantizer(Quantizer):
         if len(scales) and scales.max() > MOST / (CHUNK * cls.top):  # a sum of CHUNK levels
             np.clip(values, -MOST, MOST, out=values)
         return values
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return a bound that is valid for any seed: a multiple of the chunk's L2 norm."""
-        bounds = np.empty(len(values))
-        for batch in batches(parts.segments):
-            own = values[batch.values].reshape(-1, batch.length).astype(np.float64)
-            size = batch.work.shape[1]
-            norms = np.sqrt(np.einsum("ij,ij->i", own, own)) * self.largest_error(size)
-            bounds[batch.values] = np.repeat(norms + size * self.top * 2.0**-149, batch.length)
-        return bounds

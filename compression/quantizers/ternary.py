@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import (
-    Bounds,
     Kind,
     Memory,
     Params,
@@ -45,7 +44,6 @@ class Ternary(ScaledQuantizer):
 
     name: ClassVar[str] = "ternary"
     id: ClassVar[int] = 6
-    unbiased: ClassVar[bool] = True
     dtype: ClassVar[np.dtype[Any]] = np.dtype("i1")
 
     clip: float = 2.5
@@ -73,16 +71,6 @@ class Ternary(ScaledQuantizer):
     def checked(cls, levels: NDArray[Any], parts: TensorSlices) -> NDArray[Any]:
         """Unpack the levels; raise PayloadError for bytes above 242, and for padding except 0."""
         return _unpack(levels, int(parts.segments[-1]))
-
-    def error_bound(self, values: Vector, parts: TensorSlices) -> Bounds:
-        """Return the larger of |x| (the error if rounded to 0) and scale - |x| (if rounded up).
-
-        Values beyond the scale are clipped, so their error is the distance to the scale.
-        """
-        sizes = np.abs(values.astype(np.float64))
-        scales = np.repeat(self.scales(values, parts), np.diff(parts.segments))
-        lost = np.where(sizes < scales, sizes, 0)  # the error of a value that is rounded to 0
-        return np.maximum(lost, np.abs(scales - sizes))
 
     def scales(self, values: Vector, parts: TensorSlices) -> Vector:
         """Return (T,) scales, max |x| of each tensor after clipping."""

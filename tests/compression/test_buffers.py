@@ -10,9 +10,9 @@ from edgewire.compression import buffers
 
 @pytest.fixture
 def no_buffers():
-    buffers.release()
+    buffers.buffers().clear()
     yield
-    buffers.release()
+    buffers.buffers().clear()
 
 
 def test_workspace_is_reused_and_grows(no_buffers):
@@ -25,7 +25,7 @@ def test_workspace_is_reused_and_grows(no_buffers):
     larger = buffers.workspace("a", 101, np.float32)
     assert not np.shares_memory(first, larger)
     assert np.shares_memory(larger, buffers.workspace("a", 100, np.float32))
-    buffers.release()
+    buffers.buffers().clear()
     assert not np.shares_memory(larger, buffers.workspace("a", 100, np.float32))
 
 

@@ -17,6 +17,7 @@ from edgewire.compression.decoder import Description, decode, decode_update, des
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
+from tests.compression.quantizers.bounds import error_bound
 from tests.compression.quantizers.values import SPECIAL
 from tests.compression.surgery import widened
 
@@ -48,7 +49,7 @@ def check_round_trip(codec: Codec, update: np.ndarray, layout: Layout) -> None:
         indices, values, _ = codec.sparsifier.select(
             trained, SparsifyContext(cut.layout, {}, Rng(3, 0))
         )
-        bound = codec.quantizer.error_bound(values, parts_of(indices, cut.layout))
+        bound = error_bound(codec.quantizer, values, parts_of(indices, cut.layout))
     assert bound.shape == values.shape
     if indices is None:
         values, bound = cut.merge(values, exact), cut.merge(bound, np.zeros_like(exact))

@@ -205,7 +205,7 @@ def test_bad_tables(craft, refused, layout, parts, match):
         ({"ids": (0, 255, 0)}, "quantizer 255"),
         ({"ids": (0, 0, 255)}, "coder 255"),
         ({"flags": 2}, "0 exact tensors of 1"),
-        ({"flags": 4, "tables": b"\x00" + TABLES}, "its table of tensors in their|0 tensors of"),
+        ({"flags": 4, "tables": b"\x00" + TABLES}, "in their own type must be none|0 tensors of"),
         ({"flags": 8}, "unknown flags"),
         ({"flags": 16}, "unknown flags"),
         ({"flags": 128}, "unknown flags"),

@@ -13,6 +13,7 @@ from ...base import PayloadError
 from ...batchnorm import changes, matches
 from ...codec import Codec
 from ...layout import Layout
+from ...make import chosen
 from ..compact_records import compact, restored, rounded
 from ..headers import (
     DRIFT,
@@ -25,7 +26,6 @@ from ..headers import (
     trains,
     written,
 )
-from ..method import chosen
 from ..native_tensors import (
     NATIVE,
     NONE,
@@ -115,7 +115,7 @@ class CompressionMod:
     keeps in `Context.state` and that must match the server's state, as in SCAFFOLD; "": none. A
     change of the record is undone if the server has not applied the reply (`state.take_up`).
 
-    Raises the errors of `method.chosen`, and `ValueError` for a bad `seed` and for a method that is
+    Raises the errors of `make.chosen`, and `ValueError` for a bad `seed` and for a method that is
     wrong for the receiver. A call raises `PayloadError` in these cases, and Flower sends the error
     in the reply:
 

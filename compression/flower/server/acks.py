@@ -162,12 +162,10 @@ class TrainedFrom(NamedTuple):
 class InferredAcksState:
     """State of `InferredAcks`.
 
-    `given`: by node id, the model that the node got last. `last`: the checksums of the models in
-    the last call of `give`.
+    `given`: by node id, the model that the node got last.
     """
 
     given: dict[int, TrainedFrom] = field(default_factory=dict)
-    last: set[bytes] = field(default_factory=set)
 
 
 def name_of(model: Model) -> bytes:
@@ -203,34 +201,21 @@ class InferredAcks:
             m.metadata.dst_node_id: TrainedFrom(names[id(m.content)], server_round(m.content))
             for m in asked
         }
-        if not given:
-            return
-        for node in self._acks.pending:
-            if node in given and node in self._state.given:
-                new, old = given[node], self._state.given[node]
-                again = new.round is None or new.round != old.round
-                self._acks.resolve(node, applied=new.model != old.model or not again)
-        newest = {each.model for each in given.values()}
-        if newest & self._state.last:
-            self._give_up(given)
+        latest = dict[bytes, int]()  # by model: the last round for which it is given now
+        for each in given.values():
+            latest[each.model] = max(each.round or 0, latest.get(each.model, 0))
+        for node in self._acks.pending if given else ():
+            old, new = self._state.given.get(node), given.get(node)
+            if old is None:
+                continue
+            failed = old.round is not None and old.round < latest.get(old.model, 0)
+            if new is not None and new.model == old.model:
+                failed = failed or new.round is None or new.round != old.round
+            if failed or new is not None:
+                self._acks.resolve(node, applied=not failed)
         self._state.given |= given
-        self._state.last = newest
 
     def forget(self, nodes: Iterable[int]) -> None:
         """Delete the state of nodes that have left the run."""
         for node in nodes:
             self._state.given.pop(node, None)
-
-    def _give_up(self, given: Mapping[int, TrainedFrom]) -> None:
-        """Record that the pending updates of failed rounds were not applied.
-
-        `given`: by node, the model and round of its message. A round has failed if its model is
-        sent again in a later round.
-        """
-        latest = dict[bytes, int]()
-        for each in given.values():
-            latest[each.model] = max(each.round or 0, latest.get(each.model, 0))
-        for node in self._acks.pending:
-            before = self._state.given.get(node)
-            if before and before.round is not None and before.round < latest.get(before.model, 0):
-                self._acks.resolve(node, applied=False)

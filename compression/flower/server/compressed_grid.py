@@ -12,17 +12,17 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from ...codec import Codec
+from ...make import chosen
 from ...screening import Screening
-from ...validation import FOREVER, expect_kinds
+from ...validation import FOREVER
 from ..compact_records import restored
 from ..headers import DownlinkHeader, server_round, trains
 from ..message_size import size_of
-from ..method import chosen
 from ..records import records, with_content
-from ..tensor_split import Model, TensorSplit
+from ..tensor_split import Model
 from ..timed_grid import GridWrapper, SlowestReply, gathered
-from ..traffic import Traffic, warn_of_no_names
-from ..uncompressed_warning import NO_DOWNLINK, UNKNOWN, Uncompressed
+from ..traffic import Traffic
+from ..uncompressed_warning import Uncompressed
 from .acks import InferredAcks, InferredAcksState
 from .delta_sync import DeltaSync, DeltaSyncState
 from .failure_policy import ONE_ROUND, FailureLimits, FailurePolicy, FailurePolicyState
@@ -32,7 +32,6 @@ from .norm_screen import Screens, ScreensState
 from .reply_checks import ReplyRules, SentMessage
 from .sent_model import FoundModel, SentModels, SentModelsState
 from .session import Encoded, InitialModel, Key, ServerSession, ServerSessionState
-from .version_tracker import UNHEARD
 
 ANY_REPLY = ReplyRules()
 
@@ -41,8 +40,7 @@ ANY_REPLY = ReplyRules()
 class CompressedGridState:
     """State of a `CompressedGrid` that waits for no reply; a checkpoint holds it.
 
-    `round`: the number of rounds of training so far. `warned`: True if the log has warned of
-    tensors without names.
+    `round`: the number of rounds of training so far.
     """
 
     round: int = 0
@@ -52,7 +50,6 @@ class CompressedGridState:
     failures: FailurePolicyState = field(default_factory=FailurePolicyState)
     screens: ScreensState = field(default_factory=ScreensState)
     models: SentModelsState = field(default_factory=SentModelsState)
-    warned: bool = False
 
 
 class CompressedGrid(GridWrapper):
@@ -107,14 +104,6 @@ class CompressedGrid(GridWrapper):
             raise TypeError(f"exact must be a list of patterns of names, not {exact!r}")
         if type(seed) is not int or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, not {seed!r}")
-        expect_kinds(replies=(replies, ReplyRules), failures=(failures, FailureLimits))
-        optional = {
-            "screening": (screening, Screening),
-            "model": (model, InitialModel),
-            "traffic": (traffic, Traffic),
-            "state": (state, CompressedGridState),
-        }
-        expect_kinds(**{name: each for name, each in optional.items() if each[0] is not None})
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
@@ -136,7 +125,9 @@ class CompressedGrid(GridWrapper):
         apart = () if codec is None else codec.exact_names
         self._layout = layout = self._session.layout
         self._models = SentModels(layout, exact, self._session.plain_bytes, state.models, apart)
-        self._uncompressed = Uncompressed(self.traffic, enabled=layout is None)
+        self._uncompressed = Uncompressed(
+            self.traffic, enabled=layout is None, downlink=codec is not None
+        )
         self._inferred_acks = InferredAcks(self._session.acks, state.inferred_acks)
         self._replies = ModelReplies(
             self._session,
@@ -145,7 +136,6 @@ class CompressedGrid(GridWrapper):
             replies,
             state.models.counts,
             self._uncompressed,
-            self._look_at_names,
         )
         self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by type of message
 
@@ -224,8 +214,6 @@ class CompressedGrid(GridWrapper):
             if id(message.content) not in models:
                 found = self._models.of(message.content, first=not self.state.round)
                 models[id(message.content)] = found
-        if messages:
-            self._uncompressed.called()
         self._inferred_acks.give(
             messages, {key: each.model for key, each in models.items() if each}
         )
@@ -233,7 +221,7 @@ class CompressedGrid(GridWrapper):
         for message in messages:
             if (model := models[id(message.content)]) is None:
                 self.traffic.downlink_other_bytes += size_of(message.content)
-                self._uncompressed.sent(message, None)
+                self._uncompressed.count(message, None)
                 made.append(message)
                 sent.append(None)
                 continue
@@ -262,22 +250,10 @@ class CompressedGrid(GridWrapper):
         header = DownlinkHeader(number, workers=workers if train else None, exact=exact)
         name = records(content, ArrayRecord)[0][0]
         session = self._session
-        unheard = session.versions.base_of(node) == UNHEARD
         encoded, model_update, _, _ = session.encoded(
             node, content, name, header, cache, plain, decided=decided, natives=natives
         )
-        unknown = UNKNOWN if unheard and self._deltas.unheard is None else ""
-        self._uncompressed.sent(message, name, NO_DOWNLINK if self._downlink is None else unknown)
-        if payload := next(iter(model_update.arrays.values()), None):
-            self._look_at_names(form, payload.data)
+        self._uncompressed.count(message, name)
         kind, received = message.metadata.message_type, cast(Model, model_update.received)
         sent = SentMessage(node, number, kind, name, train, form, received, plain, natives, ties)
         return with_content(message, encoded), sent
-
-    def _look_at_names(
-        self, form: TensorSplit, payload: bytes, exact: tuple[int, ...] = ()
-    ) -> None:
-        """Warn once if a lossy payload, in either direction, holds tensors without names."""
-        if not self.state.warned:
-            names = form.whole.names
-            self.state.warned = warn_of_no_names(names, [*form.patterns, *exact], payload)

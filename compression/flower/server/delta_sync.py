@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from logging import getLogger
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +26,6 @@ from .version_tracker import UNHEARD, ModelUpdate
 # whole model.
 BUDGET = 512 << 20
 RAW = make_codec(quantizer="float32", coder="raw")
-log = getLogger("edgewire")
 Key = tuple[bytes, bytes, bytes]  # of a version: the hashes of its model, layout and activity
 
 
@@ -35,16 +33,14 @@ Key = tuple[bytes, bytes, bytes]  # of a version: the hashes of its model, layou
 class DeltaSyncState:
     """State of `DeltaSync`.
 
-    `versions`: the stored models by version, the most recently used last. `checksums`: the models'
-    checksums by version. `tensors`: fingerprints of the models' layouts by version. `activities`:
-    if index sets are coded by context, the activities (`index_context.py`) by version, also of
-    versions whose models were deleted on their way to a node. `count`: the last version. `encoded`:
-    how many models were encoded.
+    `versions`: the stored models by version, the most recently used last. `keys`: their keys.
+    `activities`: if index sets are coded by context, the activities (`index_context.py`) by
+    version, also of versions whose models were deleted on their way to a node. `count`: the last
+    version. `encoded`: how many models were encoded.
     """
 
     versions: dict[int, Vector] = field(default_factory=dict)
-    checksums: dict[int, bytes] = field(default_factory=dict)
-    tensors: dict[int, bytes] = field(default_factory=dict)
+    keys: dict[int, Key] = field(default_factory=dict)
     activities: dict[int, Activity] = field(default_factory=dict)
     count: int = 0
     encoded: int = 0
@@ -99,18 +95,16 @@ class DeltaSync:
         whole: bool = False,
         contextual: bool = False,
     ) -> None:
-        if codec is not None:
-            _warn_of_residuals(codec)
         whole = codec is not None and (codec.exact or whole)
         self._whole = codec if codec is not None and whole else RAW
         self._codec = None if whole else codec
-        self.unheard = of_models(self._codec)
+        self._unheard = _of_models(self._codec)
         self._seed = seed
         self._state = DeltaSyncState() if state is None else state
         self._bytes = sum(map(self._size, self._state.versions))
         self._contextual = contextual
         self._context: tuple[int, SharedContext] | None = None  # of the version used last
-        self._numbers = {self._key(version): version for version in self._state.versions}
+        self._numbers = {key: version for version, key in self._state.keys.items()}
         self._offered: OfferedModel | None = None
         self._seeded = seeded
         self._is_seeded = False  # whether the newest model is the model before training
@@ -156,7 +150,8 @@ class DeltaSync:
         """Return whether a version is stored and has the same tensors as the newest model."""
         if self._offered is None:
             return False
-        return self._state.tensors.get(version) == fingerprint(self._offered.form.layout)
+        key = self._state.keys.get(version)
+        return key is not None and key[1] == fingerprint(self._offered.form.layout)
 
     def model_update(self, base: int | None) -> ModelUpdate:
         """Encode the newest model for nodes at the version `base` (`ModelSync.model_update`)."""
@@ -173,7 +168,7 @@ class DeltaSync:
         model, form, ties = offered.model, offered.form, offered.ties
         if base is None or base == UNHEARD or codec is None:
             # A node that never confirms a version gets the whole model with quantized values.
-            quantized = self.unheard if base == UNHEARD else None
+            quantized = self._unheard if base == UNHEARD else None
             split = form_of_models(form) if quantized is None else form
             model = converted(model, form_of_models(form), split)
             payload, update = self._sent(quantized or self._whole, model, split, offered)
@@ -225,9 +220,10 @@ class DeltaSync:
         state, seeded = self._state, self._seeded
         if INITIAL_VERSION not in state.versions:
             assert seeded is not None
-            vector, name = seeded.copy(), checksum(seeded)
-            self._store(INITIAL_VERSION, vector, name, fingerprint(form.layout), None)
-        return state.checksums[INITIAL_VERSION]
+            activity = np.zeros(len(seeded), dtype=np.uint8) if self._contextual else None
+            key = _key_of(checksum(seeded), fingerprint(form.layout), activity)
+            self._store(INITIAL_VERSION, seeded.copy(), key, activity)
+        return state.keys[INITIAL_VERSION][0]
 
     def _parcel(
         self,
@@ -271,68 +267,43 @@ class DeltaSync:
 
     def _drop(self, version: int) -> None:
         """Delete a version, but not its activity."""
-        del self._numbers[self._key(version)]
+        del self._numbers[self._state.keys.pop(version)]
         self._bytes -= self._size(version)
         del self._state.versions[version]
-        del self._state.checksums[version], self._state.tensors[version]
 
     def _remember(
         self, name: bytes, vector: Vector, tensors: bytes, activity: Activity | None
     ) -> int:
         if self._contextual and activity is None:
             activity = np.zeros(len(vector), dtype=np.uint8)
-        version = self._numbers.get(_key_of(name, tensors, activity))
+        key = _key_of(name, tensors, activity)
+        version = self._numbers.get(key)
         if version is None:
             version = self._state.count = self._state.count + 1
-            self._store(version, vector, name, tensors, activity)
+            self._store(version, vector, key, activity)
         else:
             versions = self._state.versions
             versions[version] = versions.pop(version)  # at the end, as the most recently used
         return version
 
-    def _store(
-        self, version: int, vector: Vector, name: bytes, tensors: bytes, activity: Activity | None
-    ) -> None:
-        state = self._state
-        if self._contextual:
-            quiet = np.zeros(len(vector), dtype=np.uint8)
-            state.activities[version] = quiet if activity is None else activity
-        state.versions[version] = vector
+    def _store(self, version: int, vector: Vector, key: Key, activity: Activity | None) -> None:
+        if activity is not None:
+            self._state.activities[version] = activity
+        self._state.versions[version], self._state.keys[version] = vector, key
         self._bytes += self._size(version)
-        state.checksums[version], state.tensors[version] = name, tensors
-        self._numbers[self._key(version)] = version
+        self._numbers[key] = version
 
     def _size(self, version: int) -> int:
         """Return the bytes of a stored version and of its activity."""
         activity = self._state.activities.get(version)
         return self._state.versions[version].nbytes + (0 if activity is None else activity.nbytes)
 
-    def _key(self, version: int) -> Key:
-        state = self._state
-        return _key_of(
-            state.checksums[version], state.tensors[version], state.activities.get(version)
-        )
-
 
 def _key_of(name: bytes, tensors: bytes, activity: Activity | None) -> Key:
     return name, tensors, b"" if activity is None else xxh3_64_digest(activity.data)
 
 
-def _warn_of_residuals(codec: Codec) -> None:
-    """Warn of options for what was not sent: the next difference of models includes that anyway."""
-    given = {
-        "feedback": codec.feedback and not codec.quantizer.feedback,
-        "residual_decay": codec.residual_decay != 1,
-    }
-    for option in (option for option, found in given.items() if found):
-        log.warning(
-            "the downlink's %s has no effect: the server sends differences of models, or models, "
-            "and keeps no residual of them",
-            option,
-        )
-
-
-def of_models(codec: Codec | None) -> Codec | None:
+def _of_models(codec: Codec | None) -> Codec | None:
     """Return a codec that sends whole models with the quantizer and the coder of `codec`.
 
     The result is None if the quantizer is lossless, or may increase a vector's norm. Only a

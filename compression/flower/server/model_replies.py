@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from typing import cast
@@ -25,7 +25,7 @@ from ..records import (
     to_vector,
     with_content,
 )
-from ..tensor_split import Model, TensorSplit, form_of_updates, statistics_of, with_statistics
+from ..tensor_split import Model, form_of_updates, statistics_of, with_statistics
 from ..tied_weights import left_tied, widened_model, without
 from ..uncompressed_warning import Uncompressed
 from .acks import OTHER_METHOD
@@ -67,8 +67,7 @@ class Answer:
 class ModelReplies:
     """Makes of replies with payloads what a strategy gets: replies with models, or errors.
 
-    `counts`: names of tensors that were not floats in an earlier model. `look_at_names` is called
-    with each payload, and may warn of tensors without names.
+    `counts`: names of tensors that were not floats in an earlier model.
     """
 
     def __init__(
@@ -79,11 +78,10 @@ class ModelReplies:
         rules: ReplyRules,
         counts: Collection[str],
         uncompressed: Uncompressed,
-        look_at_names: Callable[[TensorSplit, bytes, tuple[int, ...]], None],
     ) -> None:
         self._session, self._failures, self._screens = session, failures, screens
         self._rules, self._counts = rules, counts
-        self._uncompressed, self._look_at_names = uncompressed, look_at_names
+        self._uncompressed = uncompressed
         self.in_flight = InFlight()
 
     @quiet
@@ -145,18 +143,18 @@ class ModelReplies:
                 traffic.count_received(size, 0)
                 raise PayloadError(NOT_OPEN)
             traffic.uplink_other_bytes += size[2]
-            self._uncompressed.received(reply, asked=False)
+            self._uncompressed.count(reply, None)
             expect_readable(reply.content)
             return
         header = self._session.opened(reply, sent.node, sent.number, sent.plain_bytes)
         content = reply.content
         content.pop(HEADER, None)
-        self._uncompressed.received(reply, asked=True)
+        found = payload_of(content)
+        self._uncompressed.count(reply, found and found[0])
         expect_readable(content)
         if not sent.kind.startswith("query"):
             expect_weight(content, self._rules.weighted_by_key)
         if sent.train and records(content, ArrayRecord):
-            found = payload_of(content)
             if found is None:
                 raise PayloadError(
                     "the reply holds no payload; does the ClientApp use CompressionMod?"
@@ -194,7 +192,6 @@ class ModelReplies:
             answer = with_natives(flat_record(model.vector), natives)
             if change is not None and natives:
                 change = change._replace(natives=distances(natives, sent.natives))
-        self._look_at_names(form, payload, update.exact)
         return answer, change
 
     def _screen(self, answers: Sequence[Answer], server_round: int) -> None:

@@ -61,8 +61,6 @@ class ReplyRules:
     def __post_init__(self) -> None:
         if self.uplink is not None and not isinstance(self.uplink, Codec):
             raise TypeError(f"uplink must be a codec, as make_codec returns, not {self.uplink!r}")
-        if not isinstance(self.weighted_by_key, str) or not isinstance(self.uneven, bool):
-            raise TypeError("weighted_by_key must be a metric's name, and uneven true or false")
         named = isinstance(self.metrics, Mapping)
         if not named or any(isinstance(names, str) for names in self.metrics.values()):
             raise TypeError("metrics must be lists of names, by message type")
@@ -257,6 +255,13 @@ def expect_weight(content: RecordDict, key: str) -> None:
             usable_weight(metrics[key], key)
 
 
+UNLIKE = (  # why a reply is left out: it fits less than others, or is of another group
+    "a reply must hold one ArrayRecord",
+    "its tensors are not those that it was sent",
+    "its records or metrics have other names or lengths than the other nodes'",
+)
+
+
 def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str) -> dict[int, str]:
     """Find replies that differ from most others; return why, by the reply's place in the list.
 
@@ -277,43 +282,34 @@ def inconsistent(replies: Sequence[tuple[RecordDict, SentMessage]], weight: str)
 def unlike(contents: Mapping[int, RecordDict], sent: SentMessage, weight: str) -> dict[int, str]:
     """Find contents of replies that differ from the others; return why each does, by its key.
 
-    All replies must belong to messages of the same type with the same tensors.
-
-    1. If at least one reply to a message for training has arrays, replies without arrays are left
-       out.
-    2. If at least one reply has the tensors of the message, replies with other tensors are left
-       out.
-    3. The remaining replies are grouped by the names and lengths of their records and metrics. Only
-       the largest group is used.
+    All replies must belong to messages of the same type with the same tensors. They are grouped by
+    the names and lengths of their records and metrics. Only one group is used: the largest of those
+    with the tensors of the message, or else of those with arrays, or else of all.
     """
-    found, left = dict[int, str](), dict(contents)
-
-    def keep(good: Collection[int], why: str) -> None:
-        for key in left.keys() - good:
-            found[key] = why
-            del left[key]
-
-    models = {
-        key: each for key, content in left.items() for _, each in records(content, ArrayRecord)[:1]
-    }
-    if sent.train and models:
-        keep(models, "a reply must hold one ArrayRecord")
-        layouts = {key: layout_of(model) for key, model in models.items()}
-        asked = sent.form.whole.names, sent.form.whole.shapes
-        as_asked = {key for key, each in layouts.items() if (each.names, each.shapes) == asked}
-        keep(as_asked or models, "its tensors are not those that it was sent")
-    kinds = {key: _kinds(content) for key, content in left.items()}
+    kinds = {key: (_fits(content, sent), _kinds(content)) for key, content in contents.items()}
     counted = Counter(kinds.values())
 
-    def rank(kind: frozenset[tuple[object, ...]]) -> tuple[int, int, int]:
-        named = any(name == sent.name for name, *_ in kind)
-        weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in kind)
-        return counted[kind], named + weighs, -len({name for name, *_ in kind})
+    def rank(kind: tuple[int, frozenset[tuple[object, ...]]]) -> tuple[int, int, int, int]:
+        fits, parts = kind
+        named = any(name == sent.name for name, *_ in parts)
+        weighs = any((type_, key) == (MetricRecord, weight) for _, type_, key, _ in parts)
+        return fits, counted[kind], named + weighs, -len({name for name, *_ in parts})
 
-    usual = max(counted, key=rank, default=None)
-    alike = {key for key, kind in kinds.items() if kind == usual}
-    keep(alike, "its records or metrics have other names or lengths than the other nodes'")
-    return found
+    usual = max(counted, key=rank, default=(0, frozenset()))
+    return {
+        key: UNLIKE[kind[0] if kind[0] < usual[0] else -1]
+        for key, kind in kinds.items()
+        if kind != usual
+    }
+
+
+def _fits(content: RecordDict, sent: SentMessage) -> int:
+    """Return 0 for a reply without a model, 2 for one with the tensors of the message, else 1."""
+    models = records(content, ArrayRecord)
+    if not sent.train or not models:
+        return 0
+    layout, asked = layout_of(models[0][1]), sent.form.whole
+    return 1 + ((layout.names, layout.shapes) == (asked.names, asked.shapes))
 
 
 def _kinds(content: RecordDict) -> frozenset[tuple[object, ...]]:

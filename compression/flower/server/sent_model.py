@@ -29,7 +29,7 @@ from ..tensor_split import (
     is_float,
 )
 from ..tied_weights import Ties, still_tied, ties_in
-from ..traffic import flower_bytes, warn_of_variances
+from ..traffic import flower_bytes, warn_of_no_names, warn_of_variances
 from ..uncompressed_warning import holds_floats, old_api
 
 log = getLogger("edgewire")
@@ -142,6 +142,8 @@ class SentModels:
         if (key := fingerprint(layout)) not in self._state.seen:
             self._state.seen.add(key)
             self._note_infinite(arrays, layout)
+            if not self._exact and not self._apart:
+                warn_of_no_names(layout.names)
         floats = dict(zip(layout.names, map(is_float, layout.dtypes), strict=True))
         self._state.counts |= {name for name, float_ in floats.items() if not float_}
         made = sorted(escape(name) for name in self._state.counts if floats.get(name))
@@ -163,10 +165,8 @@ class SentModels:
                 found.add(name)
         unasked = sorted(n for n in found - self._state.counts if not matches(n, self._exact))
         if unasked:
-            more = f" and {len(unasked) - 3} more" if len(unasked) > 3 else ""
             log.warning(
-                "the first model holds infinity in %s%s: it goes exactly, uncompressed",
-                ", ".join(map(repr, unasked[:3])),
-                more,
+                "the first model holds infinity in %s: it goes exactly, uncompressed",
+                ", ".join(map(repr, unasked)),
             )
         self._state.counts |= found

@@ -297,11 +297,6 @@ def wrapped(strategy: Strategy) -> list[Strategy]:
 
 def _expect_strategy(strategy: object) -> None:
     """Raise `TypeError` unless `strategy` is a strategy of Flower's message API."""
-    if isinstance(strategy, type):
-        name = strategy.__name__
-        raise TypeError(
-            f"StatisticsAveraging wraps a strategy, not its class: StatisticsAveraging({name}())"
-        )
     if not isinstance(strategy, Strategy):
         old = type(strategy).__module__.startswith(("flwr.server.", "flwr.compat."))
         why = "; it is of Flower's old API" if old else ""

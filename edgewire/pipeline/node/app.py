@@ -31,14 +31,11 @@ from edgewire.client.node import Node
 from edgewire.compression.base import PayloadError
 from edgewire.compression.flower import filled
 from edgewire.compression.flower.headers import (
-    ERROR,
     EXAMPLES,
     HEADER,
     LOSS,
-    REFUSED,
     SECONDS,
     STEPS,
-    SegmentTask,
     UplinkHeader,
     written,
 )
@@ -62,6 +59,7 @@ from edgewire.pipeline.messages import (
 )
 from edgewire.pipeline.node.stage import Place, Stage
 from edgewire.pipeline.node.state import SegmentState
+from edgewire.pipeline.segment_task import ERROR, REFUSED, SegmentTask
 from edgewire.task.process import configure_process
 from edgewire.task.tensors import Tensors, count, mapped, only
 

@@ -10,13 +10,10 @@ from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import describe
 from edgewire.compression.flower import filled, to_vector
 from edgewire.compression.flower.headers import (
-    ERROR,
     EXAMPLES,
     HEADER,
     LOSS,
-    REFUSED,
     SECONDS,
-    SegmentTask,
     number,
 )
 from edgewire.compression.flower.message_size import measured
@@ -26,6 +23,7 @@ from edgewire.compression.flower.timed_grid import SlowestReply
 from edgewire.compression.layout import Layout
 from edgewire.pipeline.cuts import Plan
 from edgewire.pipeline.messages import ACTIVATIONS, GRADIENTS, GRADIENTS_OF, NO_SEGMENT, unpack
+from edgewire.pipeline.segment_task import ERROR, REFUSED, SegmentTask
 from edgewire.pipeline.server.activations import ActivationStore
 from edgewire.pipeline.server.link_traffic import Opened, opened, plain_bytes
 from edgewire.pipeline.server.options import Flow

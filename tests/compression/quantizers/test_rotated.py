@@ -7,6 +7,7 @@ from edgewire.compression.base import Rng
 from edgewire.compression.quantizers.drive import Drive
 from edgewire.compression.quantizers.eden import UNIT, Eden, levels_of
 from edgewire.compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
+from tests.compression.quantizers.bounds import error_bound
 from tests.compression.quantizers.values import MOST, normal, selected
 
 DRIVE = Drive()
@@ -131,7 +132,7 @@ def test_the_bound_holds_in_the_worst_case():
     values = np.full(8, 0.1, dtype=np.float32)
     norm = np.linalg.norm(values)
     errors = [np.abs(round_trip(values, seed=seed) - values).max() / norm for seed in range(200)]
-    bound = Drive().error_bound(values, selected(8)) / norm
+    bound = error_bound(Drive(), values, selected(8)) / norm
     assert 2.4 < max(errors) <= bound[0] < 2.66
 
 
