@@ -62,7 +62,7 @@ def test_a_name_outside_the_lists_is_refused_in_every_group(bait, name):
 
 def test_a_submitted_run_may_use_the_listed_sources_below_the_data_folder(tmp_path):
     (tmp_path / "in").mkdir()
-    for choice in ("csv", "npz", "text", "leaf"):
+    for choice in ("csv", "npz", "text"):
         load = functools.partial(load_config, nodes=2, node_config={"data": str(tmp_path)})
         words = plain(f"dataset={choice}")
         assert load(submitted(words)).dataset.root == str(tmp_path)
