@@ -181,11 +181,11 @@ def test_objects_within_a_strategy_are_made_as_it_declares_them():
 
 def test_a_built_object_shares_nothing_with_the_configuration():
     name = "edgewire.pipeline.server.strategy.PipelineStrategy"
-    node = {"_target_": name, "_partial_": True, "cuts": [1, 3], "memory_mb": {"0": [5]}}
+    node = {"_target_": name, "_partial_": True, "cuts": [1, {"0": [5]}]}
     made = build("strategy", node)()
     made.cutting.cuts.append(4)
-    made.cutting.memory_mb["0"].append(6)
-    assert (node["cuts"], node["memory_mb"]) == ([1, 3], {"0": [5]})
+    made.cutting.cuts[1]["0"].append(6)
+    assert node["cuts"] == [1, {"0": [5]}]
 
 
 def ours():
