@@ -31,14 +31,12 @@ def files_of(root: str | None, suffixes: tuple[str, ...]) -> tuple[list[Path], l
 
     Raises:
         NoData: no such file or folder, or a folder without such files.
-        TaskError: files to test on, and none to train on; or a pipe, a device or a socket.
+        TaskError: files to test on, and none to train on.
     """
     path = Path(root or DEFAULT_ROOT).expanduser()
     if path.is_file():
         return [path], []
     if not path.is_dir():
-        if path.exists():
-            raise TaskError(f"{shown(path)} is a pipe, a device or a socket: give a file or folder")
         raise NoData(f"{shown(path)} is neither a file nor a folder: give dataset.root=PATH")
     train, test = (_part(path, name, suffixes) for name in ("train", "test"))
     if test and not train:
