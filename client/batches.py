@@ -1,7 +1,6 @@
 """The samples of each node: their indices, the prepared tensors, and mini-batches."""
 
 import functools
-from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
@@ -27,40 +26,6 @@ class Order(NamedTuple):
     prepared: bool  # True: positions in the prepared samples; False: in the training set
 
 
-class SampleCache:
-    """A cache that holds up to `capacity` bytes of prepared (normalised) samples.
-
-    It removes the least recently used samples first.
-    """
-
-    def __init__(self, capacity: int = PREPARED_BYTES) -> None:
-        self._kept: OrderedDict[tuple[int, bool], Batch] = OrderedDict()
-        self._left = capacity
-
-    def get(self, key: tuple[int, bool]) -> Batch | None:
-        """Return the samples of `key` and mark them as used last; None if they are not cached."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
-
-    def has_room(self, size: int) -> bool:
-        """Return whether `size` more bytes fit without removing samples."""
-        return size <= self._left
-
-    def put(self, key: tuple[int, bool], samples: Batch) -> None:
-        """Cache samples, removing the least recently used if necessary.
-
-        Samples larger than the whole cache are not cached.
-        """
-        size = _bytes_of(samples)
-        while self._kept and size > self._left:
-            _, oldest = self._kept.popitem(last=False)
-            self._left += _bytes_of(oldest)
-        if size <= self._left:
-            self._kept[key] = samples
-            self._left -= size
-
-
 class Samples:
     """The samples of all nodes of a process.
 
@@ -76,7 +41,8 @@ class Samples:
         self.whole = whole or folder is not None
         self.device = device_of(config)
         # With one node, preparing a mini-batch takes 0.3 ms, so a cache would only use memory.
-        self._prepared = SampleCache(0 if whole else PREPARED_BYTES)
+        self._room = 0 if whole else PREPARED_BYTES
+        self._prepared: dict[tuple[int, bool], Batch] = {}  # the nodes that came first, see `of`
         self._orders: dict[int, Order] = {}  # of each node
 
     @functools.cached_property
@@ -127,7 +93,7 @@ class Samples:
         part = self._part(node, held_back=False)
         order = torch.randperm(len(part), generator=self.generator(node, epoch))
         size = len(part) * self._sample_bytes
-        if self._prepared.get((node.index, False)) or self._prepared.has_room(size):
+        if (node.index, False) in self._prepared or size <= self._room:
             return Order(epoch, order.to(self.device), prepared=True)
         return Order(epoch, part[order], prepared=False)
 
@@ -140,7 +106,9 @@ class Samples:
         key = (node.index, held_back)
         if (samples := self._prepared.get(key)) is None:
             samples = self._prepared_samples(self._part(node, held_back))
-            self._prepared.put(key, samples)
+            if (size := _bytes_of(samples)) <= self._room:
+                self._prepared[key] = samples
+                self._room -= size
         return samples
 
     def _part(self, node: Node, held_back: bool) -> Tensor:

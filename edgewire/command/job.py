@@ -37,7 +37,7 @@ from edgewire.machine.errors import Ended, EngineError
 from edgewire.machine.job import PLACE, Job
 from edgewire.machine.processes import delayed, orderly_exit
 from edgewire.machine.startup_signals import under_way
-from edgewire.pipeline.picture import show
+from edgewire.pipeline.segments_table import segments_table
 from edgewire.report.loggers.following import logged, loggers_of
 from edgewire.report.metric import MainMetric
 from edgewire.report.progress import VIEW, run_progress
@@ -193,7 +193,8 @@ def run(composed: DictConfig, folder: Path) -> None:
             raise
     result = read_result(folder)
     screen.print(summary_table(result, folder))
-    show(folder, result, screen)
+    if result.get("segments"):
+        screen.print(segments_table(result))
     if result["diverged"]:
         raise Diverged(f"the run has diverged; try {what_to_try(config)}")
     if not result["client_updates"]:

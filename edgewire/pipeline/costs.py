@@ -1,6 +1,5 @@
-"""Measures the costs of layers, and divides a model into segments that take equally long."""
+"""Counts the costs of layers, and divides a model into segments of equal cost."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -16,12 +15,9 @@ from edgewire.pipeline.gradient_predictor import (
     GradientOfLoss,
     ModuleForm,
 )
-from edgewire.pipeline.layers import Part, expect_sendable, layers_of, meta_model, segment_of
+from edgewire.pipeline.layers import Part, meta_model, segment_of
 from edgewire.task.errors import TaskError
-from edgewire.task.tensors import Tensors, count, leaves, mapped
-
-COPIES = 4  # floats for each parameter: its value, its gradient, two moments of Adam
-REPEATS = 3
+from edgewire.task.tensors import Tensors, mapped
 
 
 class Cost(NamedTuple):
@@ -105,123 +101,35 @@ def _flops(run: Callable[[], Any]) -> tuple[int, Any]:
     return counter.get_total_flops(), result
 
 
-class LayerCosts(NamedTuple):
-    """Seconds and bytes of one step of a layer, and of a synthetic-gradient module after it."""
+def balanced(layers: Sequence[Cost], segments: int) -> tuple[int, ...]:
+    """Return the cuts that minimise the operations of the largest of `segments` segments.
 
-    seconds: float
-    module_seconds: float
-    nbytes: int
-    module_nbytes: int
-
-
-def measure(
-    make: Callable[[], nn.Module], inputs: Tensors, modules: ModuleForm | None
-) -> list[LayerCosts]:
-    """Measure each layer's seconds and bytes on this machine, with a mini-batch.
-
-    `inputs`: B samples as the model takes them. Bytes are those of parameters, gradients, an
-    optimiser's moments, and the tensors that a forward pass saves for the backward pass. A node
-    needs these bytes in addition to Python and its libraries. `modules`: as in `costs_of`. Raises
-    `TaskError` if a layer's output cannot be sent to another node.
-    """
-    model = make()
-    layers, samples = layers_of(model), count(inputs)
-    given, found = inputs, []
-    for number, layer in enumerate(layers):
-        segment = segment_of(model, number, number + 1)
-        h, saved = _saved(segment, given)
-        if number + 1 < len(layers):
-            expect_sendable(h, samples, number, layer.name)
-        taken = _seconds(partial(_there_and_back, segment, given))
-        parameters = sum(p.numel() for p in segment.parameters())
-        ends = sum(tensor.numel() for tensor in (*leaves(given), *_tensors(h)))
-        nbytes = saved + 4 * (COPIES * parameters + 2 * ends)
-        module_taken, module_nbytes = 0.0, 0
-        if number + 1 < len(layers):
-            given = h.detach().requires_grad_()
-        if modules and number + 1 < len(layers):
-            wire = segment.to_wire(h)
-            module = modules.build(tuple(wire.shape[1:]))
-            labels = torch.zeros(samples, dtype=torch.int64)
-            module_taken = _seconds(partial(_train, module, wire, labels))
-            with torch.no_grad():
-                module_taken += _seconds(partial(module, wire, labels))
-            parameters = sum(p.numel() for p in module.parameters())
-            module_nbytes = 4 * (COPIES * parameters + 3 * wire.numel())
-        found.append(LayerCosts(taken, module_taken, nbytes, module_nbytes))
-    return found
-
-
-def _saved(segment: nn.Module, given: Tensors) -> tuple[Any, int]:
-    """Return the output, and the bytes that a forward pass saves for the backward pass."""
-    own = {tensor.data_ptr() for tensor in (*leaves(given), *segment.parameters())}
-    found: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.data_ptr() not in own:
-            found[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        h = segment(given)
-    return h, sum(found.values())
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Call `run` once to warm up, then `REPEATS` times; return the seconds of the fastest call."""
-    run()
-    taken = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return min(taken)
-
-
-def balanced(
-    layers: Sequence[LayerCosts], segments: int, limits: Sequence[float] | None = None
-) -> tuple[int, ...]:
-    """Return the cuts that minimise the seconds of the slowest of `segments` segments.
-
-    A cut is the number of the layer with which a new segment begins. `limits`: the memory of each
-    node in bytes. Of equally good cuts it returns the smallest tuple. Raises `TaskError` if there
-    are too few layers, or if no segments fit into the memory.
+    A cut is the number of the layer with which a new segment begins. `layers`: the cost of each
+    layer as a segment of its own. Of equally good cuts it returns the smallest tuple. Raises
+    `TaskError` if there are too few layers.
     """
     count = len(layers)
     if not 1 <= segments <= count:
         raise TaskError(f"{count} layers cannot be cut into {segments} segments")
 
-    def stage(segment: int, first: int, last: int) -> float:
-        """Return the seconds of a segment with the layers `first` to `last` - 1.
-
-        Infinity if the segment exceeds its node's memory.
-        """
-        row, cut = layers[first:last], last < count
-        nbytes = sum(each.nbytes for each in row) + (row[-1].module_nbytes if cut else 0)
-        if limits is not None and nbytes > limits[segment]:
-            return float("inf")
-        return sum(each.seconds for each in row) + (row[-1].module_seconds if cut else 0)
+    def stage(first: int, last: int) -> float:
+        """Return the operations of a segment with the layers `first` to `last` - 1."""
+        module = layers[last - 1].module if last < count else 0.0
+        return sum(each.forward + each.backward for each in layers[first:last]) + module
 
     # Dynamic programming over (segment, its first layer): each pair is solved once.
     @cache
     def best(segment: int, first: int) -> tuple[float, tuple[int, ...]]:
         """Return the best cuts after layer `first`, with which `segment` begins.
 
-        The result is (the seconds of the slowest of these segments, the cuts).
+        The result is (the operations of the largest of these segments, the cuts).
         """
         if segment + 1 == segments:
-            return stage(segment, first, count), ()
+            return stage(first, count), ()
         found = []
         for cut in range(first + 1, count - (segments - segment - 1) + 1):
             rest, cuts = best(segment + 1, cut)
-            found.append((max(stage(segment, first, cut), rest), (cut, *cuts)))
+            found.append((max(stage(first, cut), rest), (cut, *cuts)))
         return min(found)
 
-    seconds, cuts = best(0, 0)
-    if seconds == float("inf"):
-        needed = max(each.nbytes + each.module_nbytes for each in layers) / 1e6
-        raise TaskError(
-            f"no cut into {segments} segments fits strategy.memory_mb: the largest layer alone "
-            f"needs {needed:.0f} MB; give more, more segments or a smaller batch_size"
-        )
-    return cuts
+    return best(0, 0)[1]

@@ -16,7 +16,7 @@ from edgewire.compression.flower.headers import brief
 from edgewire.conf.build import model_of, objective_of
 from edgewire.conf.check import codec_of, gradients_of
 from edgewire.conf.schema import Config
-from edgewire.pipeline.costs import Cost, balanced, costs_of, measure
+from edgewire.pipeline.costs import Cost, balanced, costs_of
 from edgewire.pipeline.gradient_predictor import LOSS, ModuleForm
 from edgewire.pipeline.layers import Part, check_cuts, layers_of, parts_of, segment_of
 from edgewire.pipeline.messages import (
@@ -35,7 +35,7 @@ from edgewire.task.flat_model import to_array
 from edgewire.task.objectives import Objective
 from edgewire.task.objectives.classification import Classification
 from edgewire.task.objectives.end_loss import EndLoss
-from edgewire.task.tensors import rows
+from edgewire.task.tensors import Tensors
 
 NO_LABELS = (
     "the modules for synthetic gradients get no labels, because the data set does not say its "
@@ -157,13 +157,11 @@ def plan_of(
     modules: GradientModules | None,
     *,
     micro_batches: int = 1,
-    cuts: tuple[int, ...] | None = None,
 ) -> Plan:
     """Return the plan for the configured model.
 
-    `modules`: None without synthetic gradients. `cuts`: the cuts of a resumed run; None: `cutting`
-    gives or chooses the cuts. Raises `TaskError` if the plan is not possible with this model,
-    number of nodes or mini-batch size.
+    `modules`: None without synthetic gradients. Raises `TaskError` if the plan is not possible with
+    this model, number of nodes or mini-batch size.
     """
     make = partial(model_of, config, data)
     model = make()
@@ -175,8 +173,7 @@ def plan_of(
     uncut = cutting.cuts == AUTO and cutting.segments == 1
     form = modules.form(end_loss.classes) if modules else None
     _expect_enough(config, data, model, micro_batches, None if uncut else form)
-    if cuts is None:
-        cuts = _cuts(cutting, config, data, make, len(layers), form)
+    cuts = _cuts(cutting, config.nodes, make, len(layers), data.example, form)
     if form is not None:
         form.expect(len(cuts))
     parts = parts_of(make, cuts, data.example)
@@ -250,41 +247,27 @@ def _expect_enough(
 
 def _cuts(
     cutting: Cutting,
-    config: Config,
-    data: Data,
+    nodes: int,
     make: Callable[[], nn.Module],
     layers: int,
+    example: Tensors,
     modules: ModuleForm | None,
 ) -> tuple[int, ...]:
-    """Return the configured cuts, or measure the layers' times and return the best cuts.
+    """Return the configured cuts, or count the layers' operations and return the best cuts.
 
-    `modules`: as in `measure`.
+    `example`, `modules`: as in `costs_of`.
     """
     if cutting.cuts != AUTO:
         given = cutting.cuts
         if isinstance(given, str) or not hasattr(given, "__iter__"):
             raise TaskError(f"strategy.cuts must be auto or a list such as [1,3], not {given!r}")
-        if cutting.segments is not None or cutting.memory_mb is not None:
-            raise TaskError("strategy.segments and strategy.memory_mb go with strategy.cuts=auto")
+        if cutting.segments is not None:
+            raise TaskError("strategy.segments goes with strategy.cuts=auto")
         return check_cuts(list(given), layers)
-    segments = cutting.segments or min(config.nodes, layers)
-    limits = _limits(cutting.memory_mb, segments)
-    if segments in (1, layers) and limits is None:
+    segments = cutting.segments or min(nodes, layers)
+    if segments in (1, layers):
         return tuple(range(1, segments))  # only one choice of cuts is possible
     if modules is not None:
         modules.expect(None)
-    inputs = data.prepared(rows(data.train.inputs, 0, config.batch_size))
-    return balanced(measure(make, inputs, modules), segments, limits)
-
-
-def _limits(memory_mb: Any, segments: int) -> list[float] | None:
-    """Return the memory limit of each node in bytes; `memory_mb`: one number for all, or a list."""
-    if memory_mb is None:
-        return None
-    given = list(memory_mb) if hasattr(memory_mb, "__iter__") else [memory_mb] * segments
-    numbers = all(isinstance(each, int | float) and each > 0 for each in given)
-    if not numbers or len(given) < segments:
-        raise TaskError(
-            f"strategy.memory_mb must be a number above 0, or {segments} of them, not {memory_mb}"
-        )
-    return [each * 1e6 for each in given]
+    every = parts_of(make, range(1, layers), example)
+    return balanced(costs_of(make, every, example, modules), segments)

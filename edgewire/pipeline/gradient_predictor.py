@@ -240,21 +240,13 @@ class ModuleForm:
                 "segment but the last"
             )
 
-    def build(
-        self, shape: tuple[int, ...], number: int | None = None, modules: int | None = None
-    ) -> GradientModule:
-        """Return module `number` of `modules` for outputs of `shape`, newly initialised.
-
-        None: which one is not known yet, as when the costs of cuts are compared.
-        """
-        if self._listed is not None and number is not None:
-            hidden = self._listed[number]
-        else:
-            assert isinstance(self.hidden, int)
-            hidden = self.hidden
-            linear = self.module == "gradient_of_loss" and self.classes
-            if linear and number is not None and number + 1 == modules:
-                hidden = 0
-        if self.module == "gradient_of_loss":
+    def build(self, shape: tuple[int, ...], number: int = 0, modules: int = 0) -> GradientModule:
+        """Return module `number` of `modules` for outputs of `shape`, newly initialised."""
+        hidden = self.hidden if self._listed is None else self._listed[number]
+        ours = self.module == "gradient_of_loss"
+        if ours and self._listed is None and self.classes and number + 1 == modules:
+            hidden = 0
+        assert isinstance(hidden, int)
+        if ours:
             return GradientOfLoss(shape, self.classes, hidden, self.trained_by)
         return PredictedGradient(shape, self.classes, hidden)

@@ -117,17 +117,6 @@ class LocalGrid(TimedGrid):
 
     now = virtual_seconds  # deadlines are on this clock
 
-    @property
-    def last_arrival(self) -> float:
-        """The virtual second at which the last known message or reply arrives.
-
-        If a reply is not computed yet, its arrival time is not known, and only its message counts.
-        """
-        self.finish()
-        messages = [task.received for task in self._state.sent.values()]
-        replies = [arrival for arrival, _ in self._state.arrivals.values()]
-        return max(self._clock.now, *messages, *replies, 0.0)
-
     def follow(self, plain_bytes: int, header: str = "") -> None:
         """From now on, also compute the time that uncompressed models of `plain_bytes` would take.
 

@@ -16,6 +16,16 @@ def unchanged(inputs: Tensors) -> Tensors:
     return inputs
 
 
+def _expect_pairs(mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Raise `TaskError` unless there are as many finite means as deviations above 0."""
+    pairs = zip(mean, std, strict=False)
+    if len(mean) != len(std) or not all(math.isfinite(m) and 0 < s < math.inf for m, s in pairs):
+        raise TaskError(
+            "dataset.mean and dataset.std must be lists of finite numbers of one length, with "
+            "every std above 0"
+        )
+
+
 @dataclass(frozen=True)
 class ImageTransform:
     """Normalises images: uint8 (N, C, H, W) -> float32 (N, C, H, W), (x / 255 - mean) / std.
@@ -25,11 +35,14 @@ class ImageTransform:
     standard deviation then counts as at least 1 / sqrt(n), so that a uniform image becomes zero
     (tf.image.per_image_standardization, AdaComp's input). One pass converts, scales and shifts a
     channel. A call raises `TaskError` for images that are not uint8, or if there are not as many
-    means as channels.
+    means as channels; the constructor does unless there are as many finite means as deviations.
     """
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        _expect_pairs(self.mean, self.std)
 
     def __call__(self, images: Tensors) -> Tensor:
         """Return the normalised images, on the device of `images`."""
@@ -79,13 +92,7 @@ class Standardize:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        pairs = zip(self.mean, self.std, strict=False)
-        finite = all(math.isfinite(m) and 0 < s < math.inf for m, s in pairs)
-        if len(self.mean) != len(self.std) or not finite:
-            raise TaskError(
-                "dataset.mean and dataset.std must be lists of finite numbers of one length, with "
-                "every std above 0"
-            )
+        _expect_pairs(self.mean, self.std)
 
     def __call__(self, inputs: Tensors) -> Tensors:
         """Return the standardised inputs, on their device."""

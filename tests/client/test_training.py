@@ -6,7 +6,6 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
-from edgewire.client.batches import SampleCache
 from edgewire.client.node import Node, node_of
 from edgewire.client.training import Trainer, trainer_for
 from edgewire.compression.flower.headers import TrainConfig
@@ -147,17 +146,6 @@ def test_a_node_trains_on_its_own_folder(tmp_path):
         trainer_for(configured(), str(tmp_path))
     with pytest.raises(ConfigError, match="names of all the run's classes"):
         trainer_for(configured(*overrides[:2]), str(tmp_path))
-
-
-def test_recent_samples_stay_within_their_bytes():
-    recent = SampleCache(capacity=3000)
-    pair = (torch.zeros(200), torch.zeros(25, dtype=torch.int64))  # 1000 bytes for each pair
-    for i in range(4):
-        recent.put((i, False), pair)
-    assert [recent.get((i, False)) is not None for i in range(4)] == [False, True, True, True]
-    big = (torch.zeros(10_000), torch.zeros(1, dtype=torch.int64))
-    recent.put((9, False), big)
-    assert recent.get((9, False)) is None
 
 
 def test_a_node_reports_missing_data(tmp_path):

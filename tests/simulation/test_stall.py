@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from functools import partial
 
 import pytest
 from flwr.serverapp.strategy.strategy_utils import sample_nodes
@@ -36,13 +35,6 @@ def hurry(monkeypatch):
     monkeypatch.setattr(stall.time, "monotonic", lambda: stall.SECONDS * next(seconds))
 
 
-@pytest.fixture
-def said(monkeypatch):
-    lines = []
-    monkeypatch.setattr(stall, "log", lambda level, text, *values: lines.append(text % values))
-    return lines
-
-
 def repeat(function, *arguments):
     for _ in range(stall.ASKS):
         function(*arguments)
@@ -63,7 +55,7 @@ def test_a_flower_strategy_that_needs_more_nodes_ends(nodes, least, drawn):
     [(1, LocalGrid.get_node_ids, ()), (2, LocalGrid.pull_messages, (["1-1"],))],
 )
 def test_an_apps_loop_for_nodes_or_for_a_lost_reply_ends(nodes, call, given, hurry):
-    with pytest.raises(MissingNodesError, match=rf"in vain for 540 s: with {nodes} node.*--nodes"):
+    with pytest.raises(MissingNodesError, match=rf"in vain for 1740 s: with {nodes} node.*--nodes"):
         repeat(call, grid_of(nodes), *given)
 
 
@@ -81,38 +73,13 @@ def test_a_short_wait_is_no_stall(hurry):
         grid.pull_before([], second)
 
 
-def test_an_app_that_computes_between_two_calls_does_not_wait(hurry, monkeypatch):
-    cpu = itertools.count()
-    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) * stall.SECONDS / 5)
-    for _ in range(5):
-        repeat(grid_of(1).get_node_ids)
+def test_many_calls_within_a_minute_are_no_stall(monkeypatch):
+    seconds = itertools.count(step=stall.SECONDS / (2 * stall.ASKS))
+    monkeypatch.setattr(stall.time, "monotonic", lambda: next(seconds))
+    repeat(grid_of(1).get_node_ids)
 
 
-def test_an_app_with_a_spinner_is_waiting(monkeypatch, said):
-    """An app waits even if a spinner's thread uses CPU time beside its loop of requests."""
-    seconds = itertools.count()
-    monkeypatch.setattr(stall.time, "monotonic", lambda: 3 * next(seconds))
-    cpu = itertools.count()
-    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu) / 20)
-    asks = partial(repeat, grid_of(1).get_node_ids)
-    asks()
-    asks()
-    with pytest.raises(MissingNodesError, match="in vain for 60 s"):
-        asks()
-    assert len(said) == 1
-
-
-def test_an_app_that_waits_after_computing_is_waiting(hurry, monkeypatch):
-    cpu = itertools.chain((second * 20 for second in range(29)), itertools.repeat(600))
-    monkeypatch.setattr(stall.time, "process_time", lambda: next(cpu))
-    grid = grid_of(1)
-    for _ in range(3):
-        repeat(grid.get_node_ids)
-    with pytest.raises(MissingNodesError, match="in vain"):
-        repeat(grid.get_node_ids)
-
-
-def test_other_threads_may_poll_freely_and_one_line_is_logged(hurry, said):
+def test_other_threads_may_poll_freely(hurry):
     grid, looks = grid_of(2), []
 
     def look():
@@ -122,17 +89,3 @@ def test_other_threads_may_poll_freely_and_one_line_is_logged(hurry, said):
     thread.start()
     thread.join()
     assert len(looks) == 5 * stall.ASKS
-    assert len(said) == 1
-    assert "in vain for 540 s: with 2 nodes" in said[0]
-
-
-def test_a_stall_is_logged_before_the_run_ends(monkeypatch, said):
-    seconds = itertools.count()
-    monkeypatch.setattr(stall.time, "monotonic", lambda: next(seconds))
-    grid = grid_of(2)
-    for _ in range(int(stall.SECONDS)):
-        grid.get_node_ids()
-    assert len(said) == 1
-    assert f"in vain for {stall.SAID:.0f} s" in said[0]
-    with pytest.raises(MissingNodesError):
-        grid.get_node_ids()

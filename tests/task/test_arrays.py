@@ -56,10 +56,10 @@ def test_arrays_have_names_and_are_mapped(kind, tmp_path):
     assert data.train.targets.tolist() == Y.tolist()
     assert torch.equal(data.test.inputs, torch.from_numpy(X[:4] + 1 if tested else X[:0]))
     expect_usable("mine", data)
-    if sys.platform == "linux":
+    if sys.platform == "linux" and file.suffix == ".npy":
         assert is_mapped(data.train.inputs, file)
-        assert len(npz(root).test) == 4  # a share of the training rows, which are copied
         assert is_mapped(npz(root, on_device=True).train.inputs, file)
+    assert len(npz(root).test) == 4  # a share of the training rows, or the test split
     before = file.read_bytes()
     data.train.inputs.zero_()  # memory of this process, not the file
     assert file.read_bytes() == before

@@ -32,10 +32,6 @@ def labels(change):
     return replace(DATA, train=Split(GOOD.inputs, change(GOOD.targets)))
 
 
-def normal(**changes):
-    return replace(DATA, transform=replace(DATA.transform, **changes))
-
-
 BAD = {
     "floats from 0 to 1": (images(lambda x: x / 255), "torch.float32, and uint8 from 0 to 255"),
     "floats from 0 to 255": (images(torch.Tensor.float), "torch.float32, and uint8"),
@@ -65,12 +61,6 @@ BAD = {
     "labels from 1": (labels(lambda y: y + 1), "from 1 to 3, and 0 to 2 is taken"),
     "a label below 0": (labels(lambda y: y - 1), "from -1 to 1, and 0 to 2 is taken"),
     "a list of labels": (labels(torch.Tensor.tolist), "are a list, and a tensor"),
-    "one mean": (normal(mean=(0.5,), std=(0.2,)), "1 mean and 1 std for 3 channels"),
-    "a mean too many": (normal(mean=(0.5,) * 4), "4 mean and 3 std for 3 channels"),
-    "no std": (normal(std=()), "3 mean and 0 std"),
-    "a number as mean": (normal(mean=0.5, std=0.2), "give tuples"),
-    "a deviation of 0": (normal(std=(0.2, 0.0, 0.2)), "give finite numbers, std above 0"),
-    "a mean that is none": (normal(mean=(0.2, float("nan"), 0.2)), "give finite numbers"),
     "fewer than no classes": (replace(DATA, classes=-1), "classes=-1"),
     "classes without names": (replace(DATA, class_names=("a", "b")), "2 class_names for classes=3"),
     "groups of floats": (
@@ -147,6 +137,15 @@ def test_unusual_valid_data_means_the_same_as_in_plain_pytorch(
         expected = cross_entropy(model(prepared), truth).item()
     measured = evaluate(model, Classification(), prepared, truth)
     assert measured["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [((0.5,) * 2, (0.2,)), ((0.5,), ()), ((0.5,), (0.0,)), ((float("nan"),), (0.2,))],
+)
+def test_means_and_deviations_are_finite_pairs(mean, std):
+    with pytest.raises(TaskError, match="finite numbers of one length"):
+        ImageTransform(mean, std)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """A folder of photos as a data set: classes, sizes, and files that are no photos."""
 
-import os
-import socket
-
 import numpy as np
 import pytest
 import torch
@@ -190,23 +187,6 @@ def cases(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bare" / "cat").mkdir(parents=True)
     (tmp_path / "file").write_text("x")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link"])
-def test_a_special_file_is_refused_without_waiting(tmp_path, kind, monkeypatch):
-    photos(tmp_path)
-    monkeypatch.chdir(tmp_path / "cat")  # a socket's path must be short
-    if kind == "socket":
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind("odd.png")
-    elif kind == "device":
-        os.symlink("/dev/zero", "odd.png")
-    else:
-        os.mkfifo("pipe")
-        os.link("pipe", "odd.png") if kind == "pipe" else os.symlink("pipe", "odd.png")
-    with pytest.raises(TaskError, match=r"odd.png is no file") as error:
-        load_folder(tmp_path, ["cat", "dog"], 8)
-    assert "remove it" in one_line(error)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from torch import nn
 from edgewire.task.errors import TaskError
 from edgewire.task.models import build_model
 from edgewire.task.models.parts import MODELS
+from edgewire.task.models.sequences import LSTM, Transformer
 from edgewire.task.models.small import wide_mlp
 from edgewire.task.models.vgg import narrow_vgg16
 from edgewire.task.registry import Registry
@@ -136,6 +137,14 @@ def test_weights_follow_from_the_seed_alone(name):
     assert all(torch.equal(first[key], again[key]) for key in first)
     weights = [key for key in first if first[key].ndim > 1]
     assert not any(torch.equal(first[key], other[key]) for key in weights)
+
+
+@pytest.mark.parametrize("kind", [LSTM, Transformer])
+def test_a_model_of_tokens_can_predict_the_last_one_alone(kind):
+    model, tokens = kind(last=True), torch.arange(10).reshape(2, 5)
+    found = model(tokens)
+    model.last = False
+    torch.testing.assert_close(found, model(tokens)[:, -1])
 
 
 def test_unknown_name_lists_the_names():

@@ -1,6 +1,5 @@
-"""Public data sets' usual layouts: UCI HAR, Speech Commands, LEAF, in tiny files made here."""
+"""Public data sets' usual layouts: UCI HAR, Speech Commands, in tiny files made here."""
 
-import json
 import re
 import wave
 
@@ -10,7 +9,6 @@ import torch
 
 from edgewire.conf.build import data_of, model_of, objective_of
 from edgewire.task.datasets.data import expect_usable
-from edgewire.task.datasets.leaf import CHARACTERS, leaf
 from edgewire.task.datasets.speech_commands import speech_commands
 from edgewire.task.datasets.uci_har import SIGNALS, uci_har
 from edgewire.task.errors import MissingOption, NoData, TaskError
@@ -147,94 +145,6 @@ def test_no_words(words, tmp_path):
         speech_commands(str(words))
 
 
-def write_leaf(folder, part, users, shards=1):
-    (folder / part).mkdir(parents=True, exist_ok=True)
-    for shard in range(shards):
-        names = list(users)[shard::shards]
-        content = {
-            "users": names,
-            "num_samples": [len(users[name][0]) for name in names],
-            "user_data": {name: dict(zip("xy", users[name], strict=True)) for name in names},
-        }
-        path = folder / part / f"all_data_{shard}_niid_0_keep_0_{part}_9.json"
-        path.write_text(json.dumps(content))
-
-
-def test_leaf_s_shakespeare(tmp_path):
-    line = "To be, or not to be--that is the question: Whether 'tis nobler in the mind, to x"
-    assert len(line) == 80
-    train = {
-        "HAMLET": [[line, line[::-1]], ["s", "T"]],
-        "OPHELIA": [[line], ["!"]],
-        "MUTE": [[], []],
-    }
-    write_leaf(tmp_path, "train", train, shards=2)
-    write_leaf(tmp_path, "test", {"OPHELIA": [[line], ["}"]]})
-    data = leaf(str(tmp_path))
-    expect_usable("leaf", data)
-    text = ["".join(CHARACTERS[number] for number in row) for row in data.train.inputs]
-    assert sorted(text) == sorted([line, line, line[::-1]])
-    assert sorted(CHARACTERS[number] for number in data.train.targets) == ["!", "T", "s"]
-    assert (data.test.targets.tolist(), data.classes) == ([79], 80)
-    assert sorted(data.train.groups.tolist()) == [0, 0, 1]
-    assert data.test.groups.tolist() == [1]
-    assert data.prepared(data.train.inputs).dtype == torch.int64
-
-
-def test_leaf_s_femnist(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 784))
-    x = (pixels / 255).tolist()
-    write_leaf(tmp_path, "train", {"f0001_41": [x[:4], [61, 0, 5, 5]], "f0000_14": [x[4:], [7, 8]]})
-    write_leaf(tmp_path, "test", {"f0000_14": [x[:1], [61]]})
-    data = leaf(str(tmp_path))
-    expect_usable("leaf", data)
-    assert (data.image_shape, data.classes) == ((1, 28, 28), 62)
-    np.testing.assert_array_equal(data.train.inputs.reshape(6, 784), pixels)
-    assert data.train.groups.tolist() == [1, 1, 1, 1, 0, 0]
-    assert len(leaf(str(tmp_path), on_device=True).test) == 0
-
-
-def test_leaf_s_other_numbers(tmp_path):
-    users = {name: [[[0.5, -1.5]] * 5, [0.25, 1, 2, 3, 4]] for name in "abcd"}
-    write_leaf(tmp_path, "train", users)
-    data = leaf(str(tmp_path), test_share=0.2)
-    expect_usable("leaf", data)
-    assert (data.classes, data.train.targets.dtype) == (0, torch.float32)
-    assert (len(data.train), len(data.test)) == (16, 4)
-    assert data.train.inputs[0].tolist() == [0.5, -1.5]
-
-
-@pytest.mark.parametrize(
-    "users",
-    [
-        {"a": [["x", "xy"], ["a", "b"]]},
-        {"a": [["x", 3], ["a", "b"]]},
-        {"a": [["é"], ["a"]]},
-        {"a": [["x"], [""]]},
-        {"a": [[[1], [1, 2]], [1, 2]]},
-        {"a": [[[1.0]], [None]]},
-        {"a": [[[1.0], [2.0]], [1]]},
-        {"a": ["x", [1]]},
-        {"a": [[], []]},
-        {},
-    ],
-)
-def test_damaged_files_of_leaf_are_one_line(users, tmp_path):
-    write_leaf(tmp_path, "train", users)
-    with pytest.raises(TaskError) as caught:
-        leaf(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"\xff", b'{"users": ["a"]}', b"[" * 9999])
-def test_what_is_no_file_of_leaf_s_is_one_line(content, tmp_path):
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "x.json").write_bytes(content)
-    with pytest.raises(TaskError, match="LEAF") as caught:
-        leaf(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
 def options_on_the_page():
     """Return the options of each public data set in docs/your-task.md, by its name there."""
     _, page = (ROOT / "docs" / "your-task.md").read_text().split("Presets and models for the")
@@ -245,15 +155,9 @@ def options_on_the_page():
 @pytest.fixture
 def sets(har, words, tmp_path):
     """Return the folder of each public data set."""
-    random, line = np.random.default_rng(0), "To be, or not to be--that is the question: " * 2
-    line = line[:80]
-    images = [[random.random(784).tolist()] * 2, [61, 3]]
-    for part in ("train", "test"):
-        write_leaf(tmp_path / "femnist", part, {"f0": images, "f1": images})
-        write_leaf(tmp_path / "plays", part, {"ROMEO": [[line], ["}"]], "LADY": [[line], ["a"]]})
     (tmp_path / "own.txt").write_text("Bytes up to \u00ff. " * 200)
-    folders = {"UCI HAR": ".", "Speech Commands": ".", "FEMNIST": "femnist", "Shakespeare": "plays"}
-    return {name: tmp_path / each for name, each in {**folders, "your own text": "own.txt"}.items()}
+    folders = {"UCI HAR": ".", "Speech Commands": ".", "your own text": "own.txt"}
+    return {name: tmp_path / each for name, each in folders.items()}
 
 
 def test_the_pages_options_train_a_model(sets, tmp_path):

@@ -16,15 +16,12 @@ class Cutting(OptionGroup):
     """Says where a model is cut into segments. A segment is consecutive layers on one node.
 
     `cuts`: the numbers of the layers with which a new segment begins, or "auto". "auto" chooses the
-    cuts with which the slowest segment is as fast as possible, according to times measured on the
-    server. `segments`: the number of segments for "auto"; None: one for each node. `memory_mb`: the
-    memory limit of a node for "auto", in megabytes: one number, or a list with one number for each
-    segment. Raises `ValueError` for `segments` below 1.
+    cuts with which the largest segment has as few operations as possible. `segments`: the number of
+    segments for "auto"; None: one for each node. Raises `ValueError` for `segments` below 1.
     """
 
     cuts: Any = AUTO
     segments: int | None = None
-    memory_mb: Any = None
 
     def __post_init__(self) -> None:
         if self.segments is not None:

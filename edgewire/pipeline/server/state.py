@@ -38,7 +38,6 @@ class PipelineState(ServerState):
     - `losses`, `errors`: the losses, and the errors of synthetic gradients, since the last
       evaluation.
     - `rates`: the learning rate of each mini-batch.
-    - `cuts`: the layers at which the model is cut.
     """
 
     under_way: list[deque[UnderWay]] = field(default_factory=list)
@@ -53,7 +52,6 @@ class PipelineState(ServerState):
     flow: PipelineScheduleState = field(default_factory=PipelineScheduleState)
     store: StoreState = field(default_factory=StoreState)
     copies: SnapshotsState = field(default_factory=SnapshotsState)
-    cuts: list[int] = field(default_factory=list)
     links: Links = field(default_factory=Links)
     now: float = 0.0  # the grid's `now` when this state was saved
 

@@ -80,7 +80,7 @@ class PipelineStrategy(ParameterServer):
         self.feedback = feedback
         self.segment_every, self.record_every = segment_every, record_every
         self.plan: Plan | None = None
-        self._problem: tuple[Config, Data] | None = None
+        self._config: Config | None = None
 
     @property
     def done(self) -> int:
@@ -99,12 +99,6 @@ class PipelineStrategy(ParameterServer):
                 sent.message_id, sent.reply = LOST if sent.message_id == LOST else "", None
         self.state.holders[:] = [None] * len(self.state.holders)
 
-    def load(self, data: bytes) -> None:
-        """Set a saved state and use its cuts, even if newly measured times suggest other cuts."""
-        super().load(data)
-        if self._problem is not None and self.plan and self.plan.cuts != tuple(self.state.cuts):
-            self.plan = self._plan_of(*self._problem, tuple(self.state.cuts))
-
     def summary(self) -> None:
         """Log the kind of gradients, the schedule and the cuts."""
         what = "synthetic gradients" if self.synthetic else "backpropagation over cuts"
@@ -112,21 +106,14 @@ class PipelineStrategy(ParameterServer):
 
     def cut(self, config: Config, data: Data) -> None:
         """Cut the configured model; raises `TaskError` or `ValueError` if that is not possible."""
-        self.plan, self._problem = self._plan_of(config, data), (config, data)
+        self._config = config
+        modules = self.modules if self.synthetic else None
+        micros = self.flow.micro_batches
+        self.plan = plan_of(config, data, self.cutting, modules, micro_batches=micros)
         self.rates = Rates(config.schedule, config.lr)
         alone = len(self.plan.cuts) == 0
         if not self.synthetic and self.flow.batches_per_message > 1 and not alone:
             raise ValueError("batches_per_message goes with synthetic gradients")
-
-    def _plan_of(self, config: Config, data: Data, cuts: tuple[int, ...] | None = None) -> Plan:
-        return plan_of(
-            config,
-            data,
-            self.cutting,
-            self.modules if self.synthetic else None,
-            micro_batches=self.flow.micro_batches,
-            cuts=cuts,
-        )
 
     def details(self) -> dict[str, Any]:
         """Return the counters that only this strategy adds to each row of `history.jsonl`."""
@@ -146,7 +133,6 @@ class PipelineStrategy(ParameterServer):
         self._warn_of_no_labels()
         work = Dispatcher(self, self.plan, self._ordered(run.grid), run, self.state)
         run.result.arrays = run.arrays
-        self.state.cuts = list(self.plan.cuts)
         if not run.goes_on:
             natives = self.initial.arrays if self.initial else {}
             first = with_natives(flat_record(to_vector(run.arrays)), natives)
@@ -162,9 +148,9 @@ class PipelineStrategy(ParameterServer):
     def _warn_of_no_labels(self) -> None:
         assert self.plan is not None
         wanted = self.synthetic and self.modules.conditioned and len(self.plan.cuts) > 0
-        if not wanted or self.plan.conditioned or self._problem is None:
+        if not wanted or self.plan.conditioned or self._config is None:
             return
-        if is_classifier(objective_of(self._problem[0])):
+        if is_classifier(objective_of(self._config)):
             log.warning("%s, or strategy.conditioned=false", NO_LABELS)
 
     def schedule(

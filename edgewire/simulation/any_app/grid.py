@@ -68,11 +68,6 @@ class GuestGrid(GridWrapper):
         self._driven = False  # whether a thread is advancing the clock; other threads then wait
 
     @property
-    def last_arrival(self) -> float:
-        """The virtual second at which the last known message or reply arrives."""
-        return self._grid.last_arrival
-
-    @property
     def unfetched_bytes(self) -> int:
         """Bytes of the replies that the ServerApp did not get: lost, late or unfetched replies."""
         return self._grid.replied_bytes - self.counts.up_bytes

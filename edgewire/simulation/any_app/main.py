@@ -106,12 +106,10 @@ def main(began: float) -> int:
 def summary(app: App, given: argparse.Namespace, outcome: Outcome, seconds: float) -> str:
     """Return the summary: the app and its nodes, the time and the traffic, one line each."""
     counts = outcome.counts
-    virtual, last = f"{outcome.virtual_seconds:.2f}", f"{outcome.last_arrival:.2f}"
-    later = f"; {last} s until all that was sent is there"
     unfetched = f", {outcome.unfetched_bytes:,} up that the ServerApp never got"
     lines = {
         "app": f"{app.name} {app.version}, {given.nodes} nodes, seed {given.seed}",
-        "virtual": f"{virtual} s, network {given.network}" + (later if last != virtual else ""),
+        "virtual": f"{outcome.virtual_seconds:.2f} s, network {given.network}",
         "messages": f"{counts.sent} sent, {counts.answered} answered, {counts.failed} failed",
         "bytes": f"{counts.down_bytes:,} down, {counts.up_bytes:,} up"
         + (unfetched if outcome.unfetched_bytes else ""),

@@ -31,12 +31,10 @@ from edgewire.task.errors import described
 class Outcome(NamedTuple):
     """The totals of a run: its virtual seconds, and the counts of messages, replies and bytes.
 
-    `last_arrival`: the virtual second at which the last message or reply arrives.
     `unfetched_bytes`: bytes of the replies that the ServerApp did not get.
     """
 
     virtual_seconds: float
-    last_arrival: float
     counts: Counts
     unfetched_bytes: int
 
@@ -80,7 +78,7 @@ def run_app(app: App, *, nodes: int, workers: int, network: Network, seed: int) 
     sys.stdout.flush()  # else each forked process would print the buffer again
     run_local(job, workers=workers)
     grid = grids[0]
-    return Outcome(grid.now, grid.last_arrival, grid.counts, grid.unfetched_bytes)
+    return Outcome(grid.now, grid.counts, grid.unfetched_bytes)
 
 
 @contextmanager

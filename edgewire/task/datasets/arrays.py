@@ -1,9 +1,8 @@
-"""NumPy files: arrays by name, mapped from the file where that is possible."""
+"""NumPy files: arrays by name; those of .npy files are mapped."""
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from edgewire.task.tensors import Tensors, only
 from edgewire.task.transforms import ImageTransform, Standardize
 
 Arrays = Mapping[str, NDArray[Any]]
-LOCAL_HEADER = 30  # bytes before the name of a file in a zip archive
 # Types that torch lacks, or can do little with, and the types that hold their values.
 WIDER = {"u2": "i4", "u4": "i8", "u8": "i8"}
 
@@ -37,9 +35,9 @@ def npz(
 ) -> Data:
     """Return arrays of NumPy files as a data set; each array has a row a sample.
 
-    Arrays in .npy files and in an uncompressed .npz file (`numpy.savez`) are mapped from the file,
-    so that they may be larger than memory. A share of the training rows for testing, and targets of
-    other types than int64 and float32, are copied into memory.
+    Arrays in .npy files are mapped from the file, so that they may be larger than memory. A share
+    of the training rows for testing, and targets of other types than int64 and float32, are copied
+    into memory, and so is an .npz file.
 
     On the device that trains, floats become float32 and integers int64 (tokens).
 
@@ -130,8 +128,9 @@ def _arrays(files: list[Path]) -> Arrays:
     for file in files:
         try:
             if file.name.lower().endswith(".npz"):
-                found |= _mapped_archive(file)
-            else:
+                with np.load(file, allow_pickle=False) as archive:
+                    found |= dict(archive)
+            else:  # copy on write: torch takes writable memory only, and the file must not change
                 found[file.stem] = np.load(file, mmap_mode="c", allow_pickle=False)
         except Exception as error:  # hostile files raise a dozen types
             reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -139,41 +138,6 @@ def _arrays(files: list[Path]) -> Arrays:
                 reason = "it has an array of Python objects: save arrays of numbers or text"
             raise TaskError(f"{shown(file)} cannot be read ({reason})") from error
     return found
-
-
-def _mapped_archive(file: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz file; those that are not compressed are mapped."""
-    found = {}
-    if not zipfile.is_zipfile(file):
-        raise ValueError("it is no .npz archive: write it by numpy.savez")
-    with np.load(file, allow_pickle=False) as archive, file.open("rb") as raw:
-        for entry in archive.zip.infolist():
-            name = entry.filename.removesuffix(".npy")
-            array = None
-            if entry.compress_type == zipfile.ZIP_STORED and name != entry.filename:
-                array = _mapped(file, raw, entry)
-            found[name] = archive[name] if array is None else array
-    return found
-
-
-def _mapped(file: Path, raw: IO[bytes], entry: zipfile.ZipInfo) -> NDArray[Any] | None:
-    """Map an array that lies in an archive as it is; None for one that cannot be mapped."""
-    raw.seek(entry.header_offset)
-    header = raw.read(LOCAL_HEADER)
-    lengths = (int.from_bytes(header[place : place + 2], "little") for place in (26, 28))
-    raw.seek(entry.header_offset + LOCAL_HEADER + sum(lengths))
-    version = np.lib.format.read_magic(raw)
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in readers:
-        return None
-    shape, fortran, dtype = readers[version](raw)
-    if dtype.hasobject or 0 in shape or not shape:
-        return None
-    # Copy on write: torch takes writable memory only, and the file must not change.
-    return np.memmap(file, dtype, "c", raw.tell(), shape, "F" if fortran else "C")
 
 
 def _array(part: Arrays, place: str, name: str, key: str) -> NDArray[Any]:

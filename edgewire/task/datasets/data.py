@@ -1,7 +1,6 @@
 """The types of a data set, and the helpers that its loaders share."""
 
 import http.client
-import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,7 +143,6 @@ def expect_usable(name: str, data: Data, size: int | None = None) -> None:
             _expect_finite(f"{name}: {part}.inputs", split.inputs)
     if isinstance(data.transform, ImageTransform):
         _expect_one_shape(name, data, size)
-        _expect_normalisation(name, data.transform, data.image_shape[0])
     if data.class_names and len(data.class_names) != data.classes:
         raise TaskError(
             f"{name} has {len(data.class_names)} class_names for classes={data.classes}: "
@@ -267,23 +265,6 @@ def _expect_labels(where: str, split: Split, classes: int) -> None:
             f"{where} are from {low} to {high}, and 0 to {classes - 1} is taken with "
             f"classes={classes}: number the classes from 0, or give how many there are"
         )
-
-
-def _expect_normalisation(name: str, transform: ImageTransform, channels: int) -> None:
-    """Check that either every channel has a mean and a deviation, or no channel has them.
-
-    Raises `TaskError` otherwise, or if a mean is not finite, or a deviation not finite and above 0.
-    """
-    mean, std = transform.mean, transform.std
-    if not isinstance(mean, tuple) or not isinstance(std, tuple):
-        raise TaskError(f"{name} has mean={mean}, std={std}: give tuples, a number for a channel")
-    if len(mean) != len(std) or len(mean) not in (0, channels):
-        raise TaskError(
-            f"{name} has {len(mean)} mean and {len(std)} std for {channels} channels: "
-            f"give one of each a channel, or neither to normalise each image by its own"
-        )
-    if not all(math.isfinite(m) and 0 < s < math.inf for m, s in zip(mean, std, strict=True)):
-        raise TaskError(f"{name} has mean={mean}, std={std}: give finite numbers, std above 0")
 
 
 def _times(shape: tuple[int, ...]) -> str:

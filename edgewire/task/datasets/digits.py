@@ -46,15 +46,10 @@ def _rows(folder: Path) -> NDArray[Any]:
     for file in files:
         if file.exists():
             return _read(file)
-    if not is_there(folder):
-        raise TaskError(
-            f"digits not found: it comes with scikit-learn, which is not installed; install it, or "
-            f"copy {FILE} of one that is to {shown(own)}"
-        )
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return np.column_stack([bunch.data, bunch.target])
+    raise TaskError(
+        f"digits not found: install scikit-learn, which has them, or copy {FILE} of a machine with "
+        f"scikit-learn to {shown(own)}"
+    )
 
 
 def _read(file: Path) -> NDArray[Any]:

@@ -31,14 +31,12 @@ def files_of(root: str | None, suffixes: tuple[str, ...]) -> tuple[list[Path], l
 
     Raises:
         NoData: no such file or folder, or a folder without such files.
-        TaskError: files to test on, and none to train on; or a pipe, a device or a socket.
+        TaskError: files to test on, and none to train on.
     """
     path = Path(root or DEFAULT_ROOT).expanduser()
     if path.is_file():
         return [path], []
     if not path.is_dir():
-        if path.exists():
-            raise TaskError(f"{shown(path)} is a pipe, a device or a socket: give a file or folder")
         raise NoData(f"{shown(path)} is neither a file nor a folder: give dataset.root=PATH")
     train, test = (_part(path, name, suffixes) for name in ("train", "test"))
     if test and not train:
@@ -121,14 +119,12 @@ def data_of(
     root: str | None,
     *,
     transform: Callable[[Tensors], Tensors] = unchanged,
-    classes: int | None = None,
     class_names: tuple[str, ...] = (),
 ) -> Data:
     """Return data of a training split and, if there is one, a test split.
 
     `inputs`, `targets`: those of each split. `groups`: each sample's user, writer or sensor, (N,)
     for each split: tensors of their numbers, or arrays of any type; None: there are none.
-    `classes`: how many there are; None: the number of `class_names`.
 
     Without a test split a share of the training samples becomes it. It is drawn, always in the same
     way: of each class, if there are classes. A device's own samples are all for training;
@@ -139,7 +135,6 @@ def data_of(
     """
     if not 0 <= share < 1:
         raise TaskError(f"dataset.test_share={share}: give a share from 0 to below 1")
-    classes = len(class_names) if classes is None else classes
     place = shown(Path(root or DEFAULT_ROOT))
     ids: Sequence[Tensor | None] = [None] * len(inputs)
     if groups is not None:
@@ -154,10 +149,10 @@ def data_of(
     elif tests:
         test = tests[0]
     else:
-        train, test = holdout(train, share, by_class=classes > 0)
+        train, test = holdout(train, share, by_class=bool(class_names))
         if not len(test):
             raise TaskError(f"{place} has too few samples to test on a share of them: add more")
-    return Data(train, test, transform, classes, class_names)
+    return Data(train, test, transform, len(class_names), class_names)
 
 
 def without_samples(split: Split) -> Split:

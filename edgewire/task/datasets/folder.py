@@ -106,8 +106,7 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
         size: side in pixels.
 
     Raises:
-        TaskError: no folder, no image, an unknown class, an image that cannot be read, or a pipe,
-            device or socket with the name of an image.
+        TaskError: no folder, no image, an unknown class, or an image that cannot be read.
     """
     path = Path(path)
     names = sorted(set(classes))
@@ -144,16 +143,8 @@ def load_folder(path: str | Path, classes: Sequence[str], size: int) -> Split:
 
 
 def _is_image(file: Path) -> bool:
-    """Return whether a path is an image file to read; hidden files (macOS's ._x.jpg) are not.
-
-    Raises `TaskError` for a pipe, a device or a socket: reading one may wait for ever.
-    """
-    named = file.suffix.lower() in EXTENSIONS and not file.name.startswith(".")
-    if not named or file.is_dir():
-        return False
-    if file.exists() and not file.is_file():
-        raise TaskError(f"{file} is no file but a pipe, a device or a socket: remove it")
-    return True
+    """Return whether a path is an image file to read; hidden files (macOS's ._x.jpg) are not."""
+    return file.suffix.lower() in EXTENSIONS and not file.name.startswith(".") and file.is_file()
 
 
 def _read(file: Path, size: int) -> NDArray[np.uint8]:

@@ -125,7 +125,6 @@ CASES = {"strategy": STRATEGY, "loop": LOOP, "old": OLD_SERVER}
 @pytest.mark.parametrize("kind", CASES)
 def test_an_app_that_waits_for_missing_nodes_gets_an_error(cli, tmp_path, kind, monkeypatch):
     monkeypatch.setattr(stall, "SECONDS", 0.02)
-    monkeypatch.setattr(stall, "SAID", 0.02)
     server, client = f"waits_{kind}", f"asked_{kind}"
     files = {f"{server}.py": CASES[kind], f"{client}.py": CLIENT}
     app = write(tmp_path / kind, files, f"{server}:app", f"{client}:app")

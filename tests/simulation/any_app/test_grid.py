@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, Message, RecordDict
 from flwr.app.constants import DEFAULT_TTL
 from flwr.common.constant import ErrorCode
 from flwr.supercore.run import Run
@@ -202,27 +202,6 @@ def test_replies_that_never_arrive_are_counted(guest, way):
     whole.send_and_receive(messages(whole, size=SIZE))
     assert whole.unfetched_bytes == 0
     assert grid.unfetched_bytes == whole.counts.up_bytes > NODES * SIZE
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_messages_without_awaited_replies_take_time(guest, workers):
-    """Only the time until the nodes have the messages counts, because no reply is awaited."""
-    grid = guest(Network(**LINK), workers=workers)
-    grid.push_messages(messages(grid, size=SIZE))
-    config = grid.counts.down_bytes / NODES - SIZE
-    assert grid.virtual_seconds == 0
-    assert grid.last_arrival == pytest.approx((SIZE + config) / 1000)
-
-
-def test_a_model_in_a_config_takes_time(guest):
-    """Flower's CatBoost example sends trees in a config; SecAgg+ sends masked vectors in one."""
-    grid = guest(Network(**LINK))
-    content = RecordDict({"c": ConfigRecord({"model": bytes(5000)}), "arrays": ArrayRecord()})
-    grid.send_and_receive([Message(content, 1, "evaluate")])
-    assert grid.counts.down_bytes == len(content["c"].deflate()) > 5000
-    assert 0 < grid.counts.up_bytes < 100  # metrics
-    both = grid.counts.down_bytes + grid.counts.up_bytes
-    assert grid.virtual_seconds == pytest.approx(both / 1000)
 
 
 def all_ended(threads):
