@@ -34,7 +34,6 @@ LIKE = [  # policy, codec, network, options of the server
     *product(["none"], ["topk"], [WAITS], [{"buffer": 3, "sender_exponent": e} for e in (0.5, 1)]),
     *(("global", "dense", Network(waiting=waiting, waiting_seconds=0.5, latency_ms=20), {})
       for waiting in ("exponential", "fixed", "none")),
-    ("global", "dense", WAITS, {"in_flight": 3}),
     ("global", "dense", WAITS, {"downlink": make_codec()}),
 ]  # fmt: skip
 

@@ -47,7 +47,7 @@ def assert_within(federation):
 @pytest.mark.parametrize(
     "options",
     [{}, {"buffer": 3}, {"update": "delta", "mix": True, "server_lr": 0.6},
-     {"update": "delta", "server_lr": 7.0}, {"in_flight": 3}],
+     {"update": "delta", "server_lr": 7.0}],
     ids=str,
 )  # fmt: skip
 def test_asynchronous_statistics_stay_within_the_reported_range(policy, options):
