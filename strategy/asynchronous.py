@@ -17,7 +17,7 @@ from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, 
 from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
-from edgewire.compression.validation import FOREVER, expect_kinds
+from edgewire.compression.validation import FOREVER
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import MeanState, SparseMean, mean_of
 from edgewire.strategy.base import (
@@ -132,7 +132,6 @@ class Asynchronous(ParameterServer):
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
-        expect_kinds(mixing=(mixing, Mixing))
         expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
         if not 0 <= sender_exponent <= 1:
             raise ValueError(f"sender_exponent is from 0 to 1, not {sender_exponent:g}")

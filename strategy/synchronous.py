@@ -27,7 +27,6 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
-from edgewire.compression.validation import expect_kinds
 from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.base import (
@@ -158,11 +157,6 @@ class SparseAveraging(ParameterServer):
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
-        expect_kinds(
-            participation=(participation, Participation),
-            aggregation=(aggregation, Aggregation),
-            planning=(planning, Deadline),
-        )
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if follow not in FOLLOWS:

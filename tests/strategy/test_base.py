@@ -49,9 +49,6 @@ def test_an_option_that_a_strategy_supports_is_accepted(words):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SparseAveraging(participation=0.8), "participation must be a Participation"),
-        (lambda: SparseAveraging(aggregation="median"), "aggregation must be a Aggregation"),
-        (lambda: Asynchronous(mixing=True), "mixing must be a Mixing, not True"),
         (lambda: PipelineStrategy(cutting=[1, 3]), "cutting must be a Cutting"),
         (lambda: PipelineStrategy(flow="async"), "flow must be a Flow, not 'async'"),
     ],

@@ -14,7 +14,6 @@ from edgewire.compression.flower.replica import Replica
 from edgewire.conf.load import run_config
 from edgewire.simulation.clock import VirtualClock
 from edgewire.strategy.aggregation import MeanState
-from edgewire.strategy.asynchronous import Asynchronous, Mixing
 from edgewire.strategy.collector import RoundCollectorState
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.serialization import StateError, from_bytes, to_bytes
@@ -126,14 +125,6 @@ def test_an_array_that_occurs_twice_is_shared_again_after_loading():
     assert found.dense
     empty = from_bytes(RoundCollectorState, to_bytes(RoundCollectorState()))
     assert empty == RoundCollectorState()
-
-
-def test_a_state_is_refused_if_options_differ_from_the_saved_ones():
-    saved = Asynchronous(pushes=9, mixing=Mixing(mix=True), update="delta").save()
-    # the number of pushes may differ
-    Asynchronous(pushes=99, mixing=Mixing(mix=True), update="delta").load(saved)
-    with pytest.raises(StateError, match=r"of a strategy with update='delta', .*mix=True"):
-        Asynchronous(pushes=9).load(saved)
 
 
 @pytest.mark.parametrize("head", [b"5", b"null", b"[1]", b"[" * 100_000])
