@@ -9,7 +9,7 @@ import pytest
 from edgewire.compression.base import PayloadError
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import DeviceClass, Network
-from edgewire.simulation.clock import NEVER, VirtualClock
+from edgewire.simulation.clock import VirtualClock
 from edgewire.strategy.staleness import Global
 from tests.local_runs import local_run
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
@@ -118,33 +118,6 @@ def test_a_time_out_shorter_than_any_reply_ends_the_run():
     said = r"20 failures in a row of every node: .* in time \(timeout=0.5\)"
     with pytest.raises(PayloadError, match=said):
         federation.push(60, timeout=0.5)
-
-
-def test_a_node_with_a_new_message_also_loses_its_memory():
-    network = Network(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
-    begun, answers, crashes = [], [], 0
-
-    def reply(key, answer):
-        begun.append(bool(federation.pool.states()))
-        return answer
-
-    federation = Federation(
-        Trainer(steps=at_once, **CODECS["topk"]), network, nodes=1, seed=3, reply=reply
-    )
-    answered = federation.clock.answer
-
-    def noting(task, steps, up):
-        nonlocal crashes
-        answers.append((crashes - task.life, answered(task, steps, up)))
-        arrival = answers[-1][1]
-        crashes += task.crashes and arrival < NEVER
-        return arrival
-
-    federation.clock.answer = noting
-    federation.push(40, timeout=5.0)
-    assert sum(arrival < NEVER for _, arrival in answers) >= 40
-    assert {behind for behind, arrival in answers if arrival < NEVER} == {0}
-    assert begun.count(False) == crashes + 1 > 3
 
 
 def test_an_unusable_reply_is_counted_and_its_node_asked_again(caplog):
