@@ -77,10 +77,10 @@ class Trainer:
         self.trained = trained_entries(self.layout)
         vectors = vectors_of(config, self.local, self.layout)
         initial = Initial(self.flat.natives(), vectors=vectors)
-        # With several messages in flight, no reply waits for the fate of the one before it.
-        pending = self.local.pending and config.strategy.get("in_flight", 1) == 1
         state = to_array(self.flat.state)
-        self.uplink = uplink_of(config, self.layout, initial, state, LOCAL if pending else "")
+        self.uplink = uplink_of(
+            config, self.layout, initial, state, LOCAL if self.local.pending else ""
+        )
         self._vectors: Arrays = vectors.zeros  # those that the last training reports
 
     def update(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import field, fields
-from operator import le, lt
+from operator import ge, le, lt
 from typing import Any
 
 LARGEST = (1 << 63) - 1  # the largest integer that libraries accept
+SIDES = (("at_least", "of at least", le), ("above", "above", lt), ("at_most", "of at most", ge))
 
 
 def bounded(default: Any, **bounds: Any) -> Any:
     """Declare a field with a default and bounds, which `expect_within_bounds` checks.
 
-    `at_least`: the smallest allowed value. `below`, `above`: values must stay below, or exceed it.
-    `one_of`: the allowed values.
+    `at_least`, `at_most`: the smallest and the largest allowed value. `below`, `above`: values must
+    stay below, or exceed it. `one_of`: the allowed values.
     """
     return field(default=default, metadata=bounds)
 
@@ -32,7 +33,7 @@ def expect_within_bounds(prefix: str, node: Any) -> None:
         if "one_of" in bounds and value not in bounds["one_of"]:
             raise ValueError(f"{key} must be one of {', '.join(bounds['one_of'])}, not {value}")
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        for name, words, fits in (("at_least", "of at least", le), ("above", "above", lt)):
+        for name, words, fits in SIDES:
             if name in bounds and not (number and fits(bounds[name], value) and value < math.inf):
                 raise ValueError(f"{key} must be a number {words} {bounds[name]:g}, not {value!r}")
         below = bounds.get("below", LARGEST + 1 if isinstance(value, int) else math.inf)
@@ -46,6 +47,10 @@ class OptionGroup:
     The constructor takes the whole group, as in
     `SparseAveraging(participation=Participation(quorum=0.8))`. The YAML file and the command line
     take the group's fields as options of the class itself, as in `strategy.quorum=0.8`. Only the
-    dataclass declares a field's type. It checks values in `__post_init__`, and raises `ValueError`.
-    Its defaults are those of Python code; the YAML file of a strategy lists the defaults of a run.
+    dataclass declares a field's type and bounds. A value outside of them raises `ValueError`. Its
+    defaults are those of Python code; the YAML file of a strategy lists the defaults of a run.
     """
+
+    def __post_init__(self) -> None:
+        """Check the fields' bounds."""
+        expect_within_bounds("", self)

@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, QFedAvg,
 
 from edgewire.compression.codec import Codec
 from edgewire.compression.flower.server.statistics_averaging import ROBUST, wrapped
-from edgewire.compression.layout import Layout
 from edgewire.compression.validation import FOREVER
 from edgewire.conf.schema import Config, ConfigError
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # these modules import torch
 KRUM, BULYAN, MORE = 2, 4, 3
 LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # Flower waits for these
 MEDIAN = 3  # the fewest updates of which a median leaves some out
-SOME = Layout(("weight",), ((2, 2),), ("float32",))  # any layout, to ask if a codec has a residual
 ENTROPY = "give compression.coder=entropy downlink.coder=entropy"
 Rows = dict[str, Any]  # by the error's text, a condition that is true if the choice is refused
 
@@ -302,17 +300,13 @@ def _momenta(c: Choice, s: Any) -> Rows:
 
 
 def _asynchronous(c: Choice, s: Any) -> Rows:
-    delta, mixing, several = s.update == "delta", s.mixing, s.sending.in_flight > 1
+    delta, mixing = s.update == "delta", s.mixing
     return {
         f"strategy: buffer={s.buffer} is never full with pushes={s.pushes}": s.buffer > s.pushes,
         "strategy: sender_exponent is from 0 to 1, and a value above 0 goes with a buffer above 1, "
         f"not {s.sender_exponent:g} with buffer={s.buffer}": s.sender_exponent and s.buffer == 1,
         "strategy: mix goes with update=delta, buffer=1 and a server_lr of at most 1": mixing.mix
         and (not delta or s.buffer > 1 or s.server_lr > 1),
-        "strategy: in_flight above 1 goes with downlink=full: a node keeps one version": several
-        and not c.exact_down,
-        "strategy: in_flight above 1 goes with methods that keep no memory": several
-        and c.uplink.memory_bytes(SOME),
         **_updates(c, s),
     }
 

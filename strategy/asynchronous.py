@@ -1,7 +1,6 @@
 """An asynchronous parameter server: it applies each update on arrival, scaled by staleness."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from logging import getLogger
@@ -18,8 +17,8 @@ from edgewire.compression.flower.headers import EXAMPLES, LOSS, DownlinkHeader, 
 from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.server.inbox import ReceivedUpdate
 from edgewire.compression.flower.server.version_tracker import ModelUpdate
-from edgewire.compression.validation import FOREVER, expect_kinds
-from edgewire.conf.option_group import OptionGroup
+from edgewire.compression.validation import FOREVER
+from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import MeanState, SparseMean, mean_of
 from edgewire.strategy.base import (
     FLOWER,
@@ -34,7 +33,7 @@ from edgewire.strategy.collector import Stragglers, StragglersState
 from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import ModelState, Server
-from edgewire.strategy.staleness import Counted, Ignored, Seen, Staleness
+from edgewire.strategy.staleness import Counted, Counts, Ignored, Staleness
 from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
@@ -48,7 +47,7 @@ class Sent(NamedTuple):
     number: int  # the count of messages to the node, from 1
     when: float  # when it was sent, by the grid's `now`
     version: int  # the version of the model in the message
-    seen: Seen | None  # the staleness policy's data about the time of sending
+    seen: Counts | None  # the staleness policy's data about the time of sending
     model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
     statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 
@@ -83,35 +82,11 @@ class Mixing(OptionGroup):
 
     `mix`: True for x = (1 - a) x + a y, where x is the server's model, y is the node's model, and a
     is `server_lr` times the staleness factor. `proximal_mu`: the paper's rho. Each node adds
-    rho / 2 |y - x_sent|^2 to its loss, where x_sent is the model that the node received. Raises
-    `ValueError` for a `proximal_mu` below 0.
+    rho / 2 |y - x_sent|^2 to its loss, where x_sent is the model that the node received.
     """
 
     mix: bool = False
-    proximal_mu: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.proximal_mu < math.inf:
-            raise ValueError("proximal_mu, a number of at least 0, goes with update=delta")
-
-
-@dataclass(frozen=True)
-class Sending(OptionGroup):
-    """Limits how many messages a node gets.
-
-    `in_flight`: how many messages a node may have that it has not replied to. Above 1, a node can
-    train while its reply is sent. `most`: the server pauses a node after it has sent this node more
-    than `most` times the median number of messages. So a node that replies very fast does not train
-    the model alone. None: no pauses. Raises `ValueError` for numbers below 1.
-    """
-
-    in_flight: int = 1
-    most: float | None = None
-
-    def __post_init__(self) -> None:
-        expect_positive(in_flight=self.in_flight)
-        if self.most is not None and not self.most >= 1:
-            raise ValueError(f"most must be a number of at least 1, or null, not {self.most!r}")
+    proximal_mu: float = bounded(0.0, at_least=0)
 
 
 class Asynchronous(ParameterServer):
@@ -126,10 +101,11 @@ class Asynchronous(ParameterServer):
     updates whose mean the server applies in one step (K in FedBuff, Nguyen et al. 2022, Algorithm
     1). If it is above 1, staleness counts steps and not updates. Updates that are still in the
     buffer at the end are not used. `sender_exponent`: an entry of the buffer's mean is multiplied
-    by (buffer / updates that hold it)^`sender_exponent`, as `SparseMean` says. `sending`: how many
-    messages a node gets. With a downlink codec in `codecs`, a node gets the change since the
-    version of the model that the node has confirmed. The next change also corrects the error of
-    this encoding.
+    by (buffer / updates that hold it)^`sender_exponent`, as `SparseMean` says. `most`: the server
+    pauses a node after it has sent this node more than `most` times the median number of messages.
+    So a node that replies very fast does not train the model alone. None: no pauses. With a
+    downlink codec in `codecs`, a node gets the change since the version of the model that the node
+    has confirmed. The next change also corrects the error of this encoding.
 
     The run ends after `pushes` replies, used or not. The server calls `evaluate_fn` after every
     `record_every` pushes. If a node does not reply within the timeout, the server sends it a new
@@ -151,21 +127,22 @@ class Asynchronous(ParameterServer):
         mixing: Mixing = Mixing(),
         buffer: int = 1,
         sender_exponent: float = 0.0,
-        sending: Sending = Sending(),
+        most: float | None = None,
         record_every: int = 1,
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
-        expect_kinds(mixing=(mixing, Mixing), sending=(sending, Sending))
         expect_positive(pushes=pushes, buffer=buffer, record_every=record_every)
         if not 0 <= sender_exponent <= 1:
             raise ValueError(f"sender_exponent is from 0 to 1, not {sender_exponent:g}")
+        if most is not None and not most >= 1:
+            raise ValueError(f"most must be a number of at least 1, or null, not {most!r}")
         if not isinstance(staleness, Staleness):
             raise ValueError(
                 "staleness is chosen by strategy/staleness=none, global, polynomial, per_parameter"
             )
         self.pushes, self.staleness, self.mixing, self.buffer = pushes, staleness, mixing, buffer
-        self.sending, self.record_every = sending, record_every
+        self.most, self.record_every = most, record_every
         self.sender_exponent = float(sender_exponent)
 
     @property
@@ -234,8 +211,7 @@ class Pushes(Server):
         super().__init__(strategy, grid, initial_arrays, state, SGD(), [LOSS])
         self._mean = SparseMean(self.reported.trained, state.mean, strategy.sender_exponent)
         self._late = Stragglers(grid, state.late)
-        most, failures = strategy.sending.most, strategy.failures
-        self._scheduler = BackoffScheduler(most, failures, state.scheduler)
+        self._scheduler = BackoffScheduler(strategy.most, strategy.failures, state.scheduler)
         self._staleness = strategy.staleness
         self._staleness.start(self.layout.size, state.counted)
 
@@ -303,13 +279,11 @@ class Pushes(Server):
                 self._scheduler.remove(sent.node)
                 state.next_look = min(state.next_look, grid.next_look)
         if grid.now >= state.next_look:
-            under_way = Counter(sent.node for sent in state.flight.values())
             here = grid.get_node_ids()
             if gone := self.session.gone(lambda: here):
                 self._forget(gone)
             for node in self._scheduler.add(here):
-                for _ in range(self._strategy.sending.in_flight - under_way[node]):
-                    self._send(node)
+                self._send(node)
             state.next_look = grid.next_look
 
     def _forget(self, nodes: set[int]) -> None:

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -24,24 +24,12 @@ from edgewire.compression.flower.server.failure_policy import (
 )
 from edgewire.compression.flower.server.inbox import NOT_OPEN
 from edgewire.compression.screening import Screening
-from edgewire.conf.option_group import OptionGroup
 from edgewire.conf.schema import Config
 from edgewire.strategy.ordered_grid import OrderedGrid
-from edgewire.strategy.run.serialization import PLAIN, from_bytes, to_bytes
+from edgewire.strategy.run.serialization import from_bytes, to_bytes
 
 UPDATES = ("gradient", "delta")
 STEP_MESSAGE = "train.step"  # the message type of these strategies
-FREE = (
-    "state",
-    "failures",
-    "initial",
-    "pushes",
-    "record_every",
-    "evaluate_metrics",
-    "on_state_complete",
-    "plan",
-    "rates",
-)
 log = getLogger("edgewire")
 FLOWER = getLogger("flwr")  # `flwr run --stream` shows this logger's messages
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -155,18 +143,14 @@ class RunStrategy(Strategy):
 
     def save(self) -> bytes:
         """Return the state as bytes; raises `TypeError` for a value that cannot be saved."""
-        return to_bytes(self.state, self._options())
+        return to_bytes(self.state)
 
     def load(self, data: bytes) -> None:
         """Set the state to a saved one; the next `start` resumes from it.
 
-        Raises `StateError` for a state of another strategy, and for one saved with other options.
+        Raises `StateError` for a state of another class. The options must be the same.
         """
-        self.state, self._goes_on = from_bytes(self.State, data, self._options()), True
-
-    @abstractmethod
-    def _options(self) -> dict[str, str]:
-        """Return the options that must be the same when a state is saved and loaded."""
+        self.state, self._goes_on = from_bytes(self.State, data), True
 
     def start(
         self,
@@ -261,23 +245,6 @@ class ParameterServer(RunStrategy):
     def train_metrics(self) -> dict[str, float] | None:
         """The means of the nodes' newest training metrics; None before the first reply."""
         return self.state.train_metrics
-
-    def _options(self) -> dict[str, str]:
-        """Return the strategy's options that must be the same when a state is saved and loaded.
-
-        The length of the run may differ.
-        """
-        found = {}
-        options = dict(vars(self))
-        for name, value in vars(self).items():
-            if isinstance(value, OptionGroup | Codecs):
-                options |= vars(options.pop(name))
-        for name, value in options.items():
-            if name in FREE or name.startswith("_"):
-                continue
-            plain = isinstance(value, PLAIN) or is_dataclass(value)
-            found[name] = repr(value) if plain else type(value).__name__
-        return found
 
     def _ordered(self, grid: Grid) -> OrderedGrid:
         """Return the grid in the nodes' order; it refuses replies to messages that are not open."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.option_group import OptionGroup, bounded
 
 MEASUREMENTS = 8  # the newest replies of a node that its times are estimated from
 SAFETY = 0.9  # the share of the deadline that is planned, because times vary
@@ -55,25 +55,13 @@ class Deadline(OptionGroup):
     node that cannot reply in time with one step and the least density is late. A round ends as
     `Participation` says. `least_factor`, `most_factor`: bounds of the factor by which the server
     multiplies the density of a node's sparsifier. `most_bits`: how many bits per value a node's
-    quantizer may take more, once the density is the largest. Raises `ValueError` for a deadline
-    that is not above 0, for bounds that do not hold 1, and for fewer bits than 0.
+    quantizer may take more, once the density is the largest.
     """
 
-    deadline: float | None = None
-    least_factor: float = 0.125
-    most_factor: float = 1.0
-    most_bits: int = 0
-
-    def __post_init__(self) -> None:
-        if self.deadline is not None and not 0 < self.deadline < math.inf:
-            raise ValueError(f"deadline must be seconds above 0, or null, not {self.deadline:g}")
-        if not 0 < self.least_factor <= 1 <= self.most_factor < math.inf:
-            raise ValueError(
-                "least_factor must be above 0, at most 1, and most_factor at least 1; "
-                f"they are {self.least_factor:g} and {self.most_factor:g}"
-            )
-        if self.most_bits < 0:
-            raise ValueError(f"most_bits must be at least 0, not {self.most_bits}")
+    deadline: float | None = bounded(None, above=0)
+    least_factor: float = bounded(0.125, above=0, at_most=1)
+    most_factor: float = bounded(1.0, at_least=1)
+    most_bits: int = bounded(0, at_least=0)
 
 
 @dataclass

@@ -168,13 +168,6 @@ class Federated(RunStrategy, StatisticsAveraging):
         """
         self.state.grid.session.go_back(back)
 
-    def _options(self) -> dict[str, str]:
-        """Return the classes of the strategy and of those that it wraps.
-
-        A state can be loaded only if it was saved with the same classes.
-        """
-        return {"strategy": " of ".join(type(each).__name__ for each in wrapped(self.strategy))}
-
     def _train(self, run: Started) -> None:
         """Run the strategy's rounds with a flat model."""
         initial, state = self.initial or NONE, self.state

@@ -45,6 +45,8 @@ class RobustMean:
         added, self._added = self._added, []
         sets = [indices for indices, _ in added if indices is not None]
         union = np.unique(np.concatenate(sets)) if len(sets) == len(added) else None
+        if union is not None:  # the columns of the table are the entries of the union
+            added = [(np.searchsorted(union, i).astype(np.uint32), v) for i, v in added]
         count = self._size if union is None else len(union)
         result = np.empty(count, dtype=np.float32)
         # The table has a row per node and a column per coordinate, for _COLUMNS coordinates at a
@@ -52,8 +54,12 @@ class RobustMean:
         for first in range(0, count, _COLUMNS):
             last = min(first + _COLUMNS, count)
             table = np.full((len(added), last - first), self._fill, dtype=np.float32)
-            for row, (indices, values) in zip(table, added, strict=True):
-                _put(row, indices, values, union, first, last)
+            for row, (columns, values) in zip(table, added, strict=True):
+                if columns is None:
+                    row[:] = values[first:last]
+                else:
+                    low, high = find(columns, (first, last))
+                    row[columns[low:high] - first] = values[low:high]
             result[first:last] = self._middle(table)
         missing = np.isnan(result)
         if union is None or not missing.any():
@@ -83,22 +89,3 @@ class RobustMean:
         total = np.where(inside, table, 0).sum(axis=0, dtype=np.float64)
         count = np.where(there < needed, np.nan, np.maximum(inside.sum(axis=0), 1))
         return np.asarray(total / count, dtype=np.float32)
-
-
-def _put(
-    row: NDArray[np.float32],
-    indices: Indices | None,
-    values: Vector,
-    union: Indices | None,
-    first: int,
-    last: int,
-) -> None:
-    """Write an update's values for the columns `first` to `last` of the union into `row`."""
-    if indices is None:
-        row[:] = values[first:last] if union is None else values[union[first:last]]
-        return
-    start, stop = (first, last) if union is None else (int(union[first]), int(union[last - 1]) + 1)
-    low, high = find(indices, (start, stop))
-    here = indices[low:high]
-    places = here - first if union is None else np.searchsorted(union[first:last], here)
-    row[places] = values[low:high]

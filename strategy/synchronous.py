@@ -27,8 +27,7 @@ from edgewire.compression.flower.headers import (
 from edgewire.compression.flower.message_size import size_of
 from edgewire.compression.flower.records import values_of
 from edgewire.compression.flower.server.inbox import ReceivedUpdate, count_received
-from edgewire.compression.validation import expect_kinds
-from edgewire.conf.option_group import OptionGroup
+from edgewire.conf.option_group import OptionGroup, bounded
 from edgewire.strategy.aggregation import SparseMean
 from edgewire.strategy.base import (
     FLOWER,
@@ -45,7 +44,7 @@ from edgewire.strategy.robust_aggregation import ABSENT, KINDS, RobustMean
 from edgewire.strategy.server import ModelState, Server
 from edgewire.task.optimizers import SGD, ServerOptimizer
 
-WEIGHTS = (None, EXAMPLES, STEPS)  # None, or metrics that every node reports
+WEIGHTS = (EXAMPLES, STEPS)  # metrics that every node reports
 FOLLOWS = ("steps", "differences", "weights")  # how nodes get the newest model
 PLAIN_SGD = SGD()
 NO_DEADLINE = Deadline()
@@ -74,21 +73,12 @@ class Participation(OptionGroup):
     In each round the server selects the share `fraction_train` of the nodes at random, but at least
     `min_train_nodes`. The round ends when the share `quorum` of these nodes have replied, or at the
     timeout. The server does not apply an update that arrives later. If the method has a residual,
-    the node adds this update back to its residual. Raises `ValueError` for a `quorum` outside (0,
-    1], a `fraction_train` outside [0, 1], and a negative `min_train_nodes`.
+    the node adds this update back to its residual.
     """
 
-    fraction_train: float = 1.0
-    min_train_nodes: int = 1
-    quorum: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.fraction_train <= 1:
-            raise ValueError(f"fraction_train must be between 0 and 1, not {self.fraction_train:g}")
-        if self.min_train_nodes < 0:
-            raise ValueError(f"min_train_nodes must be at least 0, not {self.min_train_nodes}")
-        if not 0 < self.quorum <= 1:
-            raise ValueError(f"quorum must be a share above 0, at most 1, not {self.quorum:g}")
+    fraction_train: float = bounded(1.0, at_least=0, at_most=1)
+    min_train_nodes: int = bounded(1, at_least=0)
+    quorum: float = bounded(1.0, above=0, at_most=1)
 
     def drawn(self, nodes: int) -> int:
         """Return how many of so many nodes train in a round."""
@@ -106,29 +96,19 @@ class Aggregation(OptionGroup):
     `weighted_by_key`: the metric with a node's weight in the mean; None: equal weights. `mean`:
     "mean", "median" or "trimmed". With a median or a trimmed mean, a few bad nodes have little
     influence. `trim`, `absent`: the parameters of `RobustMean`, which computes both.
-    `sender_exponent`: of `SparseMean`, from 0 to 1; only for `mean="mean"`. Raises `ValueError` for
-    other values.
+    `sender_exponent`: of `SparseMean`; only for `mean="mean"`.
     """
 
-    weighted_by_key: str | None = None
-    mean: str = "mean"
-    trim: float = 0.2
-    absent: str = "zero"
-    sender_exponent: float = 0.0
+    weighted_by_key: str | None = bounded(None, one_of=WEIGHTS)
+    mean: str = bounded("mean", one_of=KINDS)
+    trim: float = bounded(0.2, at_least=0, below=0.5)
+    absent: str = bounded("zero", one_of=ABSENT)
+    sender_exponent: float = bounded(0.0, at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
-        if self.mean not in KINDS:
-            raise ValueError(f"mean must be one of {', '.join(KINDS)}, not {self.mean!r}")
-        if not 0 <= self.trim < 0.5:
-            raise ValueError(f"trim must be a share of at least 0, below 0.5, not {self.trim:g}")
-        if self.absent not in ABSENT:
-            raise ValueError(f"absent must be one of {', '.join(ABSENT)}, not {self.absent!r}")
-        if not 0 <= self.sender_exponent <= 1:
-            raise ValueError(f"sender_exponent must be from 0 to 1, not {self.sender_exponent:g}")
+        super().__post_init__()
         if self.sender_exponent and self.mean != "mean":
             raise ValueError(f"sender_exponent does not go with mean={self.mean}: give absent=")
-        if self.weighted_by_key not in WEIGHTS:
-            raise ValueError(f"weighted_by_key must be null or one of {', '.join(WEIGHTS[1:])}")
 
 
 class SparseAveraging(ParameterServer):
@@ -177,11 +157,6 @@ class SparseAveraging(ParameterServer):
         codecs: Codecs = NO_CODECS,
     ) -> None:
         super().__init__(update, server_lr, codecs)
-        expect_kinds(
-            participation=(participation, Participation),
-            aggregation=(aggregation, Aggregation),
-            planning=(planning, Deadline),
-        )
         if verify_every < 0:
             raise ValueError(f"verify_every must be 0 (never) or more, not {verify_every}")
         if follow not in FOLLOWS:

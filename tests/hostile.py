@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 
 from edgewire.client.app import app as honest
 from edgewire.client.node import node_of
@@ -361,13 +360,3 @@ def all_in_turn() -> Callable[[Message, Context], Message]:
         return attacks[count % len(attacks)](message, reply, context)
 
     return app_with(attack)
-
-
-class AllInTurn(ClientApp):
-    """The app of `all_in_turn`, for engines that load an app from its folder."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        return all_in_turn()(message, context)
-
-
-app = AllInTurn()

@@ -4,17 +4,13 @@
 """
 
 import json
-import re
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from edgewire.compression.batchnorm import COUNT, own_name
-from edgewire.conf.load import run_config
 from edgewire.conf.network import Network
-from edgewire.engines.ray import run_on_ray
-from edgewire.machine.job import Job
 from edgewire.task.models.parts import MODELS
 from tests.hostile import (
     ATTACKS,
@@ -28,7 +24,7 @@ from tests.hostile import (
     header,
 )
 from tests.local_runs import local_run
-from tests.runs import ROOT, composed, history_of, result_of
+from tests.runs import history_of, result_of
 from tests.zoo import makers
 
 IN_TURN = {
@@ -183,21 +179,15 @@ def test_no_attack_spoils_an_asynchronous_model(algorithm, attack, tmp_path):
      ("its first reply for ever", 2), ("gradients refused", 3), ("another method's payload", 1)],
 )  # fmt: skip
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
-def test_a_malicious_node_of_a_cut_model_can_be_replaced(algorithm, attack, bad, tmp_path):
+def test_a_malicious_node_of_a_cut_model_can_be_replaced(algorithm, attack, bad, tmp_path, caplog):
     words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=20", "eval_every=20"]
     app = app_with(ATTACKS[attack], bad)
     result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
     expect_unspoiled(tmp_path, result, weights)
-    assert result["failures"] > 0 or attack == "gradients refused"
-
-
-def test_a_node_that_falsely_accuses_its_neighbour_loses_its_segment(tmp_path, caplog):
-    words = ["algorithm=synthetic_gradients", "strategy.segments=4", "rounds=20", "eval_every=20"]
-    app = app_with(ATTACKS["gradients refused"])
-    result, weights = trained(tmp_path, *words, "batch_size=64", client_app=app)
-    expect_unspoiled(tmp_path, result, weights)
-    assert "takes over from 1" in caplog.text
-    assert caplog.text.count("takes over") <= 2
+    if attack == "gradients refused":  # it accuses its neighbour falsely
+        assert caplog.text.count("takes over") <= 2
+    else:
+        assert result["failures"] > 0
 
 
 @pytest.mark.parametrize("algorithm", ["adacomp", "fedasync"])
@@ -215,68 +205,3 @@ def test_a_log_entry_from_a_node_is_one_short_line(tmp_path, caplog):
     lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert len(lines) == 2  # one a run: a node that fails again for the same reason is not logged
     assert all(len(line) < 500 and line.isprintable() for line in lines)
-
-
-ON_RAY = """import edgewire.strategy.app
-import tests.hostile
-from flwr.clientapp import ClientApp
-
-
-def register():
-    from edgewire.task.models.parts import MODELS
-    from tests.zoo import makers
-
-    MODELS.members.update(makers())
-
-
-class Nodes(ClientApp):
-    def __call__(self, message, context):
-        register()  # at each message: Flower loads our modules anew
-        return tests.hostile.app(message, context)
-
-
-register()
-server = edgewire.strategy.app.app
-nodes = Nodes()
-"""
-
-
-@pytest.mark.system
-def test_attacks_on_ray_give_the_same_run_as_locally(tmp_path, monkeypatch, left_over):
-    """A run under attack is equal on Ray, which moves nodes' states between processes.
-
-    The model has all kinds of state, because Ray's processes get messages of all nodes in any
-    order.
-    """
-    for name, make in makers().items():
-        monkeypatch.setitem(MODELS.members, name, make)
-    rounds = len(ATTACKS) + 1
-    words = [*IN_TURN["esgd"], "strategy/optimizer=momentum", "lr=0.01", "nodes=5"]
-    words += ["strategy.fraction_train=0.8", "strategy.verify_every=4"]
-    words += ["model=mlp", "model.name=zoo_all", f"rounds={rounds}", "eval_every=1"]
-    here, there = tmp_path / "local", tmp_path / "ray"
-    local, weights = trained(here, *words, client_app=all_in_turn())
-    (there / "app").mkdir(parents=True)
-    (there / "app" / "bad.py").write_text(ON_RAY)
-    about = (ROOT / "pyproject.toml").read_text()
-    about = about.replace("edgewire.server_app:app", "bad:server").replace(
-        "edgewire.client_app:app", "bad:nodes"
-    )
-    about = re.sub("fab-include = .*", "", about)
-    (there / "app" / "pyproject.toml").write_text(about)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    values = run_config(composed("dataset=digits", *words), str(there))
-    run_on_ray(Job(there / "app", values, 5, there))
-    assert not result_of(there)["diverged"]
-    assert local["failures"] > len(ATTACKS) / 2
-    for key in ("client_updates", "failures", "loss", "accuracy", "downlink_bytes", "uplink_bytes"):
-        (*first, last), (*expected, end) = (
-            [row[key] for row in history_of(folder)] for folder in (there, here)
-        )
-        assert first == expected
-        # After the bad node's error, in the last round but one, its state differs between engines.
-        assert last == end or key == "uplink_bytes"
-    ray = load_file(there / "model.safetensors")
-    assert ray.keys() == weights.keys()
-    assert all(torch.equal(ray[name], tensor) for name, tensor in weights.items())
-    assert left_over() == []

@@ -89,24 +89,6 @@ def test_imports_have_no_cycles():
     assert circle(graph) is None
 
 
-@pytest.mark.parametrize("late", ["def f():\n    ", "", "if TYPE_CHECKING:\n    "])
-def test_a_cycle_is_found_wherever_it_closes(late, tmp_path):
-    (tmp_path / "p" / "q").mkdir(parents=True)
-    for name, text in {
-        "__init__": "from .a import x",
-        "a": "from p.q import b\nfrom math import inf",
-        "q/__init__": "",
-        "q/b": "from . import c",
-        "q/c": f"{late}from ..a import x",
-    }.items():
-        (tmp_path / "p" / f"{name}.py").write_text(text)
-    graph = imports(tmp_path / "p", tmp_path)
-    assert graph["p"] == {"p.a"}
-    assert set(circle(graph)) == {"p.a", "p.q.b", "p.q.c"}
-    (tmp_path / "p" / "q" / "c.py").write_text("")
-    assert circle(imports(tmp_path / "p", tmp_path)) is None
-
-
 @pytest.mark.parametrize("package", KNOWS)
 def test_a_package_imports_only_what_it_may(package):
     names = {name for found in imports(HOME / package).values() for name in found}

@@ -200,7 +200,7 @@ def test_vectors_are_counted_and_compressed_if_asked(tmp_path):
     "words",
     [
         *STRATEGIES.values(),
-        ["algorithm=fedbuff", "strategy.pushes=40", "strategy.in_flight=1"],
+        ["algorithm=fedbuff", "strategy.pushes=40"],
         ["algorithm=fedasync", "strategy.pushes=12", "strategy.proximal_mu=0"],
     ],
     ids=[*STRATEGIES, "buffered", "asynchronous"],

@@ -14,7 +14,7 @@ from tests import fork_server
 from tests.conf.hostile import plain
 from tests.deploy.processes import eventually
 from tests.deploy.servers import Field
-from tests.own_package import FILES, written
+from tests.own_package import written
 from tests.runs import ROOT, model_bytes, result_of
 
 # It calls the command for each list of words, and prints exit codes and standard error as JSON.
@@ -49,12 +49,6 @@ def own(tmp_path):
         return done.returncode, done.stderr, folder
 
     return call
-
-
-def test_the_package_is_small():
-    code, *yaml = ([line for line in text.splitlines() if line.strip()] for text in FILES.values())
-    assert len(code) <= 40
-    assert sum(map(len, yaml)) <= 10
 
 
 WRONG = {

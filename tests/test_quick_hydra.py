@@ -40,17 +40,3 @@ def test_the_faster_composition_equals_hydras(words, monkeypatch):
     for where, name, value in PLAIN:
         monkeypatch.setattr(where, name, value)
     assert made(words) == quick
-
-
-def test_a_file_that_changes_elsewhere_is_read_again(tmp_path):
-    for name in ("one/b", "two/b"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / f"{name}.yaml").write_text("value: 3\n")
-    for value in (1, 2):
-        (tmp_path / "config.yaml").write_text(
-            f"defaults:\n  - two: b\n  - one: ${{two}}\n  - _self_\na: {value}\n"
-        )
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(tmp_path), version_base="1.3"):
-            found = compose("config")
-        assert found == {"a": value, "one": {"value": 3}, "two": {"value": 3}}

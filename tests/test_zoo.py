@@ -1,7 +1,4 @@
-"""A model's whole state is sent or constant: no state remains in a process after a message.
-
-`tests/test_hostile.py` tests all of this on Ray.
-"""
+"""A model's whole state is sent or constant: no state remains in a process after a message."""
 
 import pytest
 import torch

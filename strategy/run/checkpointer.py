@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -185,11 +184,6 @@ def _words(config: Config) -> str:
     return json.dumps(plain, sort_keys=True, default=str)
 
 
-def _names(packages: Iterable[str]) -> set[str]:
-    """Return the names of packages that are given as `NAME@FINGERPRINT`."""
-    return {each.partition("@")[0] for each in packages}
-
-
 def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bool) -> None:
     """Raise `ConfigError` if two configurations differ; `nodes`: whether `nodes=` is compared."""
     now = json.loads(_words(config))
@@ -198,12 +192,6 @@ def _expect_same(folder: Path, config: Config, before: dict[str, Any], nodes: bo
             whole.get(group, {}).pop(key, None)
     for key in sorted(set(now) | set(before)):
         if now.get(key) != before.get(key) and (nodes or key != "nodes"):
-            if key == "packages" and _names(now[key]) == _names(before.get(key) or ()):
-                changed = sorted(_names(set(now[key]) - set(before[key])))
-                raise ConfigError(
-                    f"resume={folder}: the source files of packages=[{','.join(changed)}] have "
-                    "changed since: restore them, or start a new run"
-                )
             raise ConfigError(
                 f"resume={folder}: the run has another {key}= there ({before.get(key)}): it goes "
                 "on with its own configuration"

@@ -10,8 +10,6 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from edgewire.compression.flower.timed_grid import GridWrapper
-from edgewire.conf.rules import LEAST
-from edgewire.conf.schema import ConfigError
 from edgewire.protocol.lineage import Checkpoint, RunLineage, stores_states, with_lineage
 
 # A strategy is waiting for nodes if it has asked for the nodes at least ASKS times, for at least
@@ -53,7 +51,7 @@ class MembershipGrid(GridWrapper):
         self._surplus: set[int] = set()  # nodes that are online and do not take part
         self._lineage = RunLineage(run_id, run_id)
         self.keeping: set[int] = set()
-        self._asked, self._since, self._warn_after = 0, 0.0, SECONDS
+        self._asked, self._since = 0, 0.0
 
     def state(self, done: int) -> RunLineageState:
         """Return this grid's state for a checkpoint after `done` units (rounds, updates, ...)."""
@@ -93,34 +91,23 @@ class MembershipGrid(GridWrapper):
                 log.warning("node %d has left: the run continues with %d", node, len(part))
             for node in sorted(surplus - self._surplus):
                 log.warning("node %d takes no part unless one goes: there are nodes=%d", node, most)
-            self._expect_progress(len(part))
+            self._warn_of_waiting(len(part))
         self._part, self._surplus = part, surplus
         return [node for node in found if node in part]
 
-    def _expect_progress(self, there: int) -> None:
-        """Log a warning if the strategy waits for nodes; each next warning takes twice as long.
-
-        `there`: how many nodes take part. Raises `ConfigError` if `most` nodes take part already,
-        because no other node can take part then.
-        """
+    def _warn_of_waiting(self, there: int) -> None:
+        """Log one warning if the strategy waits for more nodes than the `there` that take part."""
         now = time.monotonic()
         if not self._asked:
-            self._since, self._warn_after = now, SECONDS
+            self._since = now
         self._asked += 1
-        if self._asked < ASKS or now - self._since < self._warn_after:
-            return
-        if self._most is not None and there >= self._most:
-            raise ConfigError(
-                f"the strategy waits for more nodes than nodes={self._most}, and all of these are "
-                f"there: give more, or let it ask for fewer ({', '.join(LEAST)})"
+        if self._asked >= ASKS and now - self._since >= SECONDS:
+            self._since = math.inf
+            log.warning(
+                "the strategy waits for more nodes than the %d that take part: start others, or "
+                "stop the run and let it ask for fewer",
+                there,
             )
-        self._warn_after *= 2
-        most = "" if self._most is None else f" of {self._most}"
-        log.warning(
-            "the strategy waits for more nodes: %d%s are online; start the others, or stop the run",
-            there,
-            most,
-        )
 
     def push_messages(self, messages: Iterable[Message], ttl: float = math.inf) -> Iterable[str]:
         """See `TimedGrid`."""

@@ -25,7 +25,6 @@ from edgewire.conf.build import (
 )
 from edgewire.conf.schema import Config
 from edgewire.strategy.factory import asks_nodes, expect_named, made
-from edgewire.strategy.federated import Federated
 from edgewire.strategy.lr_schedule import Schedule
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.run.node_log import NodeLog
@@ -89,16 +88,10 @@ class Run:
             size = flower_bytes(arrays) + native_bytes(self.strategy.initial)
             self.grid.follow(size, HEADER)
         if not count(self.test):
-            log.warning("%s", self._untested())
-
-    def _untested(self) -> str:
-        """Return a log line for a server without test data: where the metrics are measured."""
-        said = f"no data at the server to test on: {self.objective.main.name} is"
-        if asks_nodes(self.strategy):
-            return f"{said} of what the nodes hold back (dataset.holdout)"
-        if isinstance(self.strategy, Federated):
-            return f"{said} not measured (strategy.fraction_evaluate=1 dataset.holdout=0.2 does)"
-        return f"{said} not measured"
+            held = "of what the nodes hold back (dataset.holdout)"
+            where = held if asks_nodes(self.strategy) else "not measured"
+            main = self.objective.main.name
+            log.warning("no data at the server to test on: %s is %s", main, where)
 
     def start(self) -> None:
         """Run the strategy, which calls `round_done` after every round."""

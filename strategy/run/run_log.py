@@ -70,7 +70,6 @@ class RunLog:
         self._best: float | None = None
         self._first: Row = {}  # the first row with an evaluation, before training
         self._worst = 0.0  # the largest loss
-        self._undefined = False  # whether the main metric was NaN or infinite at a finite loss
         self._history: FileIO | None = None  # open for the whole run, which may have 100,000 rounds
         self._size, self._waiting = 0, b""  # the written bytes of it; rows that are not written
         self._start = time.perf_counter()
@@ -171,15 +170,6 @@ class RunLog:
         """Record a row with an evaluation: its loss and metrics are those of the newest model."""
         self._measured = row
         value = row.get(self._main.name)
-        defined = value is not None and math.isfinite(value)
-        if not self._undefined and not defined and math.isfinite(row["loss"]):
-            self._undefined = True  # one warning is enough
-            log.warning(
-                "round %s: %s is %s: the samples, or the objective's sums, do not define it",
-                row.get("round"),
-                self._main.name,
-                value,
-            )
         self._first = self._first or row
         if value is not None:
             self._best = self._better(value)

@@ -69,36 +69,30 @@ class StateError(ValueError):
     """Raised for bytes that are not a state, or that are the state of another strategy."""
 
 
-def to_bytes(state: Any, options: Mapping[str, str] | None = None) -> bytes:
+def to_bytes(state: Any) -> bytes:
     """Convert a strategy's state, a dataclass, to bytes.
 
-    `options`: texts that are saved with the state; `from_bytes` must get the same texts. Raises
-    `TypeError` for a value of an unsupported type.
+    Raises `TypeError` for a value of an unsupported type.
     """
     writer = _Writer()
-    head = [type(state).__name__, dict(options or {}), writer.plain(state)]
+    head = [type(state).__name__, writer.plain(state)]
     plain = json.dumps(head, separators=(",", ":"))
     arrays = {str(place): np.asarray(a, order="C") for place, a in enumerate(writer.arrays)}
     return save({HEAD: np.frombuffer(plain.encode(), np.uint8), **arrays})
 
 
-def from_bytes(kind: type[T], data: bytes, options: Mapping[str, str] | None = None) -> T:
+def from_bytes(kind: type[T], data: bytes) -> T:
     """Convert the result of `to_bytes` back to a dataclass of the type `kind`.
 
-    The arrays in it are writable copies. Raises `StateError` for bytes that are not a state, and
-    for a state saved with other `options`.
+    The arrays in it are writable copies. Raises `StateError` for bytes that are not such a state.
     """
     try:
         arrays = {name: array.copy() for name, array in load(bytes(data)).items()}
-        name, bound, plain = json.loads(arrays.pop(HEAD).tobytes())
-        others = {k: v for k, v in dict(bound).items() if v != (options or {}).get(k)}
+        name, plain = json.loads(arrays.pop(HEAD).tobytes())
     except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise StateError(f"these bytes hold no strategy's state: {error}") from error
     if name != kind.__name__:
         raise StateError(f"these bytes hold a {name}, not a {kind.__name__}")
-    if others:
-        text = ", ".join(f"{key}={value}" for key, value in others.items())
-        raise StateError(f"the state is of a strategy with {text}, which this one has not")
     try:
         return cast(T, _Reader(arrays).value(kind, plain))
     except (TypeError, KeyError, ValueError) as error:

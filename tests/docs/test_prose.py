@@ -123,33 +123,3 @@ def test_the_table_of_tests_names_files_that_are_there():
     assert len(named) > 20
     assert not [n for n in named if not any((ROOT / "tests" / f"{n}{end}").exists()
                                             for end in ("", ".py"))]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("98.84, 98.68 and 1,000 % of 2^28", ["98.84", "98.68", "1,000", "2^28"]),
-        ("20 min 28 s, -1 to 0.5", ["20", "28", "1", "0.5"]),
-        ("`lr=0.1`, int8, LeNet-5, 4-bit, top-1, F2I, float16 at 1-bit SGD", []),
-        ("Seide et al. 2014, Algorithms 1 and 2, section 3.2, Table 2", []),
-        ("seeds 0, 1 and 2 gave 97 %", ["97"]),
-        ("mean of seeds 0, 1, 2, 98.7 %", ["98.7"]),
-        ("Python 3.11, 3.12 or 3.13", []),
-        ("see [the 3 tables](results/7.md#8)", ["3"]),
-    ],
-)
-def test_what_counts_as_a_number(text, expected):
-    assert numbers(text) == expected
-
-
-def test_each_fault_is_found(tmp_path, monkeypatch):
-    page = tmp_path / "page.md"
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    page.write_text(
-        f"# A title\n\n{'long ' * 21}\n\n* 1 2 3\n  4 5 6\n* 7\n\n| a | {'b' * 61} |\n"
-        "[one](gone.md) [two](#a-title) [three](#b) [four](https://example.org/x)\n"
-        f"```\n{'code ' * 30}1 2 3 4 5 6 7\n```\n"
-    )
-    assert [line.split(": ")[0] for line in complaints(page)] == [
-        f"page.md:{number}" for number in (3, 5, 9, 10, 10)
-    ]

@@ -1,6 +1,6 @@
 """Real runs with `engine=ray`: one learns and then fails, two are interrupted. They take 30 s.
 
-`tests/test_hostile.py` compares a run that ends normally with a run on the local engine.
+`tests/test_own_package.py` compares a run that ends normally with a run on the local engine.
 """
 
 import json

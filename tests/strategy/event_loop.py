@@ -19,9 +19,7 @@ CODECS = {
 }
 
 
-def event_loop(
-    network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, in_flight=1, sender_exponent=0.0
-):
+def event_loop(network, pushes, policy, codec, nodes=NODES, seed=0, buffer=1, sender_exponent=0.0):
     """Train without messages or server code; return all models, and each update's time and sender.
 
     Staleness is counted from the index sets of all earlier steps of the server.
@@ -40,8 +38,7 @@ def event_loop(
             heapq.heappush(heap, (arrival, sum(count.values()), node, count[node], seen))
 
     for node in memories:
-        for _ in range(in_flight):
-            send(node, 0.0)
+        send(node, 0.0)
     while heap and len(trace) < pushes:
         now, _, node, number, (before, when) = heapq.heappop(heap)
         payload = codec.encode(gradient(node, number), LAYOUT, memory=memories[node])

@@ -4,22 +4,27 @@ The messages under way are lost. This happens on real nodes when the ServerApp o
 and a new run continues from its checkpoint.
 """
 
+from contextlib import suppress
 from copy import deepcopy
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord
 
+from edgewire.compression.flower import to_vector
 from edgewire.compression.flower.node.state import stored_arrays
 from edgewire.compression.flower.node_replica import REPLICA
 from edgewire.compression.flower.replica import MODEL
 from edgewire.compression.flower.timed_grid import GridWrapper
+from edgewire.conf.build import data_of, model_of
 from edgewire.conf.load import run_config
 from edgewire.simulation.clock import VirtualClock
 from edgewire.simulation.grid import LocalGrid
+from edgewire.strategy.factory import made
 from edgewire.strategy.ordered_grid import OrderedGrid
+from edgewire.task.flat_model import FlatModel
 from tests.grids import pool_of
 from tests.runs import composed, configured
-from tests.strategy.servers import Server, Stopped
 
 SMALL = ["dataset=digits", "batch_size=16", "nodes=4"]
 PUSHES = ["strategy.pushes=60", "network=ideal", "eval_every=1"]
@@ -35,6 +40,36 @@ RUNS = {
     "cut, synthetic gradients": ["algorithm=synthetic_gradients", *CUT],
     "cut, in sequence": ["algorithm=split_backprop", *CUT],
 }
+
+
+class Stopped(Exception):
+    """Raised to stop the server."""
+
+
+class Server:
+    """The server of a run; `newest` is the last recorded model."""
+
+    def __init__(self, words):
+        self.config, self.newest = configured(*words), None
+        self.data = data_of(self.config)
+        self.scheme = made(self.config, self.data)
+
+    def serve(self, grid, on_state_complete):
+        """Train; `on_state_complete` is called when the state can be saved, and may stop it."""
+        model = FlatModel(model_of(self.config, self.data), "cpu")
+        self.scheme.on_state_complete = on_state_complete
+        with suppress(Stopped):
+            self.scheme.start(
+                grid,
+                ArrayRecord(model.state_dict()),
+                self.config.rounds,
+                self.config.timeout,
+                ConfigRecord({"lr": self.config.lr}),
+                evaluate_fn=self._record,
+            )
+
+    def _record(self, number, model):
+        self.newest = to_vector(model).copy()
 
 
 class Real(GridWrapper):
@@ -76,7 +111,7 @@ def serve(words, grid, state=None, save_at=None, stop_at=None, back=(), at_save=
             raise Stopped
 
     server.serve(grid, on_state_complete)
-    return scheme, saved, np.frombuffer(server.records[-1][1], np.float32)
+    return scheme, saved, server.newest
 
 
 @pytest.mark.few(6)

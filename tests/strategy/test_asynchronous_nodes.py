@@ -1,7 +1,6 @@
 """Nodes of an asynchronous server crash, return, join, reply late, or reply with invalid data."""
 
 import gc
-from collections import Counter
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +9,11 @@ import pytest
 from edgewire.compression.base import PayloadError
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import DeviceClass, Network
-from edgewire.simulation.clock import NEVER, VirtualClock
-from edgewire.strategy.asynchronous import Asynchronous, Sending
+from edgewire.simulation.clock import VirtualClock
 from edgewire.strategy.staleness import Global
 from tests.local_runs import local_run
 from tests.strategy.event_loop import CODECS, WAITS, assert_same, at_once, event_loop
-from tests.strategy.federation import NODES, Federation, Trainer, always, initial, nan
+from tests.strategy.federation import NODES, Federation, Trainer, always, nan
 
 
 def test_crashed_nodes_are_not_waited_for():
@@ -120,64 +118,6 @@ def test_a_time_out_shorter_than_any_reply_ends_the_run():
     said = r"20 failures in a row of every node: .* in time \(timeout=0.5\)"
     with pytest.raises(PayloadError, match=said):
         federation.push(60, timeout=0.5)
-
-
-def test_in_flight_limits_messages_after_returns_and_time_outs():
-    network = Network(waiting="uniform", waiting_seconds=1.0, crash=0.05, rejoin_seconds=6.0)
-    federation, most = Federation(Trainer(steps=at_once), network, seed=1), Counter()
-    grid, flight = federation.grid, {}  # message -> its node and its deadline
-    push, pull = grid.push_messages, grid.pull_before
-
-    def counting(messages, ttl):
-        messages = list(messages)
-        ids = push(messages, ttl)
-        for message_id, message in zip(ids, messages, strict=True):
-            flight[message_id] = message.metadata.dst_node_id, grid.virtual_seconds + ttl
-        for node, count in waited_for(grid.virtual_seconds).items():
-            most[node] = max(most[node], count)
-        return ids
-
-    def waited_for(now):
-        return Counter(node for node, until in flight.values() if until > now)
-
-    def answering(ids, deadline):
-        replies = pull(ids, deadline)
-        for reply in replies:
-            del flight[reply.metadata.reply_to_message_id]
-        return replies
-
-    grid.push_messages, grid.pull_before = counting, answering
-    strategy = Asynchronous(pushes=600, sending=Sending(in_flight=2))
-    strategy.start(grid, initial(), timeout=6.0)
-    assert strategy.traffic.failures > 50
-    assert dict(most) == dict.fromkeys(range(1, NODES + 1), 2)
-
-
-def test_a_node_with_a_new_message_also_loses_its_memory():
-    network = Network(waiting="uniform", waiting_seconds=4.0, crash=0.3, rejoin_seconds=2.0)
-    begun, answers, crashes = [], [], 0
-
-    def reply(key, answer):
-        begun.append(bool(federation.pool.states()))
-        return answer
-
-    federation = Federation(
-        Trainer(steps=at_once, **CODECS["topk"]), network, nodes=1, seed=3, reply=reply
-    )
-    answered = federation.clock.answer
-
-    def noting(task, steps, up):
-        nonlocal crashes
-        answers.append((crashes - task.life, answered(task, steps, up)))
-        arrival = answers[-1][1]
-        crashes += task.crashes and arrival < NEVER
-        return arrival
-
-    federation.clock.answer = noting
-    federation.push(40, timeout=5.0)
-    assert sum(arrival < NEVER for _, arrival in answers) >= 40
-    assert {behind for behind, arrival in answers if arrival < NEVER} == {0}
-    assert begun.count(False) == crashes + 1 > 3
 
 
 def test_an_unusable_reply_is_counted_and_its_node_asked_again(caplog):

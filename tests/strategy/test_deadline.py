@@ -126,19 +126,6 @@ def test_values_get_bits_after_all_entries_are_sent():
     assert not any(plan.more_bits for plan in slow)
 
 
-def test_a_slower_uplink_takes_the_bits_first():
-    paces = {1: NodePace(NodePlan(5, 2.0, 2))}
-    planner = DeadlinePlanner(Deadline(deadline=1.0, most_factor=2.0, most_bits=2), paces)
-    found = []
-    for size in (9000, 8000, 6000, 5000, 4000, 3000, 2000, 1000):
-        planner.observe(1, Measurement(0.1 + size / 1000, 5, size))
-        found.append(planner.plan(1)[1:])
-    assert found == sorted(found, key=lambda plan: (-plan[1], -plan[0]))
-    assert all(factor == 2 for factor, bits in found if bits)
-    assert found[-1][1] == 0
-    assert found[-1][0] < 1
-
-
 @given(st.lists(st.tuples(st.floats(0.01, 9), st.integers(100, 10**5)), min_size=1, max_size=30))
 def test_the_density_falls_only_without_more_bits(replies):
     paces = {1: NodePace(NodePlan(4, 1.0, 3))}
@@ -186,14 +173,6 @@ def test_a_slow_device_keeps_its_density():
     assert made[-1][0].density_factor == 1
 
 
-def test_without_a_deadline_nothing_is_planned_or_stored():
-    paces = {}
-    planner = DeadlinePlanner(Deadline(), paces)
-    assert planner.plan(1) == (0, 1.0, 0)
-    planner.observe(1, Measurement(1.0, 1, 1))
-    assert paces == {}
-
-
 def test_a_fast_node_sends_finer_values(tmp_path):
     """A node has few examples and a fast link, so it soon sends all bits that the plan allows."""
     words = [*MIXED, *WITHOUT_DELAYS, *DEADLINE]
@@ -217,15 +196,6 @@ def test_rounds_of_a_run_last_as_long_as_the_deadline(tmp_path, accumulate):
     assert lengths[:2].max() < 2.1  # a slow node takes a second for a step, and tries two
     assert 1.5 < lengths[2:].min() <= lengths[2:].max() <= 2
     assert history_of(tmp_path / "fixed")[-1]["virtual_seconds"] > 10 * 2
-
-
-def test_without_delays_all_steps_are_done(tmp_path):
-    words = [*MIXED, *WITHOUT_DELAYS, "strategy.most_factor=4"]
-    local_run(tmp_path / "planned", *words, "strategy.deadline=1")
-    rows = history_of(tmp_path / "planned")
-    assert rows[-1]["virtual_seconds"] == 0
-    sent = np.diff([row["uplink_bytes"] for row in rows])
-    assert sent[5] > sent[4]  # after the warm-up the density rises
 
 
 @given(st.floats(), st.floats(0, 1e9), st.integers(0, 10**12))

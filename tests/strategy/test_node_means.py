@@ -90,7 +90,7 @@ def weights_and_acks(strategy):
     """Return the nodes' weights at the server, and the tracker of their applied replies."""
     if isinstance(strategy, SparseAveraging):
         return strategy.state.reported.known, AckTracker(strategy.state.session.acks)
-    state = from_bytes(FederatedState, strategy.save(), {"strategy": "FedAvg"})
+    state = from_bytes(FederatedState, strategy.save())
     acks = AckTracker(state.grid.session.acks)
     acks.applied(acks.pending)  # no later message does this for the last round
     return state.weights, acks

@@ -145,22 +145,3 @@ def test_sgd_equals_plain_pytorch(optimizer, tmp_path):
         made.step()
     for key, tensor in model.state_dict().items():
         torch.testing.assert_close(weights[key], tensor, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["esgd", "dgc", "cesgd", "fedavg_topk", "qsgd"])
-def test_both_downlinks_lead_to_the_same_model(name, tmp_path):
-    overrides = [f"algorithm={name}", "rounds=12", "nodes=4", "batch_size=16", "eval_every=12"]
-    full, _, _ = run(tmp_path / "full", *overrides, "downlink=full")
-    average, result, _ = run(tmp_path / "average", *overrides, "strategy.verify_every=5")
-    expect_same(average, full)
-    assert result["failures"] == 0
-
-
-def test_statistics_of_batchnorm_are_averaged(tmp_path):
-    overrides = ["algorithm=esgd", "model=four_layers", "rounds=2", "batch_size=4", "nodes=2"]
-    weights, result, _ = run(tmp_path, *overrides, "eval_every=2")
-    variances = [v for k, v in weights.items() if k.endswith("running_var")]
-    assert variances
-    assert all((v > 0).all() and not torch.equal(v, torch.ones_like(v)) for v in variances)
-    assert result["failures"] == 0

@@ -8,8 +8,7 @@ from edgewire.compression.flower.node_replica import REPLICA
 from edgewire.compression.make import make_codec
 from edgewire.conf.network import Network
 from edgewire.simulation.clock import VirtualClock
-from edgewire.strategy.collector import RoundCollector
-from edgewire.strategy.synchronous import SparseAveraging
+from edgewire.strategy.synchronous import Participation, SparseAveraging
 from tests.strategy.federation import (
     ADAM,
     AVERAGE,
@@ -138,9 +137,8 @@ def test_nodes_follow_bit_by_bit_with_any_downlink(downlink, optimizer, share):
     assert asked == set(ALL)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
-def test_the_nodes_of_a_round_are_drawn_from_seed_and_round(share):
-    drawn = []
+def test_the_nodes_of_a_round_are_drawn_from_seed_and_round():
+    drawn, share = [], 0.5
     for seed in (1, 1, 2):
         federation = Federation(Trainer())
         federation.run(20, fraction_train=share, seed=seed)
@@ -155,17 +153,8 @@ def test_the_nodes_of_a_round_are_drawn_from_seed_and_round(share):
     ("quorum", "nodes", "need"),
     [(1.0, 5, 5), (0.5, 5, 3), (0.01, 5, 1), (0.55, 20, 11), (0.28, 25, 7), (0.07, 100, 7)],
 )
-def test_a_quorum_is_a_share_of_the_nodes_asked_rounded_up(monkeypatch, quorum, nodes, need):
-    needed = []
-    call = RoundCollector.__call__
-
-    def spy(self, messages, quorum, timeout):
-        needed.append(quorum)
-        return call(self, messages, quorum, timeout)
-
-    monkeypatch.setattr(RoundCollector, "__call__", spy)
-    Federation(Trainer(), nodes=nodes).run(1, quorum=quorum)
-    assert needed == [need]
+def test_a_quorum_is_a_share_of_the_nodes_asked_rounded_up(quorum, nodes, need):
+    assert Participation(quorum=quorum).needed(nodes) == need
 
 
 def test_nodes_beyond_the_quorum_are_not_waited_for():

@@ -81,8 +81,7 @@ class LocalAlgorithm:
     `over_all_nodes`: True if the server's vector is a mean over all nodes (`NodeMeans`), also over
     those without a used report. Such an algorithm needs a strategy with rounds.
     `pending`: True if a change of `LocalRun.state` is undone when the server has not applied the
-    reply, because its update was lost or refused. With `strategy.in_flight` above 1 nothing is
-    undone.
+    reply, because its update was lost or refused.
     `uses_proximal_mu`: whether the algorithm uses the `proximal_mu` of the server's message.
 
     Args:

@@ -145,12 +145,6 @@ def test_lost_messages_before_the_last_answered_one_do_not_wait(tmp_path):
     assert [node["waiting"] for node in nodes_of(tmp_path)["nodes"]] == [False, False]
 
 
-def test_nodes_without_a_reply_at_the_end_wait(tmp_path):
-    local_run(tmp_path, *RUNS["rounds"], "nodes=10", "rounds=3", "timeout=5")
-    waiting = [node["waiting"] for node in nodes_of(tmp_path)["nodes"]]
-    assert set(waiting) == {True, False}
-
-
 def test_a_resumed_run_counts_on(tmp_path):
     grid = Clocked()
     log, ids = observed(tmp_path, grid)

@@ -5,9 +5,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from safetensors.numpy import save
 
 from edgewire.compression.flower import FlatArray, filled, flat_record, payload_record
+from edgewire.compression.flower.replica import Replica
+from edgewire.strategy.aggregation import MeanState
+from edgewire.strategy.asynchronous import Asynchronous
+from edgewire.strategy.collector import RoundCollectorState
 from edgewire.strategy.run.serialization import ABOUT, StateError, Tagged, from_bytes, to_bytes
+from edgewire.strategy.synchronous import SparseAveraging
+from edgewire.task.optimizers import SGD
 
 
 @dataclass
@@ -109,3 +116,38 @@ def test_a_value_of_another_kind_than_is_expected_is_refused():
     Other.__name__ = "Kept"
     with pytest.raises(StateError, match="saved by another version"):
         from_bytes(Other, to_bytes(Kept(Tagged(MetricRecord({"a": 1.0})))))
+
+
+def test_a_state_of_another_strategy_is_refused():
+    averaging = SparseAveraging()
+    with pytest.raises(StateError, match="hold a PushesState, not a AveragingState"):
+        averaging.load(Asynchronous().save())
+    for wrong in (b"", b"x" * 100, averaging.save()[:-3]):
+        with pytest.raises(StateError, match="hold no strategy's state"):
+            averaging.load(wrong)
+
+
+def test_an_array_that_occurs_twice_is_shared_again_after_loading():
+    array = np.arange(5, dtype=np.uint32)
+    state = MeanState(np.ones(3, np.float32), [array, array], True, 0.5)
+    found = from_bytes(MeanState, to_bytes(state))
+    assert found.sets[0] is found.sets[1]
+    assert found.sets[0].dtype == np.uint32
+    assert found.dense
+    empty = from_bytes(RoundCollectorState, to_bytes(RoundCollectorState()))
+    assert empty == RoundCollectorState()
+
+
+@pytest.mark.parametrize("head", [b"5", b"null", b"[1]", b"[" * 100_000])
+def test_invalid_bytes_are_refused_as_a_state(head):
+    data = save({"state": np.frombuffer(head, np.uint8)})
+    for wrong in (data, None):
+        with pytest.raises(StateError):
+            from_bytes(RoundCollectorState, wrong)
+
+
+def test_a_state_of_another_model_is_refused():
+    kept = Replica.start(SGD(), 3, np.zeros(3, np.float32)).arrays
+    arrays = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
+    with pytest.raises(ValueError, match="of another model or optimizer: 3 entries, not 4"):
+        Replica.of(SGD(), arrays, kept)
