@@ -22,6 +22,10 @@ from edgewire.compression.layout import Layout
 from edgewire.compression.scatter import add_at
 from edgewire.strategy.robust_aggregation import RobustMean
 
+# If the updates have fewer than 1 / _SORTED of all entries, sorting their indices is faster than
+# marking them in a mask.
+_SORTED = 32
+
 
 @dataclass
 class MeanState:
@@ -108,10 +112,15 @@ class SparseMean:
 
     def _union(self) -> Indices | None:
         """Return the increasing union of all added indices; None if it holds all n entries."""
-        for indices in self._state.sets:
-            self._mark[indices] = True
-        union = np.flatnonzero(self._mark).astype(np.uint32)
-        self._mark.fill(False)
+        if len(self._state.sets) == 1:
+            union = self._state.sets[0]
+        elif sum(map(len, self._state.sets)) * _SORTED < len(self._sum):
+            union = np.unique(np.concatenate(self._state.sets))
+        else:
+            for indices in self._state.sets:
+                self._mark[indices] = True
+            union = np.flatnonzero(self._mark).astype(np.uint32)
+            self._mark.fill(False)
         return None if len(union) == len(self._sum) else union
 
 

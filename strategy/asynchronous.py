@@ -33,7 +33,7 @@ from edgewire.strategy.collector import Stragglers, StragglersState
 from edgewire.strategy.node_scheduler import BackoffScheduler, BackoffSchedulerState
 from edgewire.strategy.ordered_grid import OrderedGrid
 from edgewire.strategy.server import ModelState, Server
-from edgewire.strategy.staleness import Counted, Counts, Ignored, Staleness
+from edgewire.strategy.staleness import Counted, Ignored, Seen, Staleness
 from edgewire.task.optimizers import SGD
 
 log = getLogger("edgewire")
@@ -47,7 +47,7 @@ class Sent(NamedTuple):
     number: int  # the count of messages to the node, from 1
     when: float  # when it was sent, by the grid's `now`
     version: int  # the version of the model in the message
-    seen: Counts | None  # the staleness policy's data about the time of sending
+    seen: Seen | None  # the staleness policy's data about the time of sending
     model: NDArray[np.float32] | None  # the model that the node got; None without `mix`
     statistics: NDArray[np.float32]  # BatchNorm's statistics of the server's model at that time
 

@@ -64,6 +64,15 @@ class ReduceOnPlateau(ReduceLROnPlateau):
         if higher[self.metric]:
             self.mode, self.best = "max", -math.inf
 
+    def _is_better(self, a: float, best: float) -> bool:
+        # torch's relative threshold is a share of `best`, so its sign is wrong for values below 0.
+        share = self.threshold if self.threshold_mode == "rel" else 0.0
+        step = self.threshold if self.threshold_mode == "abs" else 0.0
+        share = -share if best < 0 else share
+        if self.mode == "max":
+            return a > best * (1.0 + share) + step
+        return a < best * (1.0 - share) - step
+
 
 class Cooldown(LambdaLR):
     """A constant learning rate that falls linearly in the last `share` of all `rounds`.

@@ -7,6 +7,7 @@ updates if the server has a buffer.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +15,33 @@ from numpy.typing import NDArray
 from edgewire.compression.base import Indices, Vector
 
 Counts = NDArray[np.uint32]
+SHARE = 32  # copying n counts takes about as long as adding n / SHARE logged entries
+STEP_COST = 512  # the overhead of one logged step is as long as adding STEP_COST entries
+
+
+class Seen(NamedTuple):
+    """How many steps had changed each parameter at some time: a copy of the counts, and a log.
+
+    The counts are those in `copy`, plus one for each index in the first `steps` entries of `log`.
+    An entry of the log holds the indices that a step has changed; None: all.
+    """
+
+    copy: NDArray[np.uint32]
+    log: list[NDArray[np.uint32] | None]  # shared with later `Seen`, so it may have more entries
+    steps: int
 
 
 @dataclass
 class Counted:
     """The state of the staleness policy `PerParameter`; empty for other policies.
 
-    `counts`: the number of steps that changed each parameter, uint32 (n,).
+    `counts`: the number of steps that changed each parameter, uint32 (n,). `seen`: these counts as
+    a `Seen`. `logged`: how long it takes to add the log to its copy, in entries.
     """
 
-    counts: Counts = field(default_factory=lambda: np.zeros(0, np.uint32))
+    counts: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(0, np.uint32))
+    seen: Seen = field(default_factory=lambda: Seen(np.zeros(0, np.uint32), [], 0))
+    logged: int = 0
 
 
 class Staleness(ABC):
@@ -36,13 +54,13 @@ class Staleness(ABC):
     def start(self, size: int, state: Counted) -> None:  # noqa: B027 (most keep nothing)
         """Begin with a model of `size` entries, or resume with the counts in `state`."""
 
-    def seen(self) -> Counts | None:
+    def seen(self) -> Seen | None:
         """Return what `factor` must know later about this moment; None if it needs nothing."""
         return None
 
     @abstractmethod
     def factor(
-        self, staleness: int, seen: Counts | None, indices: Indices | None
+        self, staleness: int, seen: Seen | None, indices: Indices | None
     ) -> Vector | np.float32:
         """Return the factor of an update's values: float32 (k,), or one number for all values.
 
@@ -57,7 +75,7 @@ class Staleness(ABC):
 class Ignored(Staleness):
     """The factor 1 for all updates, however old (Hogwild, Recht et al. 2011)."""
 
-    def factor(self, staleness: int, seen: Counts | None, indices: Indices | None) -> np.float32:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1."""
         return np.float32(1)
 
@@ -68,7 +86,7 @@ class Global(Staleness):
     AdaComp's paper uses this factor in two baselines: ASGD, and Comp-ASGD with compressed updates.
     """
 
-    def factor(self, staleness: int, seen: Counts | None, indices: Indices | None) -> np.float32:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return 1 / max(staleness, 1)."""
         return np.float32(1 / max(staleness, 1))
 
@@ -81,7 +99,7 @@ class Polynomial(Staleness):
             raise ValueError(f"a must be at least 0, not {a:g}")
         self.a = a
 
-    def factor(self, staleness: int, seen: Counts | None, indices: Indices | None) -> np.float32:
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> np.float32:
         """Return (1 + staleness)^-a."""
         return np.float32((1 + staleness) ** -self.a)
 
@@ -94,31 +112,57 @@ class PerParameter(Staleness):
     zeros. Let C' be C at the time when the server sent the model to the node. Then the staleness of
     the node's update is C[indices] - C'[indices].
 
-    The server stores a copy of C for each message that has no reply yet. Messages that are sent
-    between two steps share one copy.
+    A copy of C for every message would need n counts per message. Instead, this class logs the
+    indices of each update after the last copy. It makes a new copy only when counting the logged
+    updates would cost more. So C' is a copy plus those logged updates that came before the sending;
+    `staleness` counts them again. A call takes as long as adding the entries of a few updates.
+    Python deletes a copy and its log with the last message that refers to them.
     """
 
     def start(self, size: int, state: Counted) -> None:
         """Begin with counts of 0, or resume with the counts in `state`."""
         self._state = state
-        self._copy: Counts | None = None  # of the counts since the last step
+        self._touched: Counts = np.zeros(size, dtype=np.uint32)  # all 0 except inside `staleness`
         if not len(state.counts):
             state.counts = np.zeros(size, dtype=np.uint32)
+            self._copy()
 
-    def seen(self) -> Counts:
-        """Return a copy of the current counts."""
-        if self._copy is None:
-            self._copy = self._state.counts.copy()
-        return self._copy
+    def _copy(self) -> None:
+        self._state.seen, self._state.logged = Seen(self._state.counts.copy(), [], 0), 0
 
-    def factor(self, staleness: int, seen: Counts | None, indices: Indices | None) -> Vector:
+    def seen(self) -> Seen:
+        """Return the current counts, as a copy and a log."""
+        return self._state.seen
+
+    def staleness(self, seen: Seen, indices: Indices | None) -> Counts:
+        """Return how many steps have changed each entry since the time of `seen`, uint32 (k,)."""
+        at = slice(None) if indices is None else indices
+        # C - C' at the entries, where C' = copy + the logged steps before the model was sent.
+        stale: Counts = self._state.counts[at] - seen.copy[at]
+        before = seen.log[: seen.steps]
+        sparse = [step for step in before if step is not None]
+        for step in sparse:
+            self._touched[step] += np.uint32(1)
+        stale -= self._touched[at]
+        for step in sparse:
+            self._touched[step] = 0
+        stale -= np.uint32(len(before) - len(sparse))
+        return stale
+
+    def factor(self, staleness: int, seen: Seen | None, indices: Indices | None) -> Vector:
         """Return 1 / max(staleness of the entry, 1)."""
         assert seen is not None
-        at = slice(None) if indices is None else indices
-        own = np.maximum(self._state.counts[at] - seen[at], 1).astype(np.float32)
+        own = np.maximum(self.staleness(seen, indices), 1).astype(np.float32)
         return np.divide(np.float32(1), own, out=own)
 
     def applied(self, indices: Indices | None) -> None:
-        """Count a step."""
-        self._state.counts[slice(None) if indices is None else indices] += np.uint32(1)
-        self._copy = None
+        """Count a step; the caller must not change `indices` later, because the log stores it."""
+        state = self._state
+        state.counts[slice(None) if indices is None else indices] += np.uint32(1)
+        copy, log, steps = state.seen
+        state.logged += STEP_COST + (0 if indices is None else len(indices))
+        if state.logged * SHARE > len(state.counts):
+            self._copy()
+        else:
+            log.append(indices)
+            state.seen = Seen(copy, log, steps + 1)

@@ -3,6 +3,7 @@
 from copy import deepcopy
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,18 @@ def test_the_mean_equals_that_of_dense_updates_in_every_round(given_rounds):
         taken.append((values, values.copy()))
     for values, copy in taken:  # later rounds change no returned mean
         np.testing.assert_array_equal(values, copy)
+
+
+@pytest.mark.parametrize("count", [4, 400])
+def test_few_indices_are_sorted_and_many_are_marked(monkeypatch, count):
+    size, draw, mean = 1000, np.random.default_rng(0), SparseMean(1000)
+    calls, unique = [], np.unique
+    monkeypatch.setattr(np, "unique", lambda array: calls.append(array) or unique(array))
+    for _ in range(3):
+        sets = [np.sort(draw.choice(size, count, replace=False)).astype("u4") for _ in range(3)]
+        union, _ = added(mean, [(s, np.ones(count, np.float32), 1.0) for s in sets])
+        np.testing.assert_array_equal(union, unique(np.concatenate(sets)))
+    assert len(calls) == (3 if count == 4 else 0)
 
 
 @given(rounds(), st.sampled_from([0.5, 1.0]))

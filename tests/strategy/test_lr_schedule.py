@@ -1,5 +1,7 @@
 """Learning rates equal the rates of torch's schedulers."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +92,32 @@ def test_plateau_waits_for_the_loss():
     got = rates(*overrides, losses=[5, 5, 5, 5, 5, 5])
     assert got == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.05, 0.025])
     assert rates(*overrides) == [0.1] * 6  # a round without a loss changes nothing
+
+
+LIKELIHOOD = Metric("density", higher=True)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-100, 100).filter(lambda v: abs(v) > 1e-3), min_size=2, max_size=12))
+def test_a_plateau_goes_by_the_direction_of_the_metric_and_not_by_its_sign(values):
+    """A rate falls in the same rounds for a value, and for its negative in the other direction."""
+    words = ["schedule=plateau", "schedule.patience=1", "schedule.metric=density", "rounds=20"]
+    node = configured(*words).schedule
+    seen = []
+    for sign in (1, -1):
+        metrics = (LIKELIHOOD._replace(higher=sign > 0),)
+        schedule = Schedule(node, 0.1, type("Mine", (Regression,), {"metrics": metrics})())
+        seen.append([])
+        for value in values:
+            schedule.step(sign * value)
+            seen[-1].append(schedule.lr)
+    assert seen[0] == seen[1]
+    best, waited, rate = -math.inf, 0, 0.1
+    for value, found in zip(values, seen[0], strict=True):
+        better = value > best + 1e-4 * abs(best) if math.isfinite(best) else True
+        best, waited = (value, 0) if better else (best, waited + 1)
+        rate, waited = (rate * 0.1, 0) if waited > 1 else (rate, waited)
+        assert found == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(("metric", "mode"), [("train_loss", "min"), ("score", "max")])
