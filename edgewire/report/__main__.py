@@ -41,9 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--port", type=port, help="with --watch: the port of the page (default: any that is free)"
     )
-    parser.add_argument(
-        "--no-browser", action="store_true", help="with --watch: open no browser"
-    )  # fmt: skip
     asked = parser.parse_args(arguments)
     for folder in asked.folders:
         # a run to watch need not have begun
@@ -54,12 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("--watch writes no files, so it takes no --out")
         from edgewire.report.html.watch import watch
 
-        return watch(asked.folders, asked.title, asked.port or 0, not asked.no_browser)
-    if asked.port is not None or asked.no_browser:
-        parser.error("--port and --no-browser need --watch")
+        return watch(asked.folders, asked.title, asked.port or 0)
+    if asked.port is not None:
+        parser.error("--port needs --watch")
     out = asked.out or asked.folders[0] / FOLDER
     report = write_report(asked.folders, out, asked.title)
-    _print_table([run.folder for group in report.groups for run in group.runs if run.folder])
     bad = [record for record in report.records if not record.fine]
     if bad:
         print(f"{len(bad)} of {len(report.records)} runs did not finish, diverged or were repeated")
@@ -69,16 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"report: {page}")
     print(f"open it: python -m webbrowser {page.as_uri()}")
     return 0
-
-
-def _print_table(folders: Sequence[Path]) -> None:
-    from rich.console import Console
-
-    from edgewire.report.table import WIDTH, sweep_table
-
-    console = Console(width=WIDTH, highlight=False)
-    if console.is_terminal and (table := sweep_table(folders)) is not None:
-        console.print("", table, "", sep="\n")
 
 
 if __name__ == "__main__":

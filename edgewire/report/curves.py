@@ -1,8 +1,7 @@
 """Draws the runs of a sweep: one curve, with a band, for all runs that differ only in the seed.
 
 `python -m edgewire.report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out
-curves.png` With `--extremes` the band covers all values of all seeds that a moving average
-includes.
+curves.png`
 """
 
 from __future__ import annotations
@@ -163,7 +162,6 @@ def draw(
     y: str,
     smooth: int = 1,
     title: str = "",
-    extremes: bool = False,
     log_x: bool = False,
 ) -> Figure:
     """Return a figure with a curve for each group of runs that differ only in the seed.
@@ -176,7 +174,7 @@ def draw(
     metric = main_metric(run for group in groups for run in group.runs)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         histories = (run.history() for run in group.runs)
-        if (found := curve(histories, x, y, smooth, extremes, log_x, metric)) is not None:
+        if (found := curve(histories, x, y, smooth, log_x=log_x, metric=metric)) is not None:
             found.add_to(axes, **look(number), label=label)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
@@ -227,18 +225,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--x", choices=X, default="round", help="default: round")
     parser.add_argument("--log", action="store_true", help="a logarithmic y axis")
     parser.add_argument("--log-x", action="store_true", help="a logarithmic x axis")
-    parser.add_argument("--least", type=float, metavar="Y", help="where the y axis begins")
     parser.add_argument("--smooth", type=whole, default=1, metavar="N", help="moving average")
-    parser.add_argument("--extremes", action="store_true", help="the band: least to most")
     parser.add_argument("--out", type=_png, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
     asked = parser.parse_args(arguments)
     groups = group_runs(read_runs(asked.folders)[0])
-    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.log_x)
     figure.axes[0].set_yscale("log" if asked.log else "linear")
-    if asked.least is not None:
-        most = figure.axes[0].dataLim.y1
-        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
     figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     return 0
 
