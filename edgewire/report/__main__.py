@@ -59,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad = [record for record in report.records if not record.fine]
     if bad:
         print(f"{len(bad)} of {len(report.records)} runs did not finish, diverged or were repeated")
-    if failed := sum(record.count("failures") or 0 for record in report.records):
-        print(f"{failed:,.0f} updates of these runs failed")
     page = (out / PAGE).resolve()
     print(f"report: {page}")
     print(f"open it: python -m webbrowser {page.as_uri()}")

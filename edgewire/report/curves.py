@@ -11,9 +11,9 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,11 +58,6 @@ class Curve:
     low: Values
     high: Values
 
-    def at(self, points: Any) -> Self:
-        """Return the curve at some of its points: their indices, or whether each is wanted."""
-        parts = {key: getattr(self, key)[points] for key in ("x", "mean", "low", "high")}
-        return replace(self, **parts)
-
     def add_to(self, axes: Axes, color: str, **line: Any) -> Line2D:
         """Draw the mean in its band; return its line. `line`: further options of `Axes.plot`."""
         (drawn,) = axes.plot(self.x, self.mean, color=color, **line)
@@ -106,9 +101,8 @@ def mean_curve(
     elif band == "interval" and len(up) > 2:
         half = student(len(up) - 1) * up.std(axis=0, ddof=1) / math.sqrt(len(up))
         low, high = mean - half, mean + half
-    found = Curve(across, mean, low, high)
     shown = across > 0 if log_x else np.ones(len(across), dtype=bool)
-    return found.at(shown) if shown.any() else None
+    return Curve(*(part[shown] for part in (across, mean, low, high))) if shown.any() else None
 
 
 def curve(

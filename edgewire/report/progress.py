@@ -60,7 +60,7 @@ class RunProgress:
         self.left: float | None = None
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
-        self._metrics = metrics
+        self.metrics = metrics
         self._first: Row = {}
 
     def update(self) -> None:
@@ -71,7 +71,7 @@ class RunProgress:
                 if _has(row, *NEEDED):
                     self.row, self._first = row, self._first or row
                 # an earlier run's history has other metrics
-                names = (metric.name for metric in self._metrics)
+                names = (metric.name for metric in self.metrics)
                 self.values |= {name: row[name] for name in names if _has(row, name)}
         self.state = self._state()
         self.left = self._left() if self.state == RUNNING else None
@@ -100,9 +100,9 @@ class RunProgress:
     @property
     def measured(self) -> str:
         """The last value of the first metric that has one; of another metric with its name."""
-        for metric in self._metrics:
+        for metric in self.metrics:
             if (value := self.values.get(metric.name)) is not None:
-                name = "" if metric is self._metrics[0] else f"{metric.name} "
+                name = "" if metric is self.metrics[0] else f"{metric.name} "
                 return f"{name}{metric.text(value)}"
         return NOTHING
 
@@ -138,7 +138,7 @@ def run_progress(
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     """
     if console.is_jupyter and not console.quiet:
-        with _beside(_in_notebook, ProgressLine(folder, rounds, name, metric)):
+        with _beside(_in_notebook, RunProgress(folder, metric), rounds, name):
             yield
         return
     with Progress(
@@ -154,7 +154,7 @@ def run_progress(
         transient=True,
     ) as progress:
         if progress.disable:
-            shown = _beside(_print, ProgressLine(folder, rounds, name, metric), folder, console)
+            shown = _beside(_print, RunProgress(folder, metric), rounds, name, console)
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
             shown = _beside(_follow, RunProgress(folder, metric), progress)
@@ -175,28 +175,29 @@ def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
         thread.join()
 
 
-def _in_notebook(done: threading.Event, line: ProgressLine) -> None:
+def _in_notebook(done: threading.Event, run: RunProgress, rounds: int, name: str) -> None:
     """Show a bar and a line below a notebook's cell, twice a second."""
     from IPython.display import HTML, display
 
-    shown = display(HTML(line.html(0.0)), display_id=True)  # type: ignore[no-untyped-call]
+    def shown(passed: float) -> HTML:
+        text = html.escape(progress_line(run, passed, rounds, name))
+        at, of = run.row.get("round", 0), run.row.get("rounds", rounds)
+        bar = f"<progress value='{at:d}' max='{max(of, 1):d}'></progress> {text}"
+        return HTML(bar)  # type: ignore[no-untyped-call]
+
+    place = display(shown(0.0), display_id=True)  # type: ignore[no-untyped-call]
     began, over = time.monotonic(), False
     while not over:
         over = done.wait(0.5)
-        text = line.html(time.monotonic() - began)
-        shown.update(HTML(text))  # type: ignore[no-untyped-call]
+        place.update(shown(time.monotonic() - began))
 
 
 def _follow(done: threading.Event, run: RunProgress, progress: Progress) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
-    began: float | None = time.monotonic()
     over = False
     while not over:
         over = done.wait(0.25)
-        if began is not None and time.monotonic() - began > FIRST_LINE:
-            progress.console.print(f"files in {run.folder}", soft_wrap=True)
-            began = None
         run.update()
         if run.row:
             at, of = run.row["round"], run.row["rounds"]
@@ -204,47 +205,32 @@ def _follow(done: threading.Event, run: RunProgress, progress: Progress) -> None
             progress.update(task, completed=at, total=of, measured=run.measured, up=up, down=down)
 
 
-def _print(done: threading.Event, line: ProgressLine, folder: Path, console: Console) -> None:
+def _print(
+    done: threading.Event, run: RunProgress, rounds: int, name: str, console: Console
+) -> None:
     began, pause = time.monotonic(), FIRST_LINE
     while not done.wait(pause):
         passed = time.monotonic() - began
         if pause == FIRST_LINE:
-            console.print(f"files in {folder}", soft_wrap=True)
-        console.print(line.line(passed), soft_wrap=True)
+            console.print(f"files in {run.folder}", soft_wrap=True)
+        console.print(progress_line(run, passed, rounds, name), soft_wrap=True)
         pause = min(max(passed / 10, BETWEEN), LONGEST)
 
 
-class ProgressLine:
-    """Makes the progress lines of a run's log.
+def progress_line(run: RunProgress, passed: float, rounds: int, name: str = "") -> str:
+    """Return the line to show `passed` seconds after this process began the run.
 
-    `folder`: where the run writes its files; `rounds`: their number; `name`: a line's prefix;
-    `metric`: the value of the model to show.
+    `rounds`: those of the run; `name`: the line's prefix.
     """
-
-    def __init__(
-        self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
-    ) -> None:
-        self._metric, self._rounds, self._name = metric.name, rounds, name
-        self._run = RunProgress(folder, metric)
-
-    def line(self, passed: float) -> str:
-        """Return the line to print `passed` seconds after this process began the run."""
-        run = self._run
-        run.update()
-        parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', self._rounds)}"]
-        if run.row:
-            up, down = run.sent()
-            parts += [f"{self._metric} {run.measured}", f"up {up}, down {down}"]
-        parts.append(f"{human_seconds(round(passed))} so far")
-        if run.left is not None:
-            parts.append(f"about {human_seconds(round(run.left))} left")
-        return f"{self._name}{', '.join(parts)}"
-
-    def html(self, passed: float) -> str:
-        """Return a bar and the line (`line`) for a notebook."""
-        text, row = html.escape(self.line(passed)), self._run.row
-        done, of = row.get("round", 0), row.get("rounds", self._rounds)
-        return f"<progress value='{done:d}' max='{max(of, 1):d}'></progress> {text}"
+    run.update()
+    parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', rounds)}"]
+    if run.row:
+        up, down = run.sent()
+        parts += [f"{run.metrics[0].name} {run.measured}", f"up {up}, down {down}"]
+    parts.append(f"{human_seconds(round(passed))} so far")
+    if run.left is not None:
+        parts.append(f"about {human_seconds(round(run.left))} left")
+    return f"{name}{', '.join(parts)}"
 
 
 # A sweep

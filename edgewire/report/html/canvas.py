@@ -24,7 +24,6 @@ WIDTH, HEIGHT = 440, 300  # points of a picture without its legend
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 44  # points around the axes
 LEGEND_LINE, LEGEND_CHARACTERS = 15, 60  # height of a line of the legend; its longest text
 ROW = 38  # height of a group in pictures with a row for each group
-DPI = 144  # of a PNG
 
 CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 # CSS variable -> the colour on a light page and on a dark page
@@ -49,7 +48,6 @@ STYLE: Any = {  # settings of matplotlib
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.labelpad": 5,
     "grid.color": LIGHT["rule"],
     "grid.linewidth": 0.7,
     "xtick.color": LIGHT["rule"],
@@ -57,8 +55,6 @@ STYLE: Any = {  # settings of matplotlib
     "xtick.labelcolor": LIGHT["muted"],
     "ytick.labelcolor": LIGHT["muted"],
     "ytick.major.size": 0,
-    "lines.linewidth": 1.6,
-    "path.simplify_threshold": 0.4,
     "svg.hashsalt": "report",
 }
 
@@ -119,7 +115,7 @@ class Canvas:
         self.axes: Axes = self._figure.add_axes((left / WIDTH, bottom / whole, width, high))
         lines = [
             Line2D(
-                [], [], label=entry.text[:LEGEND_CHARACTERS], linewidth=8 if entry.box else 1.6,
+                [], [], label=entry.text[:LEGEND_CHARACTERS], linewidth=8 if entry.box else 1.5,
                 **entry.line,
             )
             for entry in legend
@@ -130,15 +126,13 @@ class Canvas:
         )  # fmt: skip
 
     def save(self, folder: Path) -> None:
-        """Write NAME.svg and NAME.png into a folder."""
+        """Write NAME.svg into a folder."""
         out = StringIO()
-        quick = {"compress_level": 2}  # the default takes as long as drawing
         with catch_warnings():
-            # a name in another script: browsers have its letters, the PNG shows boxes
+            # a name in another script: matplotlib lacks its letters, browsers have them
             filterwarnings("ignore", "Glyph", UserWarning)
             about = {"Date": None, "Title": self.title}
             self._figure.savefig(out, format="svg", metadata=about)
-            self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
         svg = out.getvalue()
         (folder / f"{self.name}.svg").write_text(svg, encoding="utf-8")
         self.svg = inline(svg, self.name, self.title, self._height)

@@ -110,7 +110,7 @@ def findings(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Finding]:
     """Return the answers that the runs allow, the most important first."""
     found = [_runs(report)]
     if report.groups:
-        found = [_compression(report), _bytes(report), _nodes(nodes), _settings(report), *found]
+        found = [_compression(report), _bytes(report), _nodes(nodes), *found]
     return found
 
 
@@ -209,17 +209,6 @@ def _listed(names: Iterable[str], most: int = 10) -> str:
     known = list(dict.fromkeys(names))
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + more
-
-
-def _settings(report: ReportRuns) -> Finding:
-    question = "What differs between the runs?"
-    if len(report.groups) == 1:
-        return Finding(question, "Nothing but the seed.", [], "settings")
-    parts = (
-        f"{key} ({len({group.overrides.get(key) for group in report.groups})} values)"
-        for key in report.keys
-    )
-    return Finding(question, f"{_listed(parts)}.", [], "settings")
 
 
 def _runs(report: ReportRuns) -> Finding:

@@ -101,7 +101,6 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         main=main,
         pictures=draw_all(report, nodes, links, out),
         tables=tables,
-        nodes=nodes,
         legend=[mark_of(group) for group in report.coloured],
         coloured=COLOURED,
     )

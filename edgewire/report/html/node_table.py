@@ -22,9 +22,8 @@ OVERDUE = 3.0  # a reply does not come any more after so many times the longest 
 class NodeRecord:
     """A node in a run. `told`: its entry in `nodes.json`.
 
-    `lag`: the mean seconds from a message to its reply, else those of the last message. `times`:
-    its lag, divided by the usual lag of its run (`usual_lag`). `unanswered`: it has left its last
-    message unanswered.
+    `lag`: the mean seconds from a message to its reply. `times`: its lag, divided by the usual lag
+    of its run (`usual_lag`). `unanswered`: it has left its last message unanswered.
     """
 
     place: int
@@ -65,7 +64,7 @@ def nodes_of(run: Run, group: ReportGroup) -> list[NodeRecord]:
     nodes = [each for each in listed if isinstance(each, dict)]
     gave_up = ended_early(run.result) and not run.diverged  # because no node answered
     lost = not_answering(nodes, number(content.get("seconds")), gave_up)
-    lags = [lag_of(each) for each in nodes]
+    lags = [number(each.get("mean_lag")) for each in nodes]
     usual = usual_lag(lag for lag in lags if lag is not None)
     records = []
     for at, (each, lag, unanswered) in enumerate(zip(nodes, lags, lost, strict=True)):
@@ -98,12 +97,6 @@ def usual_lag(lags: Iterable[float]) -> float | None:
     return known[(len(known) - 1) // 4] if len(known) >= ENOUGH else None
 
 
-def lag_of(node: Mapping[str, Any]) -> float | None:
-    """Return a node's mean lag in seconds, else that of its last message; None if it has none."""
-    mean = number(node.get("mean_lag"))
-    return number(node.get("lag")) if mean is None else mean
-
-
 def not_answering(
     nodes: Sequence[Mapping[str, Any]], seconds: float | None, gave_up: bool = False
 ) -> list[bool]:
@@ -113,7 +106,7 @@ def not_answering(
     counts only if the message is much older than a reply takes. With `gave_up` each open message
     counts: the run has ended before its planned rounds, because no node was left.
     """
-    lags = [lag for node in nodes if (lag := lag_of(node)) is not None]
+    lags = [lag for node in nodes if (lag := number(node.get("mean_lag"))) is not None]
     return [_unanswered(node, seconds, max(lags, default=None), gave_up) for node in nodes]
 
 

@@ -378,16 +378,10 @@ def run_so_far(folder: Path) -> Run | None:
 def metric_in(row: Row) -> MainMetric:
     """Return the main metric of a run without a result: the first name after `loss` in a row."""
     names = list(row)
-    place = names.index("loss") + 1 if "loss" in names else len(names)
-    name = names[place] if place < len(names) else LOSS.name
-    if name == "accuracy":
-        return ACCURACY
-    value = row.get(name)
-    if (
-        name in HISTORY_NUMBERS
-        or not fit_to_show(name)
-        or (value is not None and number(value) is None)
-    ):
+    after = names[names.index("loss") + 1 :] if "loss" in names else []
+    name = after[0] if after else LOSS.name
+    odd = row.get(name) is not None and number(row[name]) is None
+    if odd or name in HISTORY_NUMBERS or not fit_to_show(name):
         return LOSS
     return MainMetric(name, name in SHARES, name in SHARES)
 
