@@ -41,9 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--port", type=port, help="with --watch: the port of the page (default: any that is free)"
     )
-    parser.add_argument(
-        "--no-browser", action="store_true", help="with --watch: open no browser"
-    )  # fmt: skip
     asked = parser.parse_args(arguments)
     for folder in asked.folders:
         # a run to watch need not have begun
@@ -54,16 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error("--watch writes no files, so it takes no --out")
         from edgewire.report.html.watch import watch
 
-        return watch(asked.folders, asked.title, asked.port or 0, not asked.no_browser)
-    if asked.port is not None or asked.no_browser:
-        parser.error("--port and --no-browser need --watch")
+        return watch(asked.folders, asked.title, asked.port or 0)
+    if asked.port is not None:
+        parser.error("--port needs --watch")
     out = asked.out or asked.folders[0] / FOLDER
     report = write_report(asked.folders, out, asked.title)
     bad = [record for record in report.records if not record.fine]
     if bad:
         print(f"{len(bad)} of {len(report.records)} runs did not finish, diverged or were repeated")
-    if failed := sum(record.count("failures") or 0 for record in report.records):
-        print(f"{failed:,.0f} updates of these runs failed")
     page = (out / PAGE).resolve()
     print(f"report: {page}")
     print(f"open it: python -m webbrowser {page.as_uri()}")

@@ -1,8 +1,7 @@
 """Draws the runs of a sweep: one curve, with a band, for all runs that differ only in the seed.
 
 `python -m edgewire.report.curves FOLDER... --y train_loss --x uplink_bytes --smooth 20 --out
-curves.png` With `--extremes` the band covers all values of all seeds that a moving average
-includes.
+curves.png`
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import io
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +58,6 @@ class Curve:
     low: Values
     high: Values
 
-    def at(self, points: Any) -> Self:
-        """Return the curve at some of its points: their indices, or whether each is wanted."""
-        parts = {key: getattr(self, key)[points] for key in ("x", "mean", "low", "high")}
-        return replace(self, **parts)
-
     def add_to(self, axes: Axes, color: str, **line: Any) -> Line2D:
         """Draw the mean in its band; return its line. `line`: further options of `Axes.plot`."""
         (drawn,) = axes.plot(self.x, self.mean, color=color, **line)
@@ -107,9 +101,8 @@ def mean_curve(
     elif band == "interval" and len(up) > 2:
         half = student(len(up) - 1) * up.std(axis=0, ddof=1) / math.sqrt(len(up))
         low, high = mean - half, mean + half
-    found = Curve(across, mean, low, high)
     shown = across > 0 if log_x else np.ones(len(across), dtype=bool)
-    return found.at(shown) if shown.any() else None
+    return Curve(*(part[shown] for part in (across, mean, low, high))) if shown.any() else None
 
 
 def curve(
@@ -163,7 +156,6 @@ def draw(
     y: str,
     smooth: int = 1,
     title: str = "",
-    extremes: bool = False,
     log_x: bool = False,
 ) -> Figure:
     """Return a figure with a curve for each group of runs that differ only in the seed.
@@ -176,7 +168,7 @@ def draw(
     metric = main_metric(run for group in groups for run in group.runs)
     for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
         histories = (run.history() for run in group.runs)
-        if (found := curve(histories, x, y, smooth, extremes, log_x, metric)) is not None:
+        if (found := curve(histories, x, y, smooth, log_x=log_x, metric=metric)) is not None:
             found.add_to(axes, **look(number), label=label)
     if not axes.lines:
         raise ResultsError(f"no history holds {y} and {x}")
@@ -227,18 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--x", choices=X, default="round", help="default: round")
     parser.add_argument("--log", action="store_true", help="a logarithmic y axis")
     parser.add_argument("--log-x", action="store_true", help="a logarithmic x axis")
-    parser.add_argument("--least", type=float, metavar="Y", help="where the y axis begins")
     parser.add_argument("--smooth", type=whole, default=1, metavar="N", help="moving average")
-    parser.add_argument("--extremes", action="store_true", help="the band: least to most")
     parser.add_argument("--out", type=_png, required=True, metavar="FILE.png")
     parser.add_argument("--title", default="")
     asked = parser.parse_args(arguments)
     groups = group_runs(read_runs(asked.folders)[0])
-    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.extremes, asked.log_x)
+    figure = draw(groups, asked.x, asked.y, asked.smooth, asked.title, asked.log_x)
     figure.axes[0].set_yscale("log" if asked.log else "linear")
-    if asked.least is not None:
-        most = figure.axes[0].dataLim.y1
-        figure.axes[0].set_ylim(asked.least, most + 0.03 * abs(most - asked.least))
     figure.savefig(asked.out, dpi=100)  # 12 inches: 1200 pixels
     return 0
 

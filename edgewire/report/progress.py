@@ -46,7 +46,7 @@ NEEDED = ("round", "rounds", "uplink_bytes", "downlink_bytes")  # numbers of a r
 
 
 class RunProgress:
-    """What a run's files say so far. `metrics`: the values of the model to follow.
+    """What a run's files say so far. `metrics`: the values of the model to follow, by importance.
 
     `row`: the newest row of the history; {} before the first. `values`: the last value of each
     metric by its name; only some rounds end with an evaluation. `left`: the estimated seconds until
@@ -60,37 +60,29 @@ class RunProgress:
         self.left: float | None = None
         self.state = STARTING
         self._file = GrowingFile(folder / HISTORY)
-        self._names = [each.name for each in metrics]
-        self._first: tuple[float, float] | None = None  # seconds and round of the first row
+        self.metrics = metrics
+        self._first: Row = {}
 
-    def update(self, now: float | None = None) -> None:
-        """Read the new rows and the state.
-
-        `now`: seconds on any clock; without it, the seconds that the rows tell are the time.
-        """
-        first: Row = {}
+    def update(self) -> None:
+        """Read the new rows and the state."""
         with suppress(OSError, ValueError):  # the file cannot be read now: the next call may
             for line in self._file.lines():
                 row = row_in(line)
-                first = first or row
                 if _has(row, *NEEDED):
-                    self.row = row
+                    self.row, self._first = row, self._first or row
                 # an earlier run's history has other metrics
-                self.values |= {name: row[name] for name in self._names if _has(row, name)}
+                names = (metric.name for metric in self.metrics)
+                self.values |= {name: row[name] for name in names if _has(row, name)}
         self.state = self._state()
-        if now is None:
-            now = number(self.row.get("seconds"))
-        elif self.row:
-            first = {"seconds": now, "round": self.row["round"]}
-        if self._first is None and _has(first, "seconds", "round"):
-            self._first = first["seconds"], first["round"]
-        self.left = self._left(now) if self.state == RUNNING else None
+        self.left = self._left() if self.state == RUNNING else None
 
-    def _left(self, now: float | None) -> float | None:
+    def _left(self) -> float | None:
         """Return the seconds left at the mean pace since the first row; None before the second."""
-        if self._first is None or now is None:
-            return None
-        (began, first), done, rounds = self._first, self.row["round"], self.row["rounds"]
+        (began, first), (now, done) = (
+            [number(row.get(key)) or 0.0 for key in ("seconds", "round")]
+            for row in (self._first, self.row)
+        )
+        rounds = self.row["rounds"]
         if not first < done < rounds or now <= began:
             return None
         return float((rounds - done) * (now - began) / (done - first))
@@ -104,6 +96,15 @@ class RunProgress:
         if not result:
             return RUNNING if self.row else STARTING
         return FINISHED if not result.get("stopped") else STOPPED
+
+    @property
+    def measured(self) -> str:
+        """The last value of the first metric that has one; of another metric with its name."""
+        for metric in self.metrics:
+            if (value := self.values.get(metric.name)) is not None:
+                name = "" if metric is self.metrics[0] else f"{metric.name} "
+                return f"{name}{metric.text(value)}"
+        return NOTHING
 
     def sent(self) -> list[str]:
         """Return the bytes sent up and down as text."""
@@ -137,7 +138,7 @@ def run_progress(
     and longer pauses. `name`: the prefix of a line. `metric`: the value of the model to show.
     """
     if console.is_jupyter and not console.quiet:
-        with _beside(_in_notebook, ProgressLine(folder, rounds, name, metric)):
+        with _beside(_in_notebook, RunProgress(folder, metric), rounds, name):
             yield
         return
     with Progress(
@@ -153,10 +154,10 @@ def run_progress(
         transient=True,
     ) as progress:
         if progress.disable:
-            shown = _beside(_print, ProgressLine(folder, rounds, name, metric), folder, console)
+            shown = _beside(_print, RunProgress(folder, metric), rounds, name, console)
         else:
             progress.add_task("round", total=rounds, measured="-", up="-", down="-")
-            shown = _beside(_follow, RunProgress(folder, metric), progress, metric)
+            shown = _beside(_follow, RunProgress(folder, metric), progress)
         with shown:
             yield
 
@@ -174,88 +175,62 @@ def _beside(show: Callable[..., None], *arguments: object) -> Iterator[None]:
         thread.join()
 
 
-def _in_notebook(done: threading.Event, line: ProgressLine) -> None:
+def _in_notebook(done: threading.Event, run: RunProgress, rounds: int, name: str) -> None:
     """Show a bar and a line below a notebook's cell, twice a second."""
     from IPython.display import HTML, display
 
-    shown = display(HTML(line.html(0.0)), display_id=True)  # type: ignore[no-untyped-call]
+    def shown(passed: float) -> HTML:
+        text = html.escape(progress_line(run, passed, rounds, name))
+        at, of = run.row.get("round", 0), run.row.get("rounds", rounds)
+        bar = f"<progress value='{at:d}' max='{max(of, 1):d}'></progress> {text}"
+        return HTML(bar)  # type: ignore[no-untyped-call]
+
+    place = display(shown(0.0), display_id=True)  # type: ignore[no-untyped-call]
     began, over = time.monotonic(), False
     while not over:
         over = done.wait(0.5)
-        text = line.html(time.monotonic() - began)
-        shown.update(HTML(text))  # type: ignore[no-untyped-call]
+        place.update(shown(time.monotonic() - began))
 
 
-def _follow(
-    done: threading.Event, run: RunProgress, progress: Progress, metric: MainMetric
-) -> None:
+def _follow(done: threading.Event, run: RunProgress, progress: Progress) -> None:
     """Move the bar four times a second, and a last time when the run is done."""
     (task,) = progress.task_ids
-    began: float | None = time.monotonic()
     over = False
     while not over:
         over = done.wait(0.25)
-        if began is not None and time.monotonic() - began > FIRST_LINE:
-            progress.console.print(f"files in {run.folder}", soft_wrap=True)
-            began = None
-        run.update(time.monotonic())
+        run.update()
         if run.row:
-            measured = metric.text(run.values.get(metric.name))
             at, of = run.row["round"], run.row["rounds"]
             up, down = run.sent()
-            progress.update(task, completed=at, total=of, measured=measured, up=up, down=down)
+            progress.update(task, completed=at, total=of, measured=run.measured, up=up, down=down)
 
 
-def _print(done: threading.Event, line: ProgressLine, folder: Path, console: Console) -> None:
+def _print(
+    done: threading.Event, run: RunProgress, rounds: int, name: str, console: Console
+) -> None:
     began, pause = time.monotonic(), FIRST_LINE
     while not done.wait(pause):
         passed = time.monotonic() - began
         if pause == FIRST_LINE:
-            console.print(f"files in {folder}", soft_wrap=True)
-        console.print(line.line(passed), soft_wrap=True)
-        pause = pause_after(passed)
+            console.print(f"files in {run.folder}", soft_wrap=True)
+        console.print(progress_line(run, passed, rounds, name), soft_wrap=True)
+        pause = min(max(passed / 10, BETWEEN), LONGEST)
 
 
-def pause_after(seconds: float) -> float:
-    """Return the seconds to wait before a log's next line: a tenth of the run's time, `seconds`.
+def progress_line(run: RunProgress, passed: float, rounds: int, name: str = "") -> str:
+    """Return the line to show `passed` seconds after this process began the run.
 
-    The pause is at least 30 and at most 600 seconds.
+    `rounds`: those of the run; `name`: the line's prefix.
     """
-    return min(max(seconds / 10, BETWEEN), LONGEST)
-
-
-class ProgressLine:
-    """Makes the progress lines of a run's log.
-
-    `folder`: where the run writes its files; `rounds`: their number; `name`: a line's prefix;
-    `metric`: the value of the model to show.
-    """
-
-    def __init__(
-        self, folder: Path, rounds: int, name: str = "", metric: MainMetric = ACCURACY
-    ) -> None:
-        self._metric, self._rounds, self._name = metric, rounds, name
-        self._run = RunProgress(folder, metric)
-
-    def line(self, passed: float) -> str:
-        """Return the line to print `passed` seconds after this process began the run."""
-        run = self._run
-        run.update(passed)
-        parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', self._rounds)}"]
-        if run.row:
-            up, down = run.sent()
-            measured = self._metric.text(run.values.get(self._metric.name))
-            parts += [f"{self._metric.name} {measured}", f"up {up}, down {down}"]
-        parts.append(f"{human_seconds(round(passed))} so far")
-        if run.left is not None:
-            parts.append(f"about {human_seconds(round(run.left))} left")
-        return f"{self._name}{', '.join(parts)}"
-
-    def html(self, passed: float) -> str:
-        """Return a bar and the line (`line`) for a notebook."""
-        text, row = html.escape(self.line(passed)), self._run.row
-        done, of = row.get("round", 0), row.get("rounds", self._rounds)
-        return f"<progress value='{done:d}' max='{max(of, 1):d}'></progress> {text}"
+    run.update()
+    parts = [f"round {run.row.get('round', 0)} of {run.row.get('rounds', rounds)}"]
+    if run.row:
+        up, down = run.sent()
+        parts += [f"{run.metrics[0].name} {run.measured}", f"up {up}, down {down}"]
+    parts.append(f"{human_seconds(round(passed))} so far")
+    if run.left is not None:
+        parts.append(f"about {human_seconds(round(run.left))} left")
+    return f"{name}{', '.join(parts)}"
 
 
 # A sweep
@@ -298,14 +273,6 @@ class SweepJob(RunProgress):
         super().__init__(folder, ACCURACY, LOSS)
         self.overrides = readable(override_words, folder) or []
 
-    @property
-    def measured(self) -> str:
-        """The last accuracy, of a model without one the last loss."""
-        if (accuracy := self.values.get(ACCURACY.name)) is not None:
-            return ACCURACY.text(accuracy)
-        loss = self.values.get(LOSS.name)
-        return NOTHING if loss is None else f"loss {LOSS.text(loss)}"
-
 
 class SweepView:
     """Makes the table of a sweep's jobs; the arguments are those of `sweep_progress`."""
@@ -317,14 +284,13 @@ class SweepView:
 
     def jobs(self) -> list[SweepJob]:
         """Return the jobs that have begun, in the order of their numbers, after a look at files."""
-        now = time.monotonic() - self._start
         for file in self._top.glob(f"*/{OVERRIDES}"):
             folder = file.parents[1]
             if folder not in self._jobs and file.stat().st_mtime >= self._began:
                 self._jobs[folder] = SweepJob(folder)
         for job in self._jobs.values():
             if job.state != FINISHED or not (job.folder / RESULT).exists():
-                job.update(now)
+                job.update()
         return sorted(self._jobs.values(), key=lambda job: (len(job.folder.name), job.folder.name))
 
     def table(self, rows: int) -> Table:

@@ -28,12 +28,6 @@ def test_one_value_has_no_interval_and_is_no_noise():
     assert estimate([]) is None
 
 
-@given(VALUES, st.randoms())
-def test_the_order_of_values_does_not_matter(values, random):
-    other = random.sample(values, len(values))
-    assert estimate(other) == estimate(values)
-
-
 @given(VALUES, st.floats(-50, 50))
 def test_a_constant_shift_is_the_difference_without_spread(values, shift):
     theirs = dict(enumerate(values))

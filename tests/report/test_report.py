@@ -9,8 +9,8 @@ from rich.console import Console
 
 from edgewire.report import progress
 from edgewire.report.format import human_bytes, human_seconds, percent
-from edgewire.report.metric import MainMetric
-from edgewire.report.progress import ProgressLine, run_progress
+from edgewire.report.metric import ACCURACY, MainMetric
+from edgewire.report.progress import RunProgress, progress_line, run_progress
 from edgewire.report.run_result import summary_table
 from edgewire.report.runs import read_result
 
@@ -79,45 +79,29 @@ def test_a_log_has_lines(tmp_path, monkeypatch):
 
 
 def test_a_line_shows_the_known_values(tmp_path):
-    line, history = ProgressLine(tmp_path, 10), tmp_path / "history.jsonl"
-    assert line.line(10.4) == "round 0 of 10, 10 s so far"
+    run, history = RunProgress(tmp_path, ACCURACY), tmp_path / "history.jsonl"
+    assert progress_line(run, 10.4, 10) == "round 0 of 10, 10 s so far"
     rest = "accuracy 50.00 %, up 61.7 kB, down 2 MB"
     for done, seconds, said in [
         (1, 40, f"{rest}, 40 s so far"),
         (2, 70, f"{rest}, 1 min 10 s so far, about 4 min 00 s left"),
         (4, 100, f"{rest}, 1 min 40 s so far, about 2 min 00 s left"),
     ]:
-        row = {**ROW, "round": done, "accuracy": None if done == 4 else 0.5}
+        values = {"round": done, "accuracy": None if done == 4 else 0.5, "seconds": seconds}
+        row = ROW | values
         with history.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        assert line.line(seconds) == f"round {done} of 10, {said}"
-    assert line.line(130) == f"round 4 of 10, {rest}, 2 min 10 s so far, about 3 min 00 s left"
+        assert progress_line(run, seconds, 10) == f"round {done} of 10, {said}"
     with history.open("a") as file:  # an evaluation between two lines
         for done, accuracy in [(5, 0.25), (6, 0.75), (7, None)]:
             file.write(json.dumps({**ROW, "round": done, "accuracy": accuracy}) + "\n")
-    assert line.line(160).startswith("round 7 of 10, accuracy 75.00 %")
+    assert progress_line(run, 160, 10).startswith("round 7 of 10, accuracy 75.00 %")
 
 
 def test_a_history_of_an_earlier_run_may_lack_the_metric(tmp_path):
     (tmp_path / "history.jsonl").write_text(json.dumps(ROW) + "\n")
-    line = ProgressLine(tmp_path, 10, metric=MainMetric("rmse"))
-    assert line.line(1) == "round 3 of 10, rmse -, up 61.7 kB, down 2 MB, 1 s so far"
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
-    with run_progress(tmp_path, 10, console, metric=MainMetric("rmse")):
-        pass
-    assert "3/10" in screen.getvalue()
-
-
-def test_a_log_of_a_day_is_not_flooded():
-    seconds, lines, pauses = progress.FIRST_LINE, 1, []
-    while seconds < 24 * 3600:
-        pauses.append(progress.pause_after(seconds))
-        seconds, lines = seconds + pauses[-1], lines + 1
-    assert pauses == sorted(pauses)
-    assert pauses[0] == 30
-    assert pauses[-1] == 600
-    assert 100 < lines < 200
+    run = RunProgress(tmp_path, MainMetric("rmse"))
+    assert progress_line(run, 1, 10) == "round 3 of 10, rmse -, up 61.7 kB, down 2 MB, 1 s so far"
 
 
 RESULT = {

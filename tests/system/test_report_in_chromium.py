@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing is loaded, everything fits, is legible and has keys."""
+"""The report in a real browser: nothing is loaded, everything fits and has keys."""
 
 import pytest
 
@@ -6,39 +6,6 @@ from edgewire.report.html.html_report import write_report
 from tests.report.made_runs import add_run, node, write_nodes
 
 pytestmark = pytest.mark.system
-WIDTHS, SCHEMES = (400, 1400), ("light", "dark")
-# Return each text with too little contrast to the colour behind it, and how many texts there are.
-CONTRAST = """() => {
-  const parse = (text) => {
-    const found = text.match(/[\\d.]+/g).map(Number);
-    return {rgb: found.slice(0, 3), alpha: found.length > 3 ? found[3] : 1};
-  };
-  const light = (rgb) => rgb.map((value) => value / 255)
-    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
-  const ground = (element) => {
-    for (let at = element; at; at = at.parentElement) {
-      const found = parse(getComputedStyle(at).backgroundColor);
-      if (found.alpha === 1) return found.rgb;
-    }
-    return null;
-  };
-  const bad = [];
-  let count = 0;
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement, text = walker.currentNode.data.trim();
-    if (!text || element.closest("script, style, title") || !element.getClientRects().length)
-      continue;
-    const style = getComputedStyle(element), behind = ground(element);
-    const drawn = element instanceof SVGElement ? style.fill : style.color;
-    const [high, low] = [light(parse(drawn).rgb), light(behind)].sort((a, b) => b - a);
-    const contrast = (high + 0.05) / (low + 0.05);
-    count += 1;
-    if (contrast < 4.5) bad.push(`${text.slice(0, 40)}: ${contrast.toFixed(2)}`);
-  }
-  return [bad, count];
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +31,8 @@ def opened(browser, report):
     """Return a function that opens the report; at the end the browser must have no complaint."""
     complaints, requests, pages = [], [], []
 
-    def open_at(width=1400, scheme="light"):
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    def open_at(width=1400):
+        page = browser.new_page(viewport={"width": width, "height": 900})
         pages.append(page)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -82,7 +49,7 @@ def opened(browser, report):
     assert {url for url in requests if not url.startswith("data:")} == {report.as_uri()}
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_is_not_wider_than_the_window(opened, width):
     page = opened(width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -90,33 +57,7 @@ def test_the_page_is_not_wider_than_the_window(opened, width):
     narrow = page.evaluate("Math.min(...[...document.querySelectorAll('figure > svg')]"
                            ".map((svg) => svg.getBoundingClientRect().width))")  # fmt: skip
     assert narrow > 300
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_text_has_contrast(opened, width, scheme):
-    bad, count = opened(width, scheme).evaluate(CONTRAST)
-    assert count > 300
-    assert bad == []
-
-
-def test_a_text_without_contrast_is_found(opened):
-    page = opened()
-    page.add_style_tag(content=":root { --muted: #999999 !important; }")
-    assert any(text.startswith("bytes up") for text in page.evaluate(CONTRAST)[0])
-
-
-def test_the_button_changes_the_theme(opened):
-    page = opened(scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(ground)
-    page.click("#theme")
-    assert page.evaluate(ground) == "rgb(255, 255, 255)" != dark
-    assert page.evaluate(CONTRAST)[0] == []
-    page.reload()
-    assert page.inner_text("#theme") == "Dark"  # the choice is kept
-    page.click("#theme")
-    assert page.evaluate(ground) == dark
+    assert page.locator("figure > svg:not([aria-label])").count() == 0
 
 
 def texts(page, table, column):
@@ -167,10 +108,3 @@ def test_heads_stay_visible_and_wide_tables_scroll(opened):
     top = box.evaluate("box => box.getBoundingClientRect().top")
     head = page.locator("#table-runs th").first.evaluate("th => th.getBoundingClientRect().top")
     assert abs(head - top) <= 2
-
-
-def test_pictures_have_texts_for_the_pointer(opened):
-    page = opened()
-    found = page.eval_on_selector_all("svg title", "all => all.map((each) => each.textContent)")
-    assert any("good" in text and "kB up" in text for text in found)
-    assert page.locator("figure > svg:not([aria-label])").count() == 0

@@ -18,7 +18,7 @@ STATUS = "[role=status]"
 @contextmanager
 def watching(folder):
     """Run the command; yield the page's address. Ctrl-C must end it with exit code 0, quietly."""
-    command = [sys.executable, "-m", "edgewire.report", str(folder), "--watch", "--no-browser"]
+    command = [sys.executable, "-m", "edgewire.report", str(folder), "--watch"]
     process = subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

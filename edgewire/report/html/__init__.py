@@ -1,1 +1,1 @@
-"""Makes a report of runs: one HTML file, its pictures as SVG and PNG, and its data as CSV."""
+"""Makes a report of runs: one HTML file, its pictures as SVG, and its data as CSV."""

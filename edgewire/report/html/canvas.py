@@ -7,7 +7,7 @@ the page's theme decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -18,14 +18,12 @@ from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.reader import file_name
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
 WIDTH, HEIGHT = 440, 300  # points of a picture without its legend
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 44  # points around the axes
 LEGEND_LINE, LEGEND_CHARACTERS = 15, 60  # height of a line of the legend; its longest text
 ROW = 38  # height of a group in pictures with a row for each group
-DPI = 144  # of a PNG
 
 CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 # CSS variable -> the colour on a light page and on a dark page
@@ -36,7 +34,6 @@ THEME = {
 LIGHT = {name: light for name, (light, dark) in THEME.items()}
 VARIABLES = {light: f"var(--{name})" for name, light in LIGHT.items()}
 HUES = 6  # colours of groups; the next six groups have dashed lines
-MARKERS = "osD^vPX<>p*h"
 STYLE: Any = {  # settings of matplotlib
     "font.size": 11.5,
     "font.family": "sans-serif",
@@ -51,7 +48,6 @@ STYLE: Any = {  # settings of matplotlib
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.labelpad": 5,
     "grid.color": LIGHT["rule"],
     "grid.linewidth": 0.7,
     "xtick.color": LIGHT["rule"],
@@ -59,9 +55,6 @@ STYLE: Any = {  # settings of matplotlib
     "xtick.labelcolor": LIGHT["muted"],
     "ytick.labelcolor": LIGHT["muted"],
     "ytick.major.size": 0,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    "path.simplify_threshold": 0.4,
     "svg.hashsalt": "report",
 }
 
@@ -69,22 +62,26 @@ STYLE: Any = {  # settings of matplotlib
 class LegendEntry(NamedTuple):
     """A line of a legend.
 
-    `colour`: a name of `THEME`. `marker`: in the notation of matplotlib; "" for a filled box.
-    `dashed`: whether the line is dashed, because its colour is used twice.
+    `colour`: a name of `THEME`. `dashed`: whether its line is dashed, because the colour is used
+    twice. `box`: whether it is a filled box, no line.
     """
 
     text: str
     colour: str
-    marker: str = ""
     dashed: bool = False
+    box: bool = False
+
+    @property
+    def line(self) -> dict[str, str]:
+        """The colour and the style of a line, as options of `Axes.plot`."""
+        return {"color": LIGHT[self.colour], "linestyle": "--" if self.dashed else "-"}
 
 
 def mark_of(group: ReportGroup) -> LegendEntry:
-    """Return how pictures show a group: grey points, or its colour, line and marker."""
+    """Return how pictures show a group: in grey, or with its number, colour and line."""
     if (rank := group.rank) is None:
-        return LegendEntry(group.label, "other", ".")
-    marker, dashed = MARKERS[rank % len(MARKERS)], rank // HUES % 2 == 1
-    return LegendEntry(f"{group.key}  {group.label}", f"group{rank % HUES}", marker, dashed)
+        return LegendEntry(group.label, "other")
+    return LegendEntry(f"{group.key}  {group.label}", f"group{rank % HUES}", rank >= HUES)
 
 
 class Canvas:
@@ -108,8 +105,8 @@ class Canvas:
         from matplotlib.lines import Line2D
 
         self.name, self.title, self.note = file_name(name), title, note
-        self._height, self._tips = height, dict[str, str]()
-        self.fills = [entry for entry in legend if not entry.marker]
+        self._height = height
+        self.fills = [entry for entry in legend if entry.box]
         self.svg = ""
         whole = height + LEGEND_LINE * len(legend) + (6 if legend else 0)
         self._figure = Figure(figsize=(WIDTH / 72, whole / 72), facecolor=LIGHT["surface"])
@@ -118,9 +115,8 @@ class Canvas:
         self.axes: Axes = self._figure.add_axes((left / WIDTH, bottom / whole, width, high))
         lines = [
             Line2D(
-                [], [], color=LIGHT[entry.colour], label=entry.text[:LEGEND_CHARACTERS],
-                linewidth=1.6 if entry.marker else 8, linestyle="--" if entry.dashed else "-",
-                marker=entry.marker or None,
+                [], [], label=entry.text[:LEGEND_CHARACTERS], linewidth=8 if entry.box else 1.5,
+                **entry.line,
             )
             for entry in legend
         ]  # fmt: skip
@@ -129,23 +125,15 @@ class Canvas:
             fontsize=10, borderpad=0.2, borderaxespad=0.4, handlelength=2.2, labelspacing=0.5,
         )  # fmt: skip
 
-    def tip(self, artist: Artist, text: str) -> None:
-        """Give an artist a text that a browser shows when the pointer is above it."""
-        name = f"tip{len(self._tips)}"
-        artist.set_gid(name)
-        self._tips[name] = text
-
     def save(self, folder: Path) -> None:
-        """Write NAME.svg and NAME.png into a folder."""
+        """Write NAME.svg into a folder."""
         out = StringIO()
-        quick = {"compress_level": 2}  # the default takes as long as drawing
         with catch_warnings():
-            # a name in another script: browsers have its letters, the PNG shows boxes
+            # a name in another script: matplotlib lacks its letters, browsers have them
             filterwarnings("ignore", "Glyph", UserWarning)
             about = {"Date": None, "Title": self.title}
             self._figure.savefig(out, format="svg", metadata=about)
-            self._figure.savefig(folder / f"{self.name}.png", dpi=DPI, pil_kwargs=quick)
-        svg = with_tips(out.getvalue(), self._tips)
+        svg = out.getvalue()
         (folder / f"{self.name}.svg").write_text(svg, encoding="utf-8")
         self.svg = inline(svg, self.name, self.title, self._height)
 
@@ -163,16 +151,6 @@ def row_canvas(
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
     return canvas
-
-
-def with_tips(svg: str, tips: Mapping[str, str]) -> str:
-    """Return an SVG with a `title` in each group whose id is a key of `tips`."""
-
-    def titled(found: re.Match[str]) -> str:
-        text = tips.get(found[1])
-        return found[0] if text is None else f"{found[0]}<title>{escape(text)}</title>"
-
-    return re.sub(r'<g id="(tip\d+)"[^>]*>', titled, svg)
 
 
 def inline(svg: str, name: str, title: str, height: float) -> str:

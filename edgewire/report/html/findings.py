@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from edgewire.report.estimate import Estimate, paired
-from edgewire.report.format import decimals, human_bytes, human_seconds
+from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.html.node_table import SLOW, NodeRecord, notable
 from edgewire.report.html.run_data import (
-    NEARLY,
     WAYS,
     ReportGroup,
     ReportRuns,
@@ -23,6 +22,14 @@ from edgewire.report.table import plain, sent
 SEEDS = 3  # below this number of seeds the report asks for more
 FEW = 3  # groups of which each gets a sentence of its own
 NOISE, WORSE, BETTER, ONE_SEED, NO_SEED = "noise", "worse", "better", "one seed", "no common seed"
+# what a sentence says about a group with this verdict, and the group that it is compared with
+WORDS = {
+    NOISE: "is within the noise of",
+    WORSE: "is worse than",
+    BETTER: "is better than",
+    ONE_SEED: "has one seed in common with",
+    NO_SEED: "has no seed in common with",
+}
 NARROW = 1.0  # half an interval that tells of no loss: points of a share, else % of the metric
 
 
@@ -48,12 +55,6 @@ class Comparison(NamedTuple):
     verdict: str
 
     @property
-    def text(self) -> str:
-        """The difference with its interval, such as "-0.3 ± 0.2 points"."""
-        unit = " points" * self.group.metric.share
-        return "unknown" if self.difference is None else f"{self.number}{unit}"
-
-    @property
     def narrow(self) -> bool:
         """Whether the interval of the difference is so small that a loss would show."""
         if self.difference is None or self.difference.half is None:
@@ -65,9 +66,25 @@ class Comparison(NamedTuple):
     def number(self) -> str:
         """The difference with its sign and its interval, without its unit."""
         if (found := self.difference) is None:
-            return ""
+            return "unknown"
         places = self.group.metric.places(found.mean)
         return "+" * (round(found.mean, places) > 0) + found.text(places)
+
+    @property
+    def text(self) -> str:
+        """The difference with its interval, such as "-0.3 ± 0.2 points"."""
+        return self.number + " points" * self.group.metric.share
+
+    @property
+    def sentence(self) -> str:
+        """What the runs say about the group."""
+        metric, reference = self.group.metric, self.reference
+        found = f"{self.group.label}, with {_times(self.group.whole_ratio)} fewer bytes than Flower"
+        found += f": {metric.name} {WORDS[self.verdict]} {reference.label}"
+        if self.difference is not None:
+            found += f" ({self.text}; seeds: {self.difference.count})"
+        other = unlike(self.group, reference)[:3]
+        return f"{found}." + f" They also differ in {', '.join(other)}." * bool(other)
 
 
 def compare(group: ReportGroup, groups: Sequence[ReportGroup]) -> Comparison | None:
@@ -93,7 +110,7 @@ def findings(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Finding]:
     """Return the answers that the runs allow, the most important first."""
     found = [_runs(report)]
     if report.groups:
-        found = [_compression(report), _bytes(report), _nodes(nodes), _settings(report), *found]
+        found = [_compression(report), _bytes(report), _nodes(nodes), *found]
     return found
 
 
@@ -103,8 +120,16 @@ def _compression(report: ReportRuns) -> Finding:
     if not found:
         return Finding(question, "Not known from these runs.", [_no_reference(report)], "summary")
     counts = Counter(c.verdict for c in found)
-    sentences = [_sentence(c) for c in found] if len(found) <= FEW else _counted(found, counts)
-    sentences += [*_allowed(found if len(found) <= FEW else _best(found)), *_advice(found)]
+    told, sentences = found, []
+    if len(found) > FEW:
+        good = [c for c in found if c.verdict in (NOISE, BETTER)]
+        told = sorted(good, key=lambda c: -(c.group.whole_ratio or 0))[:1]
+        parts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        sentences.append(f"{len(found)} compressed groups against the least compressed: {parts}.")
+        sentences += ["The fewest bytes without a measurable loss:"] * len(told)
+    sentences += [comparison.sentence for comparison in told]
+    if any(each.difference is None or each.difference.count < SEEDS for each in found):
+        sentences.append("More seeds make the intervals narrower: give each setting seed=0,1,2.")
     return Finding(question, _short(found, counts), sentences, "summary")
 
 
@@ -113,7 +138,7 @@ def _no_reference(report: ReportRuns) -> str:
         return "No run has evaluated its model."
     return (
         "There is no run with less compression to compare with: add one with "
-        "`compression=none downlink=full` and the same seeds."
+        "compression=none downlink=full and the same seeds."
     )
 
 
@@ -124,82 +149,12 @@ def _short(found: Sequence[Comparison], counts: Counter[str]) -> str:
     if counts[WORSE]:
         return f"It depends: {counts[WORSE]} of {total} compressed groups are worse."
     if wide := [c for c in found if c.verdict == NOISE and not c.narrow]:
-        worst = max(wide, key=lambda c: c.difference.half or 0.0 if c.difference else 0.0)
-        seeds = worst.difference.count if worst.difference else 0
-        which = f" of {worst.group.label}" * (total > 1)
-        return (
-            f"Not known with {seeds} seeds: the difference{which} is {worst.text}; more seeds "
-            "would tell."
-        )
+        which = f" of {wide[0].group.label}" * (total > 1)
+        return f"Not known: the difference{which} is {wide[0].text}; more seeds would tell."
     if counts[NOISE] + counts[BETTER]:
         seeds = min(c.difference.count for c in found if c.difference is not None)
         return f"No loss is measurable{' with so few seeds' * (seeds < SEEDS)}."
     return "Not known: one seed does not tell a difference from noise."
-
-
-def _sentence(found: Comparison) -> str:
-    group, metric = found.group, found.group.metric
-    kind = "uncompressed" if (found.reference.whole_ratio or 0) < NEARLY else "less compressed"
-    other = unlike(group, found.reference)[:3]
-    also = f" They also differ in {', '.join(other)}." if other else ""
-    saved = f"{_times(group.whole_ratio)} fewer bytes than Flower"
-    start = f"{group.label}, with {saved}:"
-    seeds = 0 if found.difference is None else found.difference.count
-    if found.verdict == NO_SEED:
-        return f"{start} no seed in common with the {kind} {found.reference.label}.{also}"
-    if found.verdict == ONE_SEED:
-        return f"{start} {metric.name} differs by {found.text} from the {kind} " + (
-            f"{found.reference.label}, by one seed.{also}"
-        )
-    what = {NOISE: "is within the noise of", WORSE: "is worse than", BETTER: "is better than"}
-    return f"{start} {metric.name} {what[found.verdict]} the {kind} {found.reference.label} " + (
-        f"({found.text}, {seeds} seeds).{also}"
-    )
-
-
-def _counted(found: Sequence[Comparison], counts: Counter[str]) -> list[str]:
-    words = {NOISE: "within the noise", WORSE: "worse", BETTER: "better",
-             ONE_SEED: "with one seed", NO_SEED: "without a common seed"}  # fmt: skip
-    parts = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
-    sentences = [
-        f"{len(found)} compressed groups against the least compressed ones: {', '.join(parts)}."
-    ]
-    start = "The fewest bytes without a measurable loss:"
-    sentences += [f"{start} {_sentence(best)}" for best in _best(found)]
-    if counts[WORSE]:
-        bad = [c for c in found if c.verdict == WORSE]
-        worst = max(bad, key=lambda c: abs(c.difference.mean) if c.difference else 0)
-        sentences.append(f"The largest loss: {_sentence(worst)}")
-    return sentences
-
-
-def _best(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return the comparison with the fewest bytes among those without a measurable loss."""
-    good = [c for c in found if c.verdict in (NOISE, BETTER)]
-    return sorted(good, key=lambda c: -(c.group.whole_ratio or 0))[:1]
-
-
-def _allowed(found: Sequence[Comparison]) -> list[str]:
-    """Return the largest loss that an interval around no measurable difference still contains."""
-    worst: tuple[float, Comparison] | None = None
-    for each in found:
-        if each.verdict == NOISE and each.difference is not None:
-            mean, half = each.difference.mean, each.difference.half or 0.0
-            loss = half - mean if each.group.metric.higher else half + mean
-            if worst is None or loss > worst[0]:
-                worst = loss, each
-    if worst is None:
-        return []
-    loss, each = worst
-    metric = each.group.metric
-    size = f"{decimals(loss, metric.places(loss))}{' points' * metric.share}"
-    return [f"The 95 % interval of {each.group.label} does not exclude a loss of {size}."]
-
-
-def _advice(found: Sequence[Comparison]) -> list[str]:
-    if any(each.difference is None or each.difference.count < SEEDS for each in found):
-        return ["More seeds make the intervals narrower: give each setting `seed=0,1,2`."]
-    return []
 
 
 def _times(ratio: float | None) -> str:
@@ -208,75 +163,52 @@ def _times(ratio: float | None) -> str:
 
 def _bytes(report: ReportRuns) -> Finding:
     runs = [run for group in report.groups for run in group.runs]
-    found = {way: [whole_bytes(run.result, way) for run in runs] for way in WAYS}
-    total = {way: sum(size for size, _ in each) for way, each in found.items()}
-    whole = sum(size for each in found.values() for _, size in each)
-    answer = f"{human_bytes(total['uplink'])} up and {human_bytes(total['downlink'])} down"
-    ratio = whole / sum(total.values()) if sum(total.values()) else None
-    many = len(runs) > 1
-    known = [g for g in report.groups if g.whole_ratio is not None]
-    sentences = [f"Flower without compression would send {human_bytes(whole)}, {_times(ratio)} as "
-                 "many."]  # fmt: skip
-    if len(known) > 1:
-        least = min(known, key=lambda g: sum(g.sent_mean(way) for way in total))
-        up, down = (human_bytes(least.sent_mean(way)) for way in total)
-        fewer = " and ".join(_times(least.ratio(plain(way), sent(way))) for way in total)
+    all_runs = [human_bytes(sum(whole_bytes(run.result, way)[0] for run in runs)) for way in WAYS]
+    sentences = []
+    if known := [group for group in report.groups if group.whole_ratio is not None]:
+        least = min(known, key=lambda group: sum(map(group.sent_mean, WAYS)))
+        up, down = (human_bytes(least.sent_mean(way)) for way in WAYS)
+        fewer = " and ".join(_times(least.ratio(plain(way), sent(way))) for way in WAYS)
         sentences.append(
             f"{least.label} sends the fewest: {up} up and {down} down a run, {fewer} fewer than "
-            "Flower."
+            "Flower without compression."
         )
-    return Finding("How many bytes?", f"{answer}{' in all runs' * many}.", sentences, "bytes")
+    answer = f"{all_runs[0]} up and {all_runs[1]} down in all runs."
+    return Finding("How many bytes?", answer, sentences, "bytes")
 
 
 def _nodes(nodes: Sequence[NodeRecord]) -> Finding:
     question = "Which node is slow?"
     if not any(node.lag is not None or node.unanswered for node in nodes):
         return Finding(
-            question, "Not recorded.", ["The runs hold no file `nodes.json` with lags."], "nodes"
+            question, "Not recorded.", ["The runs hold no file nodes.json with lags."], "nodes"
         )
     slow = [node for node in notable(nodes) if node.slow and not node.unanswered]
-    lost = Counter(f"node {n.place}" for n in nodes if n.unanswered)
+    lost = Counter(f"node {node.place}" for node in nodes if node.unanswered)
     failed = Counter[str]()
     for node in nodes:
         failed[f"node {node.place}"] += int(node.failures)
+    answer = f"None: no mean lag is above {SLOW:g} times the usual one."
     sentences = []
     if slow:
         first = slow[0]
+        answer = f"{_listed(f'node {node.place}' for node in slow).capitalize()}."
         sentences.append(
             f"In {first.group.label}, seed {first.seed}, the replies of node {first.place} take "
-            f"{human_seconds(first.lag)} in the mean, {_times(first.times)} the lag of the "
-            "fastest quarter."
+            f"{human_seconds(first.lag)} in the mean, {_times(first.times)} the usual lag."
         )
     if lost:
-        sentences.append(f"Without an answer to the last message: {_listed(list(lost))}.")
-    if failing := [(name, count) for name, count in failed.most_common(3) if count]:
-        text = ", ".join(f"{name} ({count})" for name, count in failing)
-        sentences.append(f"Most failures: {text}.")
-    slowest = dict.fromkeys(f"node {node.place}" for node in slow)
-    answer = f"{_listed(list(slowest)).capitalize()}." if slow else (
-        f"None: no mean lag is above {SLOW:g} times the usual one."
-    )  # fmt: skip
-    if lost:
-        one = "one node does" if len(lost) == 1 else f"{len(lost)} nodes do"
-        answer += f" But {one} not answer."
+        answer += f" {len(lost)} without an answer."
+        sentences.append(f"Without an answer to the last message: {_listed(lost)}.")
+    if failing := [f"{name} ({count})" for name, count in failed.most_common(3) if count]:
+        sentences.append(f"Most failures: {', '.join(failing)}.")
     return Finding(question, answer, sentences, "nodes")
 
 
-def _listed(names: Sequence[str], most: int = 10) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _settings(report: ReportRuns) -> Finding:
-    question = "What differs between the runs?"
-    if len(report.groups) == 1:
-        return Finding(question, "Nothing but the seed.", [], "settings")
-    parts = [
-        f"{key} ({len({group.overrides.get(key) for group in report.groups})} values)"
-        for key in report.keys
-    ]
-    shown = ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
-    return Finding(question, f"{shown}.", [], "settings")
+def _listed(names: Iterable[str], most: int = 10) -> str:
+    known = list(dict.fromkeys(names))
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ", ".join(known[:most]) + more
 
 
 def _runs(report: ReportRuns) -> Finding:

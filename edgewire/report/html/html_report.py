@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import csv
-import re
 import time
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from edgewire.report.format import one_line
 from edgewire.report.html.canvas import mark_of
@@ -23,7 +19,7 @@ from edgewire.report.html.page_tables import (
     summary_table,
     time_table,
 )
-from edgewire.report.html.pictures import GREY, draw_all
+from edgewire.report.html.pictures import draw_all
 from edgewire.report.html.run_data import COLOURED, ReportRuns, load
 from edgewire.report.link_time import named_links
 from edgewire.report.runs import Row, Run
@@ -33,7 +29,6 @@ PAGE, HISTORIES, SUMMARY = "report.html", "histories.csv", "summary.csv"
 COLUMNS = 1000  # of a CSV file
 TEMPLATE = "report.html.j2"
 FILES = Path(__file__).parent
-CODE = re.compile("`([^`]*)`")
 
 
 class HistoryFile:
@@ -95,7 +90,7 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
     tables = {"runs": runs_table(report.records)}
     if report.groups:
         made = {"time": time_table(report, links), "nodes": nodes_table(notable(nodes)),
-                "settings": settings_table(report)}  # fmt: skip
+                "settings": settings_table(report.coloured)}  # fmt: skip
         tables |= {section: table for section, table in made.items() if table is not None}
     page = _render(
         title=one_line(title or default_title(folders)),
@@ -106,10 +101,8 @@ def write_report(folders: Sequence[Path], out: Path, title: str = "") -> ReportR
         main=main,
         pictures=draw_all(report, nodes, links, out),
         tables=tables,
-        nodes=nodes,
         legend=[mark_of(group) for group in report.coloured],
         coloured=COLOURED,
-        grey=GREY,
     )
     (out / PAGE).write_text(page, encoding="utf-8")
     return report
@@ -123,7 +116,6 @@ def default_title(folders: Sequence[Path]) -> str:
 
 def _render(**values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader(FILES),
@@ -132,19 +124,4 @@ def _render(**values: Any) -> str:
         lstrip_blocks=True,
         autoescape=True,
     )
-    environment.filters["code"] = lambda text: Markup(CODE.sub(r"<code>\1</code>", escape(text)))
-    environment.filters["outline"] = outline
-    return environment.get_template(TEMPLATE).render(
-        runs_of_nodes=RUNS,
-        **values,
-    )
-
-
-def outline(marker: str) -> str:
-    """Return a marker of matplotlib's name as the points of an SVG's polygon, 9 units wide."""
-    from matplotlib.markers import MarkerStyle
-    from matplotlib.transforms import Affine2D
-
-    found = MarkerStyle(marker)
-    path = found.get_path().transformed(found.get_transform() + Affine2D().scale(9, -9))
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in np.asarray(path.to_polygons()[0]))
+    return environment.get_template(TEMPLATE).render(runs_of_nodes=RUNS, **values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from edgewire.report.html.run_data import ReportGroup, ended_early
@@ -23,9 +22,8 @@ OVERDUE = 3.0  # a reply does not come any more after so many times the longest 
 class NodeRecord:
     """A node in a run. `told`: its entry in `nodes.json`.
 
-    `lag`: the mean seconds from a message to its reply, else those of the last message. `times`:
-    its lag, divided by the usual lag of its run (`usual_lag`). `unanswered`: it has left its last
-    message unanswered.
+    `lag`: the mean seconds from a message to its reply. `times`: its lag, divided by the usual lag
+    of its run (`usual_lag`). `unanswered`: it has left its last message unanswered.
     """
 
     place: int
@@ -34,8 +32,12 @@ class NodeRecord:
     told: Mapping[str, Any]
     lag: float | None
     times: float | None
-    slow: bool
     unanswered: bool
+
+    @property
+    def slow(self) -> bool:
+        """Whether its lag is well above the usual one."""
+        return self.times is not None and self.times > SLOW
 
     def count(self, key: str) -> float | None:
         """Return a number of the node; None if the run did not record it."""
@@ -45,12 +47,6 @@ class NodeRecord:
     def failures(self) -> float:
         """How many of its replies failed or were refused."""
         return self.count("failures") or 0.0
-
-    @cached_property
-    def labels(self) -> tuple[float, ...]:
-        """The node's samples of each class; empty if they are unknown."""
-        found = self.told.get("labels")
-        return tuple(number(n) or 0.0 for n in found) if isinstance(found, list) else ()
 
 
 def read_nodes(groups: Iterable[ReportGroup]) -> list[NodeRecord]:
@@ -68,28 +64,27 @@ def nodes_of(run: Run, group: ReportGroup) -> list[NodeRecord]:
     nodes = [each for each in listed if isinstance(each, dict)]
     gave_up = ended_early(run.result) and not run.diverged  # because no node answered
     lost = not_answering(nodes, number(content.get("seconds")), gave_up)
-    lags = [lag_of(each) for each in nodes]
+    lags = [number(each.get("mean_lag")) for each in nodes]
     usual = usual_lag(lag for lag in lags if lag is not None)
     records = []
     for at, (each, lag, unanswered) in enumerate(zip(nodes, lags, lost, strict=True)):
-        place = number(each.get("partition"))
+        told = number(each.get("partition"))
+        place = at if told is None else int(told)
         times = lag / usual if lag is not None and usual else None
-        about = each, lag, times, is_slow(lag, usual), unanswered
-        records.append(NodeRecord(at if place is None else int(place), group, run.seed, *about))
+        records.append(NodeRecord(place, group, run.seed, each, lag, times, unanswered))
     return sorted(records, key=lambda record: record.place)
 
 
 def notable(nodes: Sequence[NodeRecord]) -> list[NodeRecord]:
     """Return the nodes that do not answer, the slow nodes, the slowest first, those with failures.
 
-    Of each kind there are at most `NOTABLE`; a node is in the first kind that it fits.
+    Of each kind there are at most `NOTABLE`.
     """
     lost = [node for node in nodes if node.unanswered]
-    slow = [node for node in nodes if node.slow and not node.unanswered]
-    failed = [n for n in nodes if n.failures and not n.slow and not n.unanswered]
-    slow.sort(key=lambda node: -(node.times or 0))
-    failed.sort(key=lambda node: -node.failures)
-    return [*lost[:NOTABLE], *slow[:NOTABLE], *failed[:NOTABLE]]
+    slow = sorted((node for node in nodes if node.slow), key=lambda node: -(node.times or 0))
+    failed = sorted((node for node in nodes if node.failures), key=lambda node: -node.failures)
+    kinds = (lost, slow, failed)
+    return list({id(node): node for kind in kinds for node in kind[:NOTABLE]}.values())
 
 
 def usual_lag(lags: Iterable[float]) -> float | None:
@@ -102,17 +97,6 @@ def usual_lag(lags: Iterable[float]) -> float | None:
     return known[(len(known) - 1) // 4] if len(known) >= ENOUGH else None
 
 
-def is_slow(lag: float | None, usual: float | None) -> bool:
-    """Return whether a lag is slow. `usual`: the result of `usual_lag`."""
-    return lag is not None and usual is not None and lag > SLOW * usual
-
-
-def lag_of(node: Mapping[str, Any]) -> float | None:
-    """Return a node's mean lag in seconds, else that of its last message; None if it has none."""
-    mean = number(node.get("mean_lag"))
-    return number(node.get("lag")) if mean is None else mean
-
-
 def not_answering(
     nodes: Sequence[Mapping[str, Any]], seconds: float | None, gave_up: bool = False
 ) -> list[bool]:
@@ -122,7 +106,7 @@ def not_answering(
     counts only if the message is much older than a reply takes. With `gave_up` each open message
     counts: the run has ended before its planned rounds, because no node was left.
     """
-    lags = [lag for node in nodes if (lag := lag_of(node)) is not None]
+    lags = [lag for node in nodes if (lag := number(node.get("mean_lag"))) is not None]
     return [_unanswered(node, seconds, max(lags, default=None), gave_up) for node in nodes]
 
 

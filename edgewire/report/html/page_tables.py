@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
@@ -32,7 +31,6 @@ from edgewire.report.table import (
 )
 
 TYPICAL = "lte"  # the link whose estimate is in the main table
-MOST_CELLS = 12  # columns of settings; more groups are counted instead
 REMARKS = "remarks"
 
 
@@ -188,38 +186,19 @@ def _remarks(group: ReportGroup) -> Cell:
     return Cell(", ".join(parts), float(diverged), "bad" if parts else "")
 
 
-def settings_table(report: ReportRuns) -> Table | None:
-    """Return the keys of the configuration whose values differ; None if none does.
+def settings_table(groups: Sequence[ReportGroup]) -> Table | None:
+    """Return the keys of the configuration whose values differ; None if none does."""
 
-    Few groups have a column each. Of more groups the table counts who has which value.
-    """
-    groups = report.groups
+    def value(group: ReportGroup, key: str) -> Cell:
+        return value_or_words(group.settings.get(key, NOTHING))
+
     keys = dict.fromkeys(key for group in groups for key in group.settings)
     differing = [key for key in keys if len({g.settings.get(key) for g in groups}) > 1]
     if not differing:
         return None
     columns = [Column("key", lambda key: words(key, "name"), numeric=False)]
-    if len(groups) <= MOST_CELLS:
-
-        def value(group: ReportGroup, key: str) -> Cell:
-            return value_or_words(group.settings.get(key, NOTHING))
-
-        columns += [Column(g.label, partial(value, g), numeric=False) for g in groups]
-    else:
-        columns += [
-            Column("values", lambda key: quantity(len(_values(groups, key)), _count)),
-            Column("value (groups)", lambda key: words(_most(_values(groups, key))), numeric=False),
-        ]
+    columns += [Column(g.label, partial(value, g), numeric=False) for g in groups]
     return Table.of(columns, differing, "settings", "Configuration keys whose values differ")
-
-
-def _values(groups: Sequence[ReportGroup], key: str) -> Counter[str]:
-    return Counter(group.settings.get(key, NOTHING) for group in groups)
-
-
-def _most(counts: Counter[str]) -> str:
-    most = ", ".join(f"{value} ({count})" for value, count in counts.most_common(8))
-    return most + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
 
 
 def _counted(key: str, form: Callable[[float], str] = _count) -> Callable[[Any], Cell]:

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isfinite, isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from edgewire.report.format import human_seconds
 from edgewire.report.html.run_data import ReportGroup
 from edgewire.report.runs import Row, number, sent_bytes
 
@@ -19,22 +18,18 @@ if TYPE_CHECKING:
 
 OfRows = Callable[[Sequence[Row], ReportGroup], Sequence[float | None]]
 Ticks = Callable[[float], str]
-NEAR, LINE = 24, 12  # points: ends of curves that are close; the height of a number
-MOST_NUMBERS = 6  # numbers at ends that are close
+PLAIN: Ticks = "{:,.6g}".format
+LINE = 12  # points: the height of a number
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: its label, the values of a run's rows, the text of a tick, and its scale.
-
-    `whole`: its ticks are whole numbers.
-    """
+    """An axis: its label, the values of a run's rows, the text of a tick, and its scale."""
 
     label: str
     of: OfRows
-    ticks: Ticks | None = None
+    ticks: Ticks = PLAIN
     log: bool = False
-    whole: bool = False
 
 
 def column(key: str, scale: float = 1) -> OfRows:
@@ -81,13 +76,8 @@ def density(rows: Sequence[Row], group: ReportGroup) -> list[float | None]:
     ]
 
 
-def limit(axes: Axes, values: Sequence[float], least: float = 0.05,
-          bars: Sequence[tuple[float, float, float]] = ()) -> None:  # fmt: skip
-    """Set the range of the y axis by the drawn values. Long bands and outliers are cut off.
-
-    `least`: the free space above and below, as a share of the range. `bars`: the middle, the
-    low and the high end of each bar; bars are shown whole, unless their middle is an outlier.
-    """
+def limit(axes: Axes, values: Sequence[float]) -> None:
+    """Set the range of the y axis by some values. Outliers among them are cut off."""
     known = np.array([value for value in values if isfinite(value)])
     if not len(known):
         return
@@ -95,88 +85,55 @@ def limit(axes: Axes, values: Sequence[float], least: float = 0.05,
     near, far = (float(value) for value in np.quantile(known, [0.02, 0.9]))
     if high - low > 20 * (far - near) > 0:  # a run that diverged
         low, high = near, far
-    inside = [bar for bar in bars if low <= bar[0] <= high]
-    low = min([low, *(bar[1] for bar in inside if isfinite(bar[1]))])
-    high = max([high, *(bar[2] for bar in inside if isfinite(bar[2]))])
-    free = max(least * (high - low), 0.01 * abs(high), 1e-9)
+    free = max(0.05 * (high - low), 0.01 * abs(high), 1e-9)
     axes.set_ylim(low - free, high + free)
 
 
 def finish(axes: Axes, x: Axis, y: Axis) -> None:
     """Set the labels, the scales and the ticks of both axes."""
-    axes.set_xlabel(x.label)
-    axes.set_ylabel(y.label)
-    for which, axis in (("x", x), ("y", y)):
-        set_scale(axes, which, axis)
+    axes.set(xlabel=x.label, ylabel=y.label)
     axes.margins(x=0.02)
+    set_scale(axes, "x", x.ticks, x.log)
+    set_scale(axes, "y", y.ticks, y.log)
 
 
-def set_scale(axes: Axes, which: str, axis: Axis) -> None:
-    """Set the scale and the ticks of one axis. `which`: "x" or "y"."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+def set_scale(axes: Axes, which: Literal["x", "y"], ticks: Ticks, log: bool = False) -> None:
+    """Set the scale of one axis, and the texts of its ticks."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     drawn = axes.xaxis if which == "x" else axes.yaxis
-    if axis.log and (found := _positive(axes, which)) is not None:
-        low, high = found
-        getattr(axes, f"set_{which}scale")("log")
-        wide = 10 ** max(np.log10(high / low) * 0.05, 0.05)
-        getattr(axes, f"set_{which}lim")(low / wide, high * wide)
-        ticks_of = _clock_ticks if axis.ticks is human_seconds else log_ticks
-        drawn.set_major_locator(FixedLocator(ticks_of(low / wide, high * wide)))
+    if log and isfinite(drawn.get_minpos()):  # a value is above 0
+        axes.set(**{f"{which}scale": "log"})
+        low, high = drawn.get_view_interval()
+        near = high < 100 * low
+        drawn.set_major_locator(LogLocator(subs=(1, 2, 5) if near else (1,), numticks=7))
         drawn.set_minor_locator(NullLocator())
     elif which == "x":
-        drawn.set_major_locator(MaxNLocator(5, integer=axis.whole))
-    if axis.ticks is not None:
-        ticks = _short_seconds if axis.ticks is human_seconds else axis.ticks
-        drawn.set_major_formatter(FuncFormatter(lambda value, place: ticks(value)))
-    elif drawn.get_scale() == "log":  # the default writes powers in the notation of TeX
-        drawn.set_major_formatter(FuncFormatter(lambda value, place: f"{value:,.6g}"))
-
-
-def _positive(axes: Axes, which: str) -> tuple[float, float] | None:
-    """Return the smallest and the largest value above 0 that the lines have on an axis."""
-    data = [getattr(line, f"get_{which}data")() for line in axes.lines]
-    known = np.concatenate([np.asarray(each, dtype=float).ravel() for each in data])
-    known = known[np.isfinite(known) & (known > 0)]
-    return (float(known.min()), float(known.max())) if len(known) else None
+        axes.locator_params(axis="x", nbins=6, steps=(1, 2, 5, 10))
+    # the default writes powers in the notation of TeX
+    drawn.set_major_formatter(FuncFormatter(lambda value, place: ticks(value)))
 
 
 def number_ends(axes: Axes, ends: Sequence[tuple[str, float, float]]) -> None:
     """Write the numbers of groups at the ends of their curves, so that none covers another.
 
-    `ends`: for each curve its number, and x and y of its end. Where many curves end close to each
-    other there is no room for numbers; their colours and markers tell them apart.
+    `ends`: for each curve its number, and x and y of its end.
     """
     low, high = axes.get_ylim()
     scale = 72 / axes.figure.dpi  # points of a pixel
-    at = []
+    found = []
     for key, x, end in ends:
         if not isnan(end):
             y = min(max(end, low), high)
-            right, up = axes.transData.transform((x, y))
-            at.append((float(right) * scale, float(up) * scale, key, x, y))
-    for near in _clusters(sorted(at)):
-        ordered = sorted(near, key=lambda end: end[1])
-        top = float(axes.transAxes.transform((0, 1))[1]) * scale
-        places = _apart([end[1] for end in ordered], LINE, top)
-        if len(ordered) > MOST_NUMBERS:
-            continue
-        for place, (_, here, key, x, y) in zip(places, ordered, strict=True):
-            axes.annotate(
-                key, (x, y), (5, place - here - 3), textcoords="offset points", fontsize=10,
-                annotation_clip=False,
-            )  # fmt: skip
-
-
-def _clusters(ends: Sequence[tuple[float, float, str, float, float]]) -> list[list[Any]]:
-    """Return ends of curves, sorted by x, in lists of those that are close to each other."""
-    found: list[list[Any]] = []
-    for end in ends:
-        if found and end[0] - found[-1][-1][0] < NEAR:
-            found[-1].append(end)
-        else:
-            found.append([end])
-    return found
+            found.append((float(axes.transData.transform((x, y))[1]) * scale, key, x, y))
+    found.sort()
+    top = float(axes.transAxes.transform((0, 1))[1]) * scale
+    places = _apart([height for height, *_ in found], LINE, top)
+    for place, (height, key, x, y) in zip(places, found, strict=True):
+        axes.annotate(
+            key, (x, y), (5, place - height - 3), textcoords="offset points", fontsize=10,
+            annotation_clip=False,
+        )  # fmt: skip
 
 
 def _apart(places: Sequence[float], step: float, top: float) -> list[float]:
@@ -189,42 +146,3 @@ def _apart(places: Sequence[float], step: float, top: float) -> list[float]:
         found[at] = min(found[at], limit)
         limit = found[at] - step
     return found
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return at most seven round numbers between two numbers, for a logarithmic axis."""
-    found: list[float] = []
-    first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
-    for bases in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
-        ticks = [base * 10.0**power for power in range(first, last + 1) for base in bases]
-        inside = [tick for tick in ticks if low <= tick <= high]
-        if found and len(inside) > 7:
-            break
-        found = inside
-    return found[:: -(-len(found) // 7) or 1]
-
-
-def _clock_ticks(low: float, high: float) -> list[float]:
-    """Return at most six times between two numbers of seconds that people call round."""
-    small = [base * 10.0**power for power in range(-6, 1) for base in (1, 2, 5)]
-    minutes = [60.0 * count for count in (1, 2, 5, 10, 30)]
-    hours = [3600.0 * count for count in (1, 2, 5, 12)]
-    days = [86400.0 * base * 10**power for power in range(6) for base in (1, 2, 5)]
-    inside = [t for t in (*small, 10, 20, 30, *minutes, *hours, *days) if low <= t <= high]
-    return inside[:: -(-len(inside) // 6) or 1]
-
-
-def _short_seconds(seconds: float) -> str:
-    """Return the text of a tick: "0.5 s", "2 min", "5 h" or "3 d"."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return human_seconds(seconds)
-
-
-def shortened(text: str, longest: int) -> str:
-    """Return a text of at most `longest` characters; a longer one keeps its start and its end."""
-    if len(text) <= longest:
-        return text
-    half = (longest - 1) // 2
-    return f"{text[: longest - 1 - half]}…{text[-half:]}"

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from edgewire.conf.network import Network
-from edgewire.report.curves import Curve, evenly, front, mean_curve
-from edgewire.report.format import human_bytes, human_seconds
-from edgewire.report.html.canvas import (
-    LIGHT,
-    STYLE,
-    Canvas,
-    LegendEntry,
-    mark_of,
-    row_canvas,
-)
+from edgewire.report.curves import Curve, front, mean_curve
+from edgewire.report.format import human_bytes, one_line
+from edgewire.report.html.canvas import LIGHT, STYLE, Canvas, LegendEntry, mark_of, row_canvas
 from edgewire.report.html.node_table import NodeRecord
 from edgewire.report.html.picture_axes import (
+    PLAIN,
     Axis,
     Ticks,
     a_round,
@@ -31,21 +25,16 @@ from edgewire.report.html.picture_axes import (
     limit,
     number_ends,
     set_scale,
-    shortened,
 )
 from edgewire.report.html.run_data import WAYS, ReportGroup, ReportRuns
 from edgewire.report.link_time import seconds_over, speeds
 from edgewire.report.runs import by_seed, number
 
 DIFFERENT = 20  # ends of curves that differ by this factor need a logarithmic axis
-GREY = 60  # curves of groups in grey
-GREY_POINTS = 40  # points of such a curve
-POINTS = 160  # points of a curve in colour
-NODES, CLASSES = 100, 30  # most nodes and classes of a heat map
-VALUES, INDICES, HEADER, PAYLOAD = "values", "indices", "payload header", "payload"
+LABEL = 48  # characters of a label above a row
+VALUES, INDICES, HEADER = "values", "indices", "rest of the payload"
 RECORD, OTHER = "EdgeWire's record", "other records"
-# the order in bars and of their colours; a payload whose parts are not known is one part
-PARTS = (PAYLOAD, VALUES, INDICES, HEADER, RECORD, OTHER)
+PARTS = (VALUES, INDICES, HEADER, RECORD, OTHER)  # the order in bars, and of their colours
 
 
 def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str, Network],
@@ -59,10 +48,10 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
     with rc_context(STYLE):
         asynchronous = any(group.asynchronous for group in report.coloured)
         unit = "round (asynchronous: reply)" if asynchronous else "round"
-        rounds = Axis(unit, column("round"), log=_differ(report, "round"), whole=True)
+        rounds = Axis(unit, column("round"), log=_differ(report, "round"))
         name = report.metric.name
         metric = Axis(report.metric.axis, column(report.metric.name, report.metric.scale))
-        virtual = Axis("virtual time", column("virtual_seconds"), human_seconds,
+        virtual = Axis("virtual time (s)", column("virtual_seconds"),
                        log=_differ(report, "virtual_seconds"))  # fmt: skip
         sections: dict[str, list[Canvas | None]] = {
             "metric": [
@@ -80,7 +69,7 @@ def draw_all(report: ReportRuns, nodes: Sequence[NodeRecord], links: Mapping[str
                 draw_curves(report, "density", rounds, DENSITY, "Density of the updates"),
                 draw_curves(report, "staleness", rounds, STALENESS, "Staleness of the updates"),
             ],
-            "nodes": [*node_strips(report, nodes), *label_maps(nodes)],
+            "nodes": node_strips(report, nodes),
         }  # fmt: skip
         found = {section: [each for each in drawn if each] for section, drawn in sections.items()}
         for canvas in chain(*found.values()):
@@ -107,22 +96,10 @@ def draw_curves(report: ReportRuns, name: str, x: Axis, y: Axis, title: str,
     if not coloured:
         return None
     canvas = Canvas(name, title, note, [mark_of(group) for group, _ in coloured])
-    for group in evenly(report.others, GREY):
-        if (found := averaged(group, x, y)) is not None:
-            found = found.at(evenly(range(len(found.x)), GREY_POINTS))
-            canvas.axes.plot(found.x, found.mean, color=LIGHT["other"], linewidth=0.7, zorder=1)
-    for group, whole in coloured:
-        drawn, mark = whole.at(evenly(range(len(whole.x)), POINTS)), mark_of(group)
-        line = drawn.add_to(
-            canvas.axes,
-            LIGHT[mark.colour],
-            linestyle="--" if mark.dashed else "-",
-            marker=mark.marker,
-            markevery=(min(group.rank or 0, len(drawn.x) - 1), max(len(drawn.x) // 5, 1)),
-        )
-        seeds = f"{count} seeds" if (count := len(group.histories)) > 1 else "1 seed"
-        canvas.tip(line, f"{mark.text}, {seeds}: {drawn.mean[-1]:.4g} at the end")
-    limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
+    for group, found in coloured:
+        found.add_to(canvas.axes, **mark_of(group).line)
+    if not y.log:
+        limit(canvas.axes, [value for _, curve in coloured for value in curve.mean])
     finish(canvas.axes, x, y)
     number_ends(canvas.axes, [(g.key, float(c.x[-1]), float(c.mean[-1])) for g, c in coloured])
     return canvas
@@ -139,9 +116,8 @@ def averaged(group: ReportGroup, x: Axis, y: Axis) -> Curve | None:
 
 def _over_link(report: ReportRuns, name: str, network: Network, metric: Axis) -> Canvas | None:
     axis = Axis(
-        f"estimated time, {name}",
+        f"estimated time, {name} (s)",
         lambda rows, group: seconds_over(network, rows, group.first, group.settings),
-        human_seconds,
         log=True,
     )
     title = f"Test {report.metric.name} over the estimated time, {name}"
@@ -175,56 +151,38 @@ def draw_front(report: ReportRuns, way: str) -> Canvas | None:
     line = [sizes[at] for at in best], [values[at] for at in best]
     axes.step(
         [*line[0], max(sizes) * 1.2], [*line[1], line[1][-1]], where="post",
-        color=LIGHT["muted"], linewidth=1, linestyle=(0, (3, 3)), zorder=1.5, marker="",
+        color=LIGHT["muted"], linewidth=1, linestyle=(0, (3, 3)), zorder=1.5,
     )  # fmt: skip
-    bars: list[tuple[float, float, float]] = []
-    for group, size, value in sorted(points, key=lambda point: point[0].rank is not None):
-        half = None
+    ends = list(values)
+    for group, size, value in points:
+        half, grey = None, group.rank is None
         seeds = by_seed(group.runs, metric.name, metric.scale).values()
         bar = mean_curve(([(0, 0, seed)] for seed in seeds), "interval")
-        if bar is not None and len(seeds) > 1 and group.rank is not None:
+        if bar is not None and len(seeds) > 1 and not grey:
             half = [value - bar.low, bar.high - value]
-            bars.append((value, float(bar.low[0]), float(bar.high[0])))
-        mark, grey = mark_of(group), group.rank is None
-        (point, _, _) = axes.errorbar(
-            size, value, yerr=half, color=LIGHT[mark.colour], linestyle="none", elinewidth=1,
-            capsize=2.5, marker=mark.marker, markersize=4 if grey else 7, zorder=2 if grey else 4,
+            ends += [float(bar.low[0]), float(bar.high[0])]
+        axes.errorbar(
+            size, value, yerr=half, color=mark_of(group).line["color"], fmt="o", elinewidth=1,
+            capsize=2.5, markersize=4 if grey else 6, zorder=2 if grey else 4,
         )  # fmt: skip
-        text = f"{metric.text(value / metric.scale)} at {human_bytes(size)} {WAYS[way]}"
-        canvas.tip(point, f"{mark.text}: {text}")
-    limit(axes, values, 0.1 if bars else 0.25, bars)
+        axes.annotate(group.key, (size, value), (6, 5), textcoords="offset points", fontsize=10)
+    limit(axes, ends)
     finish(axes, Axis(f"all bytes {WAYS[way]} of a run", all_bytes(way), human_bytes, log=True),
            Axis(metric.axis, column(metric.name)))  # fmt: skip
-    for group, size, value in points:
-        axes.annotate(
-            group.key, (size, value), (6, 5), textcoords="offset points", fontsize=10,
-            annotation_clip=True,
-        )  # fmt: skip
     return canvas
 
 
 def parts_of(group: ReportGroup, way: str) -> dict[str, float]:
     """Return the mean bytes of a run in each part of the messages; their sum is all bytes.
 
-    `way`: "uplink" or "downlink". Runs of earlier versions do not say how many bytes of a payload
-    are indices and values. Then the payload is one part.
+    `way`: "uplink" or "downlink".
     """
-    payload = _mean(group, f"{way}_bytes") or 0.0
-    parts = {
-        RECORD: _mean(group, f"{way}_header_bytes") or 0.0,
-        OTHER: _mean(group, f"{way}_other_bytes") or 0.0,
-    }
-    indices, values = (_mean(group, f"{way}_{what}_bytes") for what in ("index", "value"))
-    if indices is None or values is None or indices + values > payload:
-        return {PAYLOAD: payload, **parts}
-    return {VALUES: values, INDICES: indices, HEADER: payload - indices - values, **parts}
-
-
-def _mean(group: ReportGroup, key: str) -> float | None:
-    """Return the mean of a counter; None unless all runs have it."""
-    found = [number(run.result.get(key)) for run in group.runs]
-    known = [value for value in found if value is not None and value >= 0]
-    return sum(known) / len(known) if known and len(known) == len(found) else None
+    payload, values, indices, record, other = (
+        group.mean(lambda result, key=key: number(result.get(f"{way}_{key}"))) or 0.0
+        for key in ("bytes", "value_bytes", "index_bytes", "header_bytes", "other_bytes")
+    )
+    rest = payload - values - indices
+    return {VALUES: values, INDICES: indices, HEADER: rest, RECORD: record, OTHER: other}
 
 
 def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
@@ -234,21 +192,19 @@ def draw_parts(report: ReportRuns, way: str) -> Canvas | None:
     if not rows:
         return None
     used = [part for part in PARTS if any(parts.get(part) for _, parts in rows)]
-    entries = [LegendEntry(part, f"part{PARTS.index(part)}") for part in used]
-    labels = [shortened(mark_of(group).text, 48) for group, _ in rows]
+    entries = [LegendEntry(part, f"part{PARTS.index(part)}", box=True) for part in used]
+    labels = [one_line(mark_of(group).text, LABEL) for group, _ in rows]
     title = f"Where the bytes {WAYS[way]} go"
     canvas = row_canvas(labels, f"parts_{WAYS[way]}", title, legend=entries)
     axes = canvas.axes
-    for place, (group, parts) in enumerate(rows):
+    for place, (_, parts) in enumerate(rows):
         total, start = sum(parts.values()), 0.0
         for part in used:
             share = 100 * parts.get(part, 0.0) / total
-            (bar,) = axes.barh(
+            axes.barh(
                 place, share, left=start, height=0.44, color=LIGHT[f"part{PARTS.index(part)}"],
                 edgecolor=LIGHT["surface"], linewidth=0.8,
             )  # fmt: skip
-            size = human_bytes(parts.get(part, 0.0))
-            canvas.tip(bar, f"{group.label}: {part}, {size} a run, {share:.1f} %")
             if share > 9:
                 axes.text(start + share / 2, place, f"{share:.0f} %", fontsize=9.5,
                           ha="center", va="center")  # fmt: skip
@@ -266,8 +222,7 @@ def node_strips(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Canvas 
     metric = report.metric
 
     def main(node: NodeRecord) -> float | None:
-        found = node.count(node.group.metric.name)
-        found = node.count("accuracy") if found is None else found
+        found = node.count(metric.name)
         return None if found is None else found * metric.scale
 
     return [
@@ -277,8 +232,8 @@ def node_strips(report: ReportRuns, nodes: Sequence[NodeRecord]) -> list[Canvas 
                     lambda node: node.count("train_loss")),
         _node_strip(nodes, "node_bytes_up", "Bytes up of each node", "bytes up",
                     lambda node: node.count("uplink_bytes"), human_bytes),
-        _node_strip(nodes, "node_lag", "Seconds from a message to its reply", "mean lag",
-                    lambda node: node.lag, human_seconds),
+        _node_strip(nodes, "node_lag", "Seconds from a message to its reply", "mean lag (s)",
+                    lambda node: node.lag),
     ]  # fmt: skip
 
 
@@ -288,78 +243,27 @@ def _node_strip(
     title: str,
     label: str,
     value: Callable[[NodeRecord], float | None],
-    ticks: Ticks | None = None,
+    ticks: Ticks = PLAIN,
 ) -> Canvas | None:
     """Draw a value of each node as a point: one line of points for each group."""
-    groups: dict[int, list[tuple[NodeRecord, float]]] = {}
+    groups: dict[int, list[float]] = {}
     for node in nodes:
         if (known := value(node)) is not None:
-            groups.setdefault(node.group.rank or 0, []).append((node, known))
+            groups.setdefault(node.group.rank or 0, []).append(known)
     if not any(len(points) > 1 for points in groups.values()):
         return None
-    rows = [points for _, points in sorted(groups.items())]
-    labels = [shortened(mark_of(points[0][0].group).text, 60) for points in rows]
+    marks = {node.group.rank or 0: mark_of(node.group) for node in nodes}
+    labels = [one_line(marks[rank].text, LABEL) for rank in sorted(groups)]
     note = "A point is a node; the bar is the median, the grey box holds half of the nodes."
     canvas = row_canvas(labels, name, title, note)
     axes = canvas.axes
-    for place, points in enumerate(rows):
-        group, values = points[0][0].group, np.array([found for _, found in points])
+    for place, (rank, values) in enumerate(sorted(groups.items())):
         low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
         axes.fill_betweenx([place - 0.2, place + 0.2], low, high, color=LIGHT["rule"], linewidth=0)
-        axes.plot([middle] * 2, [place - 0.26, place + 0.26], color=LIGHT["ink"], linewidth=1.4)
+        axes.plot([middle] * 2, [place - 0.26, place + 0.26], color=LIGHT["ink"])
         # the same places in every picture: no random numbers
         spread = place + 0.32 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
-        (drawn,) = axes.plot(
-            values, spread, linestyle="none", marker="o", markersize=3.2, alpha=0.7,
-            color=LIGHT[mark_of(group).colour], markeredgewidth=0,
-        )  # fmt: skip
-        worst = [points[int(np.argmin(values))], points[int(np.argmax(values))]]
-        ends = ", ".join(f"node {node.place}: {found:.4g}" for node, found in worst)
-        canvas.tip(drawn, f"{group.label}: {len(values)} nodes; lowest and highest: {ends}")
-    set_scale(axes, "x", Axis(label, column(""), ticks))
+        axes.scatter(values, spread, s=10, alpha=0.7, color=marks[rank].line["color"], linewidth=0)
+    set_scale(axes, "x", ticks)
     axes.set_xlabel(label)
-    return canvas
-
-
-def label_maps(nodes: Sequence[NodeRecord]) -> list[Canvas]:
-    """Draw the classes of each node's samples, for at most three different divisions."""
-    seen: dict[tuple[tuple[float, ...], ...], list[NodeRecord]] = {}
-    for _, of_a_run in groupby(nodes, key=lambda node: (node.group.label, node.seed)):
-        run = list(of_a_run)
-        if any(sum(node.labels) > 0 for node in run):
-            seen.setdefault(tuple(node.labels for node in run), run)
-    # seeds draw the division anew: one of each group's is shown
-    firsts = list({run[0].group.rank: run for run in reversed(seen.values())}.values())
-    return [_label_map(run, number) for number, run in enumerate(reversed(firsts[-3:]), 1)]
-
-
-def _label_map(run: Sequence[NodeRecord], number: int) -> Canvas:
-    from matplotlib.colors import ListedColormap
-
-    shown = evenly([node for node in run if sum(node.labels) > 0], NODES)
-    size = max(len(node.labels) for node in shown)
-    counts = np.zeros((len(shown), size))
-    for place, node in enumerate(shown):
-        counts[place, : len(node.labels)] = node.labels
-    chosen = np.sort(np.argsort(-counts.sum(axis=0), kind="stable")[:CLASSES])
-    shares = 100 * counts[:, chosen] / counts.sum(axis=1, keepdims=True)
-    note = f"Run: {run[0].group.label}, seed {run[0].seed}."
-    note += f" {len(shown)} of {len(run)} nodes, evenly chosen." * (len(shown) < len(run))
-    note += f" The {CLASSES} most frequent of {size} classes." * (size > len(chosen))
-    levels = ("0 to 1 %", "1 to 5 %", "5 to 15 %", "15 to 30 %", "30 to 60 %", "60 to 100 %")
-    entries = [LegendEntry(text, f"heat{at}") for at, text in enumerate(levels)]
-    title = "Classes of each node's samples"
-    canvas = Canvas(f"labels_{number}", title, note, entries)
-    level = np.digitize(shares.T, [1, 5, 15, 30, 60])
-    colours = ListedColormap([LIGHT[f"heat{at}"] for at in range(len(levels))])
-    canvas.axes.pcolormesh(
-        level, cmap=colours, vmin=-0.5, vmax=5.5, linewidth=0.4, edgecolor=LIGHT["surface"]
-    )
-    canvas.axes.grid(visible=False)
-    canvas.axes.set(xlabel="node", ylabel="class")
-    step = max(1, len(chosen) // 10)
-    canvas.axes.set_yticks(np.arange(len(chosen))[::step] + 0.5, [str(c) for c in chosen[::step]])
-    step = max(1, len(shown) // 10)
-    names = [str(node.place) for node in shown[::step]]
-    canvas.axes.set_xticks(np.arange(len(shown))[::step] + 0.5, names)
     return canvas

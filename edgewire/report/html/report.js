@@ -38,22 +38,4 @@
   document.addEventListener("input", (event) => {
     if (event.target.matches("[data-filter]")) filter(event.target);
   });
-
-  const root = document.documentElement, toggle = document.getElementById("theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const store = (value) => { try { localStorage.setItem("edgewire-theme", value); } catch { /* a file */ } };
-  const stored = () => { try { return localStorage.getItem("edgewire-theme"); } catch { return null; } };
-  const isDark = () => (root.style.colorScheme ? root.style.colorScheme === "dark" : system.matches);
-  const show = () => {
-    toggle.textContent = isDark() ? "Light" : "Dark";
-    toggle.setAttribute("aria-label", isDark() ? "Use light colours" : "Use dark colours");
-  };
-  if (["light", "dark"].includes(stored())) root.style.colorScheme = stored();
-  toggle.addEventListener("click", () => {
-    root.style.colorScheme = isDark() ? "light" : "dark";
-    store(root.style.colorScheme);
-    show();
-  });
-  system.addEventListener("change", show);
-  show();
 })();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import Counter, deque
@@ -14,12 +15,11 @@ from typing import Any
 from edgewire.report.curves import evenly, legend
 from edgewire.report.format import NOTHING, one_line
 from edgewire.report.metric import ACCURACY, LOSS, MainMetric, fit_to_show, main_of
-from edgewire.report.reader import ResultsError, folders, lines_of, open_file, readable, row_in
+from edgewire.report.reader import ResultsError, lines_of, open_file, readable, row_in
 from edgewire.report.runs import (
     HISTORY,
     HISTORY_NUMBERS,
     HYDRA,
-    OVERRIDES,
     RESULT,
     SURE,
     Group,
@@ -42,9 +42,8 @@ from edgewire.report.runs import (
 )
 from edgewire.report.table import Cell, quantity, sent
 
-MOST_ROWS = 400  # rows of a history that a picture uses
+MOST_ROWS = 120  # rows of a history that a picture uses
 COLOURED = 12  # groups that pictures draw in colour
-NEARLY = 1.1  # below this compression ratio a run counts as uncompressed
 # settings of a run that its result holds, and that a comparison needs in common
 CONDITIONS = ("nodes", "rounds", "network", "partition")
 OF_METHOD = re.compile(r"(algorithm|compression|downlink|strategy)([./@].*)?|rounds")
@@ -145,12 +144,6 @@ class ReportRuns:
         ranked = [(group.rank, group) for group in self.groups if group.rank is not None]
         return [group for _, group in sorted(ranked, key=lambda pair: pair[0])]
 
-    @property
-    def others(self) -> list[ReportGroup]:
-        """The groups of the report's main metric that pictures draw in grey, best first."""
-        left = [g for g in self.groups if g.rank is None and g.metric == self.metric]
-        return best_first(left, self.metric)
-
 
 OnHistory = Callable[[Run, str, list[Row]], None]
 
@@ -193,7 +186,6 @@ def load(folders: Iterable[Path], on_history: OnHistory | None = None) -> Report
     records = [
         *(record_of(run, label_of.get(id(run)), run.folder in damaged) for run in runs),
         *map(unfinished_record, unfinished),
-        *map(foreign_record, without_settings(tops)),
     ]
     return ReportRuns(groups, keys, metric, records)
 
@@ -212,19 +204,11 @@ def labels_of(groups: Sequence[Group]) -> list[str]:
 def ranked(groups: Sequence[ReportGroup], metric: MainMetric) -> list[ReportGroup]:
     """Number the groups that are drawn in colour: all, or of many the best."""
     able = [group for group in groups if group.metric == metric]
-    chosen = able if len(able) <= COLOURED else best_first(able, metric)[:COLOURED]
-    places = {id(group): place for place, group in enumerate(chosen)}
+    if len(able) > COLOURED:
+        sign = -1 if metric.higher else 1
+        able.sort(key=lambda group: math.inf if group.value is None else sign * group.value)
+    places = {id(group): place for place, group in enumerate(able[:COLOURED])}
     return [replace(group, rank=places.get(id(group))) for group in groups]
-
-
-def best_first(groups: Iterable[ReportGroup], metric: MainMetric) -> list[ReportGroup]:
-    """Return groups by their main metric, the best first; groups without a value are last."""
-
-    def place(group: ReportGroup) -> tuple[bool, float]:
-        value = group.value
-        return value is None, 0.0 if value is None else -value if metric.higher else value
-
-    return sorted(groups, key=place)
 
 
 def thinned(rows: list[Row], main: str, most: int = MOST_ROWS) -> list[Row]:
@@ -264,12 +248,12 @@ def reference_of(group: ReportGroup, groups: Sequence[ReportGroup]) -> ReportGro
     if own < LESS * lowest:
         return None
     least = [g for ratio, g in ratios if ratio < (LESS + 1) / 2 * lowest]
-
-    def distance(other: ReportGroup) -> tuple[int, int]:
-        overrides = group.overrides.items() ^ other.overrides.items()
-        return len(unlike(group, other)), len(overrides)
-
-    return min(least, key=distance, default=None)
+    overrides = group.overrides.items()
+    return min(
+        least,
+        key=lambda other: (len(unlike(group, other)), len(overrides ^ other.overrides.items())),
+        default=None,
+    )
 
 
 def unlike(one: ReportGroup, other: ReportGroup) -> list[str]:
@@ -394,32 +378,12 @@ def run_so_far(folder: Path) -> Run | None:
 def metric_in(row: Row) -> MainMetric:
     """Return the main metric of a run without a result: the first name after `loss` in a row."""
     names = list(row)
-    place = names.index("loss") + 1 if "loss" in names else len(names)
-    name = names[place] if place < len(names) else LOSS.name
-    if name == "accuracy":
-        return ACCURACY
-    value = row.get(name)
-    if (
-        name in HISTORY_NUMBERS
-        or not fit_to_show(name)
-        or (value is not None and number(value) is None)
-    ):
+    after = names[names.index("loss") + 1 :] if "loss" in names else []
+    name = after[0] if after else LOSS.name
+    odd = row.get(name) is not None and number(row[name]) is None
+    if odd or name in HISTORY_NUMBERS or not fit_to_show(name):
         return LOSS
     return MainMetric(name, name in SHARES, name in SHARES)
-
-
-def without_settings(tops: Sequence[Path]) -> list[Path]:
-    """Return the folders that hold a result and no overrides, so that nothing can be grouped."""
-    found = {f.resolve() for top in tops for f, names in folders(top) if RESULT in names}
-    return sorted(folder for folder in found if not (folder / OVERRIDES).exists())
-
-
-def foreign_record(folder: Path) -> RunRecord:
-    """Return the line of a folder that holds a result and no overrides."""
-    result = readable(read_result, folder) or {}
-    why = f"left out: it has no {OVERRIDES}"
-    seed = one_line(str(result.get("seed", NOTHING)))
-    return RunRecord(folder, NOTHING, seed, why, result)
 
 
 def why_unfinished(folder: Path) -> str:

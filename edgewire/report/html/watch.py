@@ -6,22 +6,21 @@ it shows, and who can see it.
 
 from __future__ import annotations
 
-import asyncio
 import html
 import math
 import re
-import socket
 import sys
 import threading
 import time
-import webbrowser
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler
 from os.path import getmtime
 from pathlib import Path
+from socketserver import ThreadingTCPServer
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgewire.report.format import human_seconds, one_line
 from edgewire.report.html.html_report import PAGE, default_title, write_report
@@ -29,31 +28,27 @@ from edgewire.report.html.node_table import NODES
 from edgewire.report.metric import ACCURACY
 from edgewire.report.progress import DONE, RUNNING, SweepJob
 from edgewire.report.reader import ResultsError, folders, left_out, noting, readable
-from edgewire.report.runs import HISTORY, HYDRA, OVERRIDES, number
+from edgewire.report.runs import HISTORY, HYDRA, OVERRIDES
 
 EVERY = 10.0  # seconds between two pages, at least
 COST = 4.0  # there are also so many times the seconds that a page takes: a fifth of one core
-SILENT = 60.0  # seconds without news, at least, after which a run may be dead
-LONG = 10.0  # there are also so many times the time of a round
+SILENT = 60.0  # seconds without news that a line tells
 SHOWN = 20  # running jobs that have a line each
 LONGEST = 500  # characters of a line
 
 ADDRESS = "127.0.0.1"
 # A page of another site may have a name that leads to this address. Its requests have that name.
-HOST = re.compile(rb"(127\.0\.0\.1|localhost)(:\d*)?")
-HEAD, LARGEST = 5.0, 16384  # seconds and bytes of a request's head
-MOST = 50  # connections; one more ends the oldest
-HEADERS = """\
-Content-Type: text/html; charset=utf-8
-Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; \
-script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; \
-frame-ancestors 'none'
-X-Content-Type-Options: nosniff
-Cache-Control: no-store
-Referrer-Policy: no-referrer
-Cross-Origin-Resource-Policy: same-origin
-Connection: close
-"""
+HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d*)?")
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
 EMPTY = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="color-scheme" content="light dark">
@@ -79,13 +74,13 @@ class WatchedReport:
     def __init__(self, tops: Sequence[Path], title: str = "") -> None:
         self._tops, self._title = tops, title
         self._runs: dict[Path, SweepJob] = {}
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._shown = Shown(b"")
         self._next = 0.0  # a time of the monotonic clock
 
     def shown(self) -> Shown:
         """Return the newest page, which says in its first lines how far the runs are."""
-        with self._lock:
+        with self.lock:
             if time.monotonic() >= self._next:
                 began = time.thread_time()
                 with noting() as notes:
@@ -145,94 +140,88 @@ def _line(run: SweepJob, named: bool) -> str:
         parts.append(f"about {human_seconds(round(run.left))} left")
     found = [readable(getmtime, run.folder / name) for name in (HISTORY, NODES)]
     silence = time.time() - max((each for each in found if each is not None), default=math.inf)
-    done, seconds = (number(run.row.get(key)) or 0.0 for key in ("round", "seconds"))
-    if run.state == RUNNING and silence > max(SILENT, LONG * seconds / max(done, 1.0)):
-        parts.append(f"nothing was written for {human_seconds(silence)}: it may be dead")
+    if run.state == RUNNING and silence > SILENT:  # it may be dead, or in a long round
+        parts.append(f"nothing was written for {human_seconds(silence)}")
     return ", ".join(parts)
 
 
 # The server
 
 
-async def serve(report: WatchedReport, listening: socket.socket) -> None:
-    """Answer requests for the page until this task is cancelled.
-
-    A connection has a single request. It ends if the request's head does not come in `HEAD`
-    seconds, and if `MOST` newer connections are open: no client can keep the others out.
-    """
-    opened: dict[asyncio.StreamWriter, None] = {}
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened[writer] = None
-        if len(opened) > MOST:
-            next(iter(opened)).transport.abort()
-        try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD)
-            writer.write(await asyncio.to_thread(response, head, report))
-            writer.close()
-            await writer.wait_closed()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # the client has gone, or has sent no request
-        except asyncio.CancelledError:
-            pass  # the command ends; Python 3.11 would print a traceback of a cancelled task
-        finally:
-            opened.pop(writer)
-            writer.transport.abort()
-
-    async with await asyncio.start_server(answer, sock=listening, limit=LARGEST) as server:
-        await server.serve_forever()
-
-
-def response(head: bytes, report: WatchedReport) -> bytes:
-    """Return the response to a request, of which only the head counts: the page, or an error."""
-    first, *lines = head.split(b"\r\n")
-    fields = [line.partition(b":") for line in lines]
-    hosts = [value.strip() for name, _, value in fields if name.strip().lower() == b"host"]
-    method, _, rest = first.partition(b" ")
-    path = rest.partition(b" ")[0].partition(b"?")[0]
-    shown, more = Shown(b""), ""
-    if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
-        status = "400 Bad Request"
-    elif method != b"GET":
-        status = "405 Method Not Allowed"
-    elif path != b"/":
-        status = "404 Not Found"
-    else:
-        status, shown = "200 OK", report.shown()
-    if shown.again is not None:
-        more = f"Refresh: {math.ceil(shown.again) + 1}\n"
-    text = f"HTTP/1.1 {status}\n{HEADERS}{more}Content-Length: {len(shown.page)}\n\n"
-    return text.replace("\n", "\r\n").encode() + (shown.page or b"")
-
-
-def listen(port: int) -> socket.socket:
-    """Return a socket that listens on a port of the loopback address; 0: any free port.
+class PageServer(ThreadingTCPServer):
+    """Serves the page of a report on a port of the loopback address; 0: any free port.
 
     Raises `ResultsError` if the port cannot be used.
     """
-    try:
-        return socket.create_server((ADDRESS, port))
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ResultsError(f"--port {port}: {why}; --port 0 takes a free port") from error
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 50
+
+    def __init__(self, report: WatchedReport, port: int) -> None:
+        self.report = report
+        try:
+            super().__init__((ADDRESS, port), PageHandler)
+        except OSError as error:
+            raise ResultsError(f"--port {port}: {error}; --port 0 takes a free port") from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show the traceback of a mistake in the program, but not that the client has gone."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
-def watch(tops: Sequence[Path], title: str, port: int, browser: bool) -> int:
+class PageHandler(BaseHTTPRequestHandler):
+    """Answers one request, of which only the head counts, with the page or an error.
+
+    Each connection has a thread, which ends if it is idle for `timeout` seconds. So no client keeps
+    the others out.
+    """
+
+    timeout = 5.0
+    server: PageServer
+
+    def do_GET(self) -> None:
+        """Answer with the page."""
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not HOST.fullmatch(hosts[0]):
+            self.send_error(400)
+        elif self.path.partition("?")[0] != "/":
+            self.send_error(404)
+        else:
+            self._answer(200, self.server.report.shown())
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with a status and no page; another method than GET also ends here."""
+        self._answer(code, Shown(b""))
+
+    def _answer(self, status: int, shown: Shown) -> None:
+        self.send_response_only(status)
+        headers = {**HEADERS, "Content-Length": len(shown.page)}
+        if shown.again is not None:
+            headers["Refresh"] = math.ceil(shown.again) + 1
+        for name, value in headers.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(shown.page)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def watch(tops: Sequence[Path], title: str, port: int) -> int:
     """Serve the report of some folders until Ctrl-C; return the exit code.
 
-    `browser`: whether to open a browser, if the output is a terminal. Raises `ResultsError` for a
-    port that cannot be used, `ModuleNotFoundError` without matplotlib.
+    Raises `ResultsError` for a port that cannot be used, `ModuleNotFoundError` without matplotlib.
     """
     import matplotlib as matplotlib  # without it no page can be drawn
 
     report = WatchedReport([top.absolute() for top in tops], title)
-    with listen(port) as listening:
-        address = f"http://{ADDRESS}:{listening.getsockname()[1]}/"
+    with PageServer(report, port) as server:
+        address = f"http://{ADDRESS}:{server.server_address[1]}/"
         name = one_line(title or default_title(tops))
         print(f"{address} shows {name}; Ctrl-C ends the page, not the run", flush=True)
-        if browser and sys.stdout.isatty():
-            with suppress(webbrowser.Error):
-                webbrowser.open(address)
         with suppress(KeyboardInterrupt):
-            asyncio.run(serve(report, listening))
-    return 0
+            server.serve_forever()
+        with report.lock:  # a page that is being made has files in a temporary folder
+            return 0

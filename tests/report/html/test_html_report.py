@@ -3,6 +3,7 @@
 import csv
 import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from edgewire.conf.network import network_named
 from edgewire.report.__main__ import main
 from edgewire.report.estimate import paired
-from edgewire.report.html import canvas, html_report, picture_axes
+from edgewire.report.html import canvas, html_report
 from tests.report.made_runs import Page, add_job, add_run, history, node, write_nodes
 
 PLAIN, GOOD, BAD = (0.90, 0.91, 0.92), (0.899, 0.912, 0.919), (0.80, 0.81, 0.82)
@@ -30,9 +31,8 @@ def add_group(folder, name, ends, up, **options):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Draw small pictures, and those of one link only: most tests need no more."""
+    """Draw the pictures of one link only: most tests need no more."""
     monkeypatch.setattr(html_report, "named_links", lambda: {"lte": network_named("lte")})
-    monkeypatch.setattr(canvas, "DPI", 30)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,6 @@ def test_the_top_of_the_page_answers_questions(page):
         in text
     )
     assert "algorithm=worse sends the fewest: 2 kB up and 2 kB down a run" in text
-    assert "algorithm (3 values)" in text
     assert "9 finished, without a problem." in text
     assert text.count("My sweep") == 2  # the title and the heading
 
@@ -89,7 +88,6 @@ def test_the_files_beside_the_page_are_whole(sweep, page):
     assert page.svgs == len(pictures)
     for file in pictures:
         ElementTree.parse(file)
-        assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader((folder / "histories.csv").open()))
     assert len(rows) == 9 * 3
     assert [row["accuracy"] for row in rows if row["folder"] == str(sweep / "good1")] == [
@@ -115,12 +113,15 @@ def test_settings_that_differ_are_listed(page):
     ]  # fmt: skip
 
 
-def test_the_only_run_has_a_report(tmp_path, quick):
+def test_the_only_run_has_a_report(tmp_path, quick, capsys):
     add_run(tmp_path / "run", "algorithm=fedavg_f2i seed=3")
     found = made(tmp_path / "run")
     assert found.column("summary", "accuracy, %") == ["90.00"]
     assert "Not known from these runs." in found.text
-    assert "Nothing but the seed." in found.text
+    assert "settings" not in found.tables
+    page = tmp_path / "run" / "report" / "report.html"
+    lines = [f"report: {page}", f"open it: python -m webbrowser {page.as_uri()}"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 REGRESSION = {"metrics": {"mae": {"name": "mae", "higher": False, "share": False}}}
@@ -146,17 +147,13 @@ def without(rows, *keys):
 ODD = {
     "no evaluation": (history((None, None, None)), {"accuracy": None, "best_accuracy": None}),
     "no history": ([], {}),
-    "one row": (history((0.9,)), {}),
     "nulls": ([row | {"train_loss": None, "virtual_seconds": None, "loss": None}
                for row in history((0.1, None, 0.9))], {"loss": None}),
-    "negative losses": (history((-5.0, -7.0, -9.0), name="nll"), {
-        "metrics": {"nll": {"name": "nll", "higher": False, "share": False}}, "nll": -9.0}),
     "asynchronous": (history((0.1, 0.5, 0.9), staleness=3.0), {"staleness": 3.0, "nodes": 200}),
     "cut model": (history((0.1, 0.5, 0.9), uplink_bytes_by_segment=[1, 2]), {
         "segments": [{"layers": ["a"]}], "uplink_bytes_by_segment": [1, 2]}),
     "early version": (without(history((0.1, 0.5, 0.9)), "uplink_other_bytes", "uplink_entries",
                               "downlink_header_bytes", "client_updates", "failures"), {}),
-    "rounds go back": ([*history((0.1, 0.5)), *history((0.1, 0.5))], {}),
     "huge losses": (history((1.0, 1e100, 1e140), name="mae"), {"mae": 1e140, **REGRESSION}),
     "texts for numbers": ([row | {"staleness": "x", "uplink_other_bytes": [1], "failures": {}}
                            for row in history((0.1, 0.9))], {"link_seconds": "soon", "nodes": "x"}),
@@ -210,7 +207,7 @@ def test_hostile_names_are_text(tmp_path, quick, recwarn):
         ElementTree.parse(file)
 
 
-def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
+def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick, monkeypatch):
     add_run(tmp_path / "fine", "x=1 seed=0")
     add_job(tmp_path / "killed", "x=2 seed=0", history((0.1, 0.5)), finished=False)
     add_job(tmp_path / "failed", "x=3 seed=0", finished=False)
@@ -221,7 +218,8 @@ def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
     (tmp_path / "damaged" / "result.json").write_text("{")
     add_run(tmp_path / "diverged", "x=6 seed=0", result={"diverged": True})
     add_run(tmp_path / "again", "x=1 seed=0")
-    found = made(tmp_path)
+    monkeypatch.chdir(tmp_path)  # the commands work in every folder
+    found = made(Path())
     rows = {row[0].rpartition("/")[2]: row for row in found.tables["runs"][1:]}
     outcomes = {name: row[3] for name, row in rows.items()}
     assert outcomes == {
@@ -242,14 +240,6 @@ def test_runs_without_a_result_say_why_and_how_to_go_on(tmp_path, quick):
     assert remarks == ["", "1 of 1 runs diverged", "not finished"]
 
 
-def test_the_command_to_resume_works_in_every_folder(tmp_path, quick, monkeypatch):
-    add_job(tmp_path / "run", "x=4 seed=0", stopped="interrupted")
-    (tmp_path / "run" / "checkpoint").write_text("")
-    monkeypatch.chdir(tmp_path)
-    assert main(["run"]) == 0
-    assert f"resume={tmp_path}/run<" in (tmp_path / "run" / "report" / "report.html").read_text()
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_an_unfinished_run_shows_what_it_has_done(finished, tmp_path, quick):
     rows = [row | {"rounds": 9} for row in history((0.1, 0.5, 0.8))]
@@ -268,26 +258,13 @@ def test_an_unfinished_run_shows_what_it_has_done(finished, tmp_path, quick):
     assert sorted(both.column("summary", "accuracy, %")) == ["80.00", "90.00"]
 
 
-def test_a_folder_without_settings_and_a_damaged_history_are_named(tmp_path, quick):
+def test_a_damaged_history_is_named(tmp_path, quick):
     add_run(tmp_path / "run", "x=1 seed=0")
-    with (tmp_path / "run" / "history.jsonl").open("r+") as file:
-        text = file.read()
-        file.seek(0)
-        file.write("garbage\n" + text)
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "moved" / "result.json").write_text('{"round": 3}')
+    history = tmp_path / "run" / "history.jsonl"
+    history.write_text("garbage\n" + history.read_text())
     found = made(tmp_path)
-    outcomes = found.column("runs", "outcome")
-    assert "no times over links" in outcomes[0]
-    assert outcomes[1] == "left out: it has no .hydra/overrides.yaml"
-    assert "2 of 2 need a look" in found.text
-
-
-def test_interrupted_runs_alone_have_a_report(tmp_path, quick):
-    add_job(tmp_path, "x=1 seed=0", stopped="interrupted")
-    found = made(tmp_path)
-    assert list(found.tables) == ["runs"]
-    assert "0 finished" in found.text
+    assert "no times over links" in found.column("runs", "outcome")[0]
+    assert "1 of 1 need a look" in found.text
 
 
 @pytest.mark.parametrize("words", [["{}/none"], ["{}"], ["{}/run", "--out", "{}/file"]])
@@ -302,16 +279,6 @@ def test_a_mistake_is_a_line(words, tmp_path, capsys):
     assert not (tmp_path / "report").exists()
 
 
-def test_the_command_says_where_the_report_is(tmp_path, capsys, quick):
-    add_run(tmp_path / "run", "x=1 seed=0")
-    assert main([str(tmp_path / "run"), "--out", str(tmp_path / "out")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-2:] == [
-        f"report: {tmp_path}/out/report.html",
-        f"open it: python -m webbrowser file://{tmp_path}/out/report.html",
-    ]
-
-
 def test_of_many_groups_the_best_are_in_colour(tmp_path, quick):
     for job in range(20):
         add_run(tmp_path / str(job), f"x={job} seed=0", (0.1, 0.5, 0.5 + job / 100))
@@ -320,7 +287,7 @@ def test_of_many_groups_the_best_are_in_colour(tmp_path, quick):
     assert len(names) == 20
     assert sum("\u2002" in name for name in names) == 12
     assert names[19] == "1\u200219"
-    assert "12 groups with the best accuracy in colour, and the 8 others" in found.text
+    assert "12 groups with the best accuracy. The points of the 8 others" in found.text
 
 
 def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
@@ -337,7 +304,7 @@ def test_nodes_that_are_slow_or_fail_are_named(tmp_path, quick):
         ("3", "4×", "0", ""),
         ("5", "1×", "2", "time-out"),
     ]
-    assert {"node_metric", "node_lag", "node_loss", "node_bytes_up", "labels_1"} <= {
+    assert {"node_metric", "node_lag", "node_loss", "node_bytes_up"} <= {
         file.stem for file in (tmp_path / "report").glob("*.svg")
     }
 
@@ -347,7 +314,6 @@ def test_a_run_that_ended_early_names_the_nodes_that_do_not_answer(tmp_path, qui
     quiet = node(1, waiting=True, sent=2.0, heard=2.0)
     write_nodes(tmp_path, [node(0, waiting=False, sent=2.0, heard=3.0), quiet])
     found = made(tmp_path)
-    assert "But one node does not answer. " in " ".join(found.text.split())
     assert "Without an answer to the last message: node 1." in found.text
     assert found.column("nodes", "state") == ["does not answer"]
     assert found.column("runs", "outcome") == ["ended at 2 of 100"]
@@ -370,7 +336,7 @@ def test_a_diverged_run_has_no_estimated_time(tmp_path, quick):
     ("ends", "compressed", "said"),
     [
         ((0.9, 0.9, 0.9), (0.89, 0.87, 0.8827),
-         "Not known with 3 seeds: the difference is -1.91 ±"),  # the seeds differ by more
+         "Not known: the difference is -1.91 ±"),  # the seeds differ by more
         (PLAIN, GOOD, "No loss is measurable."),
     ],
 )  # fmt: skip
@@ -410,15 +376,6 @@ def test_axes_have_plain_numbers_and_whole_bars(tmp_path, monkeypatch, quick):
     assert all(text.get_text().endswith("B") for text in front.axes.get_xticklabels())
 
 
-@pytest.mark.parametrize("low", [1.0, 9.3, 23_900.0, 2e9])
-@pytest.mark.parametrize("wide", [1.3, 2, 10, 300, 1e7])
-def test_a_logarithmic_axis_has_some_ticks(low, wide):
-    found = picture_axes.log_ticks(low, low * wide)
-    assert 1 <= len(found) <= 7
-    assert low <= found[0] <= found[-1] <= low * wide
-    assert found == sorted(set(found))
-
-
 def test_text_in_csv_files_is_never_a_formula(tmp_path, quick):
     for job, name in enumerate(("=1+1", "@SUM(A1)", "+x", "-5", "-x")):
         add_run(tmp_path / str(job), f"seed={job}")
@@ -429,18 +386,3 @@ def test_text_in_csv_files_is_never_a_formula(tmp_path, quick):
         cells = {cell for row in csv.reader((tmp_path / "report" / name).open()) for cell in row}
         text = {cell for cell in cells if cell[:1] in tuple("=+-@") and cell != "-"}
         assert text <= {"-5"}, name
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"nodes": 1}', '{"nodes": [1]}', '{"nodes": [{}]}'])
-def test_a_damaged_node_file_is_as_none(text, tmp_path, quick):
-    add_run(tmp_path, "x=1 seed=0")
-    (tmp_path / "nodes.json").write_text(text)
-    assert "nodes" not in made(tmp_path).tables
-
-
-def test_a_large_federation_is_sampled(tmp_path, quick):
-    add_run(tmp_path, "x=1 seed=0")
-    write_nodes(tmp_path, [node(at, labels=[at % 7] * 50) for at in range(400)])
-    found = made(tmp_path)
-    assert "100 of 400 nodes, evenly chosen." in found.text
-    assert "The 30 most frequent of 50 classes." in found.text
