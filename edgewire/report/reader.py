@@ -38,9 +38,7 @@ MOST_NODES = 100_000
 DEEPEST = 24  # levels of lists, mappings and folders
 LONGEST_LINE = 1_000_000  # bytes
 LONG_NUMBER = re.compile(r"[-+\d_:.]{100,}")  # of 1:1:1... YAML computes a number to the base 60
-PLAIN = re.compile(r"[a-z0-9_][a-z0-9_.-]{0,63}")
-# what is no file's name on Windows, and what looks like a name with a digest
-RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?|.*\.|.*-[0-9a-f]{12}")
+PLAIN = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,62}[a-z0-9_-])?")
 INNER = (".hydra", ".loggers")  # folders of a run's folder
 MARK = 200  # bytes before the offset: they show whether a file is still the same
 Notes = dict[Path, str]
@@ -84,7 +82,7 @@ def file_name(text: str) -> str:
     A plain text (lower-case ASCII letters, digits, `_`, `.`, `-`) stays as it is. Any other text
     gets a digest, so that different texts give names that differ also where case does not count.
     """
-    if PLAIN.fullmatch(text) and not RESERVED.fullmatch(text):
+    if PLAIN.fullmatch(text):
         return text
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
     start = re.sub(r"[^a-z0-9_-]+", "_", text[:40].lower()).strip("_-")
@@ -221,20 +219,15 @@ def lines_of(opened: BinaryIO) -> Iterator[bytes]:
 
 
 class GrowingFile:
-    """Reads the new lines of a file to which a run appends, and which may be truncated or replaced.
-
-    `begun`: how often it was read from its begin.
-    """
+    """Reads new lines of a file to which a run appends, and which may be truncated or replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.begun = 0
         self.begin_again()
 
     def begin_again(self) -> None:
         """Let the next call of `lines` begin with the file's first line."""
         self._offset, self._mark = 0, b""
-        self.begun += 1
 
     def lines(self) -> Iterator[bytes]:
         """Return an iterator over the complete lines since the last call; none without a file.
@@ -245,8 +238,7 @@ class GrowingFile:
         try:
             opened = open_file(self._path)
         except FileNotFoundError:
-            if self._offset:
-                self.begin_again()
+            self.begin_again()
             return iter(())
         opened.seek(self._offset - len(self._mark))
         if opened.read(len(self._mark)) != self._mark:
@@ -287,7 +279,7 @@ class ResultsError(Exception):
 
 
 def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
-    """Make a command print one line and return 2 after a mistake, a file error or no matplotlib.
+    """Make a command print one line and return 2 after a mistake, or a file error.
 
     Another line names the files of runs that the command has left out.
     """
@@ -303,10 +295,6 @@ def mistakes_are_lines(main: Callable[Given, int]) -> Callable[Given, int]:
             except OSError as error:
                 where = f"{error.filename}: " if error.filename else ""
                 code, line = 2, f"{where}{error.strerror or error}"
-            except ModuleNotFoundError as error:
-                if (error.name or "").split(".")[0] != "matplotlib":
-                    raise
-                code, line = 2, "drawing needs matplotlib: pip install matplotlib"
         if line:
             print(f"error: {line}", file=sys.stderr)
         if notes:

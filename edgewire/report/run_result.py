@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,22 +15,20 @@ from rich.table import Table
 
 from edgewire.report.format import human_bytes, human_seconds
 from edgewire.report.metric import main_of
-from edgewire.report.reader import ResultsError, folders, read_json, read_yaml
+from edgewire.report.reader import ResultsError, folders, read_json, read_yaml, readable
 from edgewire.report.runs import (
     CONFIG,
     FAILED,
-    HISTORY,
-    HYDRA,
     REFERENCE,
     Run,
+    expect_result,
     failed_line,
+    find_runs,
     group_runs,
-    read_history,
     read_overrides,
     read_result,
-    read_runs,
+    run_of,
     whole_bytes,
-    with_effect,
 )
 
 if TYPE_CHECKING:  # they take seconds to import, and are imported where they are needed
@@ -40,9 +37,9 @@ if TYPE_CHECKING:  # they take seconds to import, and are imported where they ar
     from torch import Tensor
 
 NOT_BEGUN = "not_begun"  # in the folder of a job that was not begun
-# groups that a preset sets: the run's name states other choices in these groups
+# overrides of what a preset sets: the run's name states them
 METHOD = (
-    *("strategy", "strategy/optimizer", "strategy/staleness"),
+    *("strategy", "strategy._target_", "strategy/optimizer", "strategy/staleness"),
     *("compression", "compression@gradients", "downlink", "local", "adapter"),
 )
 MOST_CELLS = 20_000_000  # of a table of the history; 250,000 rounds with 40 values have half
@@ -81,23 +78,22 @@ class RunResult:
         self.folder = Path(folder)
         try:
             self.values = read_result(self.folder)
+            expect_result(self.values)
         except (OSError, ValueError) as error:
             raise ResultsError(f"{self.folder} holds no result of a run: {error}") from error
 
     @property
     def metrics(self) -> dict[str, float | None]:
         """The loss and the metrics of the last evaluation, by name; the main metric is first."""
-        with _reading(self.folder):
-            others = self.values.get("metrics") or {}
-            names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
+        others = self.values.get("metrics") or {}
+        names = dict.fromkeys((main_of(self.values).name, *others, "loss"))
         return {name: self.values.get(name) for name in names}
 
     @property
     def traffic(self) -> Traffic:
         """The bytes of the run in both directions, and without compression."""
-        with _reading(self.folder):
-            up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
-            return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
+        up, down = (whole_bytes(self.values, way) for way in ("uplink", "downlink"))
+        return Traffic(int(up[0]), int(down[0]), int(up[1]), int(down[1]))
 
     @property
     def diverged(self) -> bool:
@@ -133,7 +129,7 @@ class RunResult:
         import pandas as pd
 
         with _reading(self.folder):
-            rows = self._rows()
+            rows = self.as_run().history()
             if len(rows) * len(set().union(*rows)) > MOST_CELLS:
                 raise ValueError("its rows have too many different keys for a table")
             return pd.DataFrame(rows)
@@ -162,31 +158,16 @@ class RunResult:
         return plot([self], y, x, log_x=log_x)
 
     def __repr__(self) -> str:
-        rows = self._summary()
+        with _reading(self.folder):
+            rows = summary_rows(self.values, self.folder)
         width = max(map(len, rows)) + 2
         lines = (f"{name:{width}}{text}" for name, text in rows.items())
         indented = "\n" + " " * width
         return "\n".join(line.replace("\n", indented) for line in lines)
 
-    def _repr_html_(self) -> str:
-        rows = self._summary()
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
-            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for name, text in rows.items()
-        )
-        return f"<table>{cells}</table>"
-
-    def _summary(self) -> dict[str, str]:
-        with _reading(self.folder):
-            return summary_rows(self.values, self.folder)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return read_history(self.folder / HISTORY, main_of(self.values).name)
-
     def as_run(self) -> Run:
         """Return the run as the programs of `report` read it."""
-        return Run(with_effect(self.overrides), self.values, self._rows, self.folder)
+        return run_of(self.folder, self.values)
 
 
 class SweepResult(Sequence[RunResult]):
@@ -200,11 +181,7 @@ class SweepResult(Sequence[RunResult]):
     def __init__(self, folder: Path | str, jobs: Sequence[Path] | None = None) -> None:
         self.folder = Path(folder)
         tops = [self.folder] if jobs is None else jobs
-        try:
-            runs, _ = read_runs(tops)
-        except ResultsError:  # no run has finished
-            runs = []
-        self._runs = [RunResult(run.folder) for run in runs if run.folder is not None]
+        self._runs = [RunResult(run.folder) for run in find_runs(tops)[0] if run.folder]
         found = sorted((each for top in tops for each in folders(top)), key=itemgetter(0))
         unknown = f"failed; {FAILED} does not say why"
         self.failed = {f: failed_line(f) or unknown for f, names in found if FAILED in names}
@@ -236,16 +213,9 @@ class SweepResult(Sequence[RunResult]):
 
     def __repr__(self) -> str:
         lines = [str(self.table) if self._runs else "no run has finished"]
-        return "\n".join([*lines, *self._missing()])
-
-    def _repr_html_(self) -> str:
-        text = self.table.to_html(index=False) if self._runs else "<p>no run has finished</p>"
-        return text + "".join(f"<p>{html.escape(line)}</p>" for line in self._missing())
-
-    def _missing(self) -> list[str]:
-        """Return a line for each job without a result."""
-        lines = [f"{folder}: {line}" for folder, line in self.failed.items()]
-        return [*lines, *(f"{folder}: not begun" for folder in self.not_begun)]
+        lines += [f"{folder}: {line}" for folder, line in self.failed.items()]
+        lines += [f"{folder}: not begun" for folder in self.not_begun]
+        return "\n".join(lines)
 
 
 def _without_resolvers(value: Any) -> Any:
@@ -309,28 +279,13 @@ def summary_rows(result: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 def name_of(result: dict[str, Any], folder: Path) -> str:
-    """Return a run's name: its preset, and the choices that replace the preset's own.
-
-    If the user chose a strategy and no preset, the name leaves out the default preset.
-    """
-    preset: str = result["algorithm"]
-    try:
-        overrides = read_overrides(folder)
-        choices = read_yaml(folder / HYDRA / "hydra.yaml")["hydra"]["runtime"]["choices"]
-    except (OSError, ValueError, KeyError, TypeError):  # nothing else names the preset
-        return preset
-    if "strategy" not in choices:
-        return f"{preset} ({result['strategy']}), as saved"
-    chosen = {group: overrides[group] for group in METHOD if group in overrides}
-    if (experiment := choices.get("experiment")) and "algorithm" not in overrides:
-        preset = f"experiment={experiment} ({choices['strategy']})"  # it may set any group
-    if "strategy._target_" in overrides:
-        chosen["strategy"] = result["strategy"]
-    if "strategy" in chosen and "algorithm" not in overrides:
-        preset = chosen.pop("strategy")
-        chosen = {group: choices[group] for group in ("compression", "downlink")} | chosen
-    parts = ", ".join(f"{group}={choice}" for group, choice in chosen.items())
-    return f"{preset} with {parts}" if parts else preset
+    """Return a run's name: its preset, and the choices that replace the preset's own."""
+    overrides = readable(read_overrides, folder) or {}
+    preset = str(result["algorithm"])
+    if "experiment" in overrides and "algorithm" not in overrides:  # it may set any group
+        preset = f"experiment={overrides['experiment']} ({result['strategy']})"
+    chosen = ", ".join(f"{key}={overrides[key]}" for key in METHOD if key in overrides)
+    return f"{preset} with {chosen}" if chosen else preset
 
 
 def _beside_flower(result: dict[str, Any], way: str) -> str:

@@ -245,42 +245,37 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Path]]:
 
     Raises `ResultsError` for a missing folder.
     """
-    runs: list[Run] = []
-    unfinished: list[Path] = []
-    seen: set[Path] = set()
+    jobs: dict[Path, Path] = {}  # `folders` may name a folder and also a folder inside it
     for top in folders:
         if not top.is_dir():
             raise ResultsError(f"{top}: no such folder")
-        jobs = (each for each, names in folders_below(top) if HYDRA.name in names)
-        for folder in sorted(jobs, key=_numbers_as_numbers):
-            if not (folder / OVERRIDES).exists():
-                continue
-            if folder.resolve() in seen:  # `folders` may name a folder and also a folder inside it
-                continue
-            seen.add(folder.resolve())
-            try:
-                runs.append(read_run(folder))
-            except (OSError, ValueError):
-                unfinished.append(folder)
-    return runs, unfinished
+        below = (each for each, _ in folders_below(top) if (each / OVERRIDES).exists())
+        for folder in sorted(below, key=_numbers_as_numbers):
+            jobs.setdefault(folder.resolve(), folder)
+    found = {folder: readable(read_run, folder) for folder in jobs.values()}
+    runs = [run for run in found.values() if run is not None]
+    return runs, [folder for folder, run in found.items() if run is None]
 
 
 def read_run(folder: Path) -> Run:
-    """Return the finished run in a folder. Its history is read only when it is needed.
+    """Return the finished run in a folder.
 
     Raises `FileNotFoundError` for a run without a result, `ValueError` for a run that was stopped
     and for damaged files.
     """
     result = read_result(folder)
-    if not isinstance(result.get("stopped"), str | None):
-        raise ValueError(f"{folder / RESULT} does not say why the run stopped")
     expect_result(result)
-    overrides = with_effect(read_overrides(folder))
-    name = main_of(result).name
-    run = Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
+    run = run_of(folder, result)
     if result.get("stopped") and not run.diverged:
         raise ValueError(f"{folder} stopped before its end")
     return run
+
+
+def run_of(folder: Path, result: dict[str, Any]) -> Run:
+    """Return the run in a folder, whose result is known. Its history is read only when needed."""
+    name = main_of(result).name
+    overrides = with_effect(read_overrides(folder))
+    return Run(overrides, result, lambda: read_history(folder / HISTORY, name), folder)
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -346,7 +341,9 @@ def override_words(folder: Path) -> list[str]:
 
 
 def expect_result(result: Mapping[str, Any]) -> None:
-    """Raise `ValueError` unless a result has numbers where tables need them."""
+    """Raise `ValueError` unless a result has numbers where tables need them, and a text or null."""
+    if not isinstance(result.get("stopped"), str | None):
+        raise ValueError("the result does not say why the run stopped")
     may_miss = (*NUMBERS, *BESIDE, *HISTORY_NUMBERS, *own_numbers(main_of(result)))
     expect_numbers(result, SURE, may_miss)
 

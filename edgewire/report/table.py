@@ -1,7 +1,7 @@
 """Tables of runs, and their printers: rich, Markdown, CSV; `report.html.j2` prints them as HTML.
 
-`python -m edgewire.report.table FOLDER... [--rows KEY,KEY] [--smooth N] [--reach PERCENT] [--wide]
-[--json]` prints a sweep as a table: one row for runs that differ in the seed only.
+`python -m edgewire.report.table FOLDER... [--reach VALUE] [--wide] [--json]` prints a sweep as a
+table: one row for runs that differ in the seed only.
 
 A column makes a cell from the runs of a row; `COLUMNS` has those of this command and of the table
 after a sweep. A cell has a text, and a number or text to sort by.
@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from edgewire.report.format import NOTHING, human_bytes, human_seconds, markdown_table, whole
+from edgewire.report.format import NOTHING, human_bytes, human_seconds, markdown_table
 from edgewire.report.metric import MainMetric
-from edgewire.report.reader import ResultsError, mistakes_are_lines
+from edgewire.report.reader import mistakes_are_lines
 from edgewire.report.runs import (
     Group,
     Measure,
@@ -33,7 +33,6 @@ from edgewire.report.runs import (
     first_at,
     group_runs,
     read_runs,
-    smoothed,
     varying,
     whole_bytes,
 )
@@ -99,7 +98,7 @@ class TableRow(Group):
 
     def until_all(self, key: str) -> float | None:
         """Return the mean of a counter when the runs reach `reach`; None if one never does."""
-        there = [at[key] for at in self.reached if at is not None]
+        there = [at[key] for at in self.reached if at and at.get(key) is not None]
         return fmean(there) if there and len(there) == len(self.runs) else None
 
 
@@ -345,7 +344,7 @@ def numbers(row: TableRow) -> dict[str, Any]:
         "seeds": [run.seed for run in row.runs],
         **shares,
         "loss": mean("loss"),
-        "reached_runs": reached_runs(row),
+        "reached_runs": sum(at is not None for at in row.reached),
         "reached_round": row.until_all("round"),
         "reached_uplink_bytes": row.until_all("uplink_bytes"),
         "uplink_bytes_per_update": mean(payload),
@@ -363,11 +362,6 @@ def numbers(row: TableRow) -> dict[str, Any]:
     }
 
 
-def reached_runs(row: TableRow) -> int:
-    """Return how many runs of a row reach its bound."""
-    return sum(at is not None for at in row.reached)
-
-
 def diverged(groups: Sequence[Group]) -> list[Path | None]:
     """Return the folders of the diverged runs. The table's means include these runs."""
     return [run.folder for group in groups for run in group.runs if run.diverged]
@@ -378,10 +372,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table that the command line describes; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m edgewire.report.table", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="sweep folders")
-    parser.add_argument("--rows", metavar="KEY,KEY", help="keys that name a row, in this order")
-    parser.add_argument(
-        "--smooth", type=whole, default=1, metavar="N", help="accuracies: means of N evaluations"
-    )
     parser.add_argument(
         "--reach", type=float, metavar="VALUE",
         help="when, with what uplink, it was got (a share in %%)",
@@ -391,11 +381,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     runs, unfinished = read_runs(asked.folders)
     groups = group_runs(runs)
-    keys = varying(groups) if asked.rows is None else chosen(asked.rows, groups)
-    rows = [
-        TableRow(group.overrides, [smoothed(run, asked.smooth) for run in group.runs], asked.reach)
-        for group in groups
-    ]
+    keys = varying(groups)
+    rows = [TableRow(group.overrides, group.runs, asked.reach) for group in groups]
     if asked.json:
         print(as_json(keys, rows, unfinished))
         return 0
@@ -410,24 +397,12 @@ def _remarks(
 ) -> list[str]:
     """Return what the table does not show."""
     lines = []
-    if rows[0].reach is not None and not any(map(reached_runs, rows)):
-        share = all(run.metric.share for row in rows for run in row.runs)
-        lines.append(f"no run reached {rows[0].reach:g}{' %' * share}")
     if repeated := len(runs) - sum(len(row.runs) for row in rows):
         lines.append(f"{repeated} repeated with the same seed: the last counts")
     for name, folders in (("diverged", diverged(rows)), ("unfinished or damaged", unfinished)):
         if folders:
             lines.append(f"{name}: " + ", ".join(str(path) for path in folders))
     return lines
-
-
-def chosen(rows: str, groups: Sequence[Group]) -> list[str]:
-    """Return the keys that `--rows` names. Raises `ResultsError` for a key that no run has."""
-    keys = rows.split(",")
-    known = sorted({key for group in groups for key in group.overrides})
-    if unknown := [key for key in keys if key not in known]:
-        raise ResultsError(f"no run has a word {unknown[0]}=; there are: {', '.join(known)}")
-    return keys
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Sweeps are drawn as curves: the numbers in the curves, and the image file."""
 
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -118,15 +117,6 @@ def test_a_mistake_gives_one_line(sweep, capsys, overrides, part):
     error = capsys.readouterr().err
     assert len(error.strip().splitlines()) == 1
     assert part in error
-
-
-def test_without_matplotlib_it_says_what_to_install(sweep, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main([str(sweep), "--out", str(tmp_path / "x.png")]) == 2
-    error = capsys.readouterr().err
-    assert len(error.strip().splitlines()) == 1
-    assert "pip install matplotlib" in error
 
 
 def test_the_band_of_extremes_holds_every_value_of_an_average(sweep):

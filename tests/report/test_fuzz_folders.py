@@ -25,7 +25,7 @@ from tests.report.damaged_runs import CANARY, damage
 from tests.report.made_runs import add_run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and measures its processes")
-SHOWN = ("metrics", "traffic", "overrides", "config", "history", "nodes", "__repr__", "_repr_html_")
+SHOWN = ("metrics", "traffic", "overrides", "config", "history", "nodes", "__repr__")
 FEW = 12  # folders in the normal tests
 SECONDS, MEGABYTES = 5, 300  # more than an empty folder takes
 WAIT = 60  # seconds
@@ -48,7 +48,7 @@ def reports(folder, out, draws=True):
     watched = WatchedReport([folder])
     found = [text.getvalue(), *watched.states(), *watched.states()]
     for read in (
-        *(lambda: repr(SweepResult(folder)), lambda: SweepResult(folder)._repr_html_()),
+        lambda: repr(SweepResult(folder)),
         *(getter(name, folder) for name in SHOWN),
     ):
         try:

@@ -85,21 +85,15 @@ def test_json_holds_the_numbers_and_every_seed(sweep, capsys):
     assert sgd["top5"] is None
 
 
-def test_rows_are_named_by_the_given_keys(sweep, printed, capsys):
-    rows, _ = printed(sweep, "--rows", "experiment,algorithm")
-    assert list(rows[0])[:3] == ["experiment", "algorithm", "runs"]
-    assert [row["algorithm"] for row in rows] == ["sgd", "esgd", "sgd"]
-    assert main([str(sweep), "--rows", "algorithm,dorp"]) == 2
-    assert "no run has a word dorp=" in capsys.readouterr().err
-
-
 def test_repeated_diverged_and_unfinished_runs_are_listed(tmp_path, printed):
     add_job(tmp_path / "old" / "0", "lr=a|b", accuracy=0.5)
     add_job(tmp_path / "new" / "0", "lr=a|b", accuracy=0.6, diverged=True)
     add_job(tmp_path / "new" / "1", "lr=9", finished=False)
-    rows, rest = printed(tmp_path / "old", tmp_path / "new", tmp_path / "new" / "0", "--rows", "lr")
+    add_job(tmp_path / "new" / "2", "lr=2")
+    rows, rest = printed(tmp_path / "old", tmp_path / "new", tmp_path / "new" / "0")
     assert [(row["lr"], row["runs"], row["accuracy"]) for row in rows] == [
-        ("a\\|b", "1", "60.00 %")
+        ("a\\|b", "1", "60.00 %"),
+        ("2", "1", "98.00 %"),
     ]
     assert rest.splitlines() == [
         "1 repeated with the same seed: the last counts",
@@ -136,24 +130,17 @@ def curve(*accuracies):
     ]
 
 
-def test_moving_averages_end_peak_and_when_they_reach_an_accuracy(tmp_path, printed):
+def test_when_the_runs_of_a_row_reach_an_accuracy(tmp_path, printed):
     courses = {"sgd": [(0.5, None, 0.9, 0.7), (0.2, 0.8, 0.8, 0.9)], "esgd": [(0.5, 0.9), (0.5,)]}
     for algorithm, seeds in courses.items():
         for seed, accuracies in enumerate(seeds):
             overrides = f"algorithm={algorithm} seed={seed}"
             add_job(tmp_path / algorithm / str(seed), overrides, curve(*accuracies))
-    esgd, sgd = printed(tmp_path, "--smooth", "2", "--reach", "80")[0]
-    assert sgd["accuracy"].startswith("82.50")  # the mean of 0.9 and 0.7, and of 0.8 and 0.9
-    assert sgd["best accuracy"].startswith("82.50")
-    assert esgd["best accuracy"].startswith("60.00")  # the mean of 0.5 and 0.9, and of 0.5 alone
-    assert (sgd["reached at"], sgd["payloads until then"]) == ("35", "3.5 kB")  # 40 and 30
-    assert esgd["reached at"] == "-"  # neither seed reached it
-    esgd, sgd = printed(tmp_path, "--reach", "80")[0]  # single evaluations
-    assert (sgd["reached at"], esgd["reached at"]) == ("25", "-")  # 30 and 20; one seed of esgd
-    rows, rest = printed(tmp_path, "--reach", "95")
-    assert "reached at" not in rows[0]
-    assert rest == "no run reached 95 %\n"
-    assert not {"reached at", "payloads until then"} & set(printed(tmp_path)[0][0])
+    esgd, sgd = printed(tmp_path, "--reach", "80")[0]
+    assert (sgd["reached at"], sgd["payloads until then"]) == ("25", "2.5 kB")  # 30 and 20
+    assert esgd["reached at"] == "-"  # one seed did not reach it
+    for options in ([], ["--reach", "95"]):
+        assert not {"reached at", "payloads until then"} & set(printed(tmp_path, *options)[0][0])
 
 
 ODD = (None, True, "x", 5, -1, 10**400, 1e308, float("nan"), float("inf"), [], [1], {}, {"a": 1})
@@ -183,7 +170,7 @@ def test_a_damaged_run_costs_a_line_and_never_the_table(tmp_path_factory, data):
     else:
         result.unlink()
         result.mkdir()
-    for options in ([], ["--json"], ["--smooth", "2", "--reach", "50"]):
+    for options in ([], ["--json"], ["--reach", "50"]):
         with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as errors:
             code = main([str(folder), *options])
         line = errors.getvalue()

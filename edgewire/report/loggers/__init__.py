@@ -12,8 +12,6 @@ from typing import Any, ClassVar, Literal
 from edgewire.report.runs import Row, dotted
 
 Ended = Literal["finished", "diverged", "interrupted", "failed"]
-COUNTS = ("client_updates", "failures", "uplink_entries", "uplink_entries_whole", "staleness")
-SETTINGS = ("lr",)
 STEPS = ("round", "rounds")  # the step of a row, and the number of steps: no metrics
 
 
@@ -81,17 +79,10 @@ class Logger(ABC):
 
 
 def group_of(key: str) -> str:
-    """Return the group of a key of `history.jsonl`: bytes, time, counts, settings or metrics.
-
-    A key that is not EdgeWire's own is a metric of the objective.
-    """
-    if key.endswith("_bytes") or "_bytes_" in key:
+    """Return the group of a key of `history.jsonl`: bytes, time or metrics."""
+    if "_bytes" in key:
         return "bytes"
-    if key in ("seconds", "virtual_seconds") or "seconds_by_" in key:
-        return "time"
-    if key in COUNTS:
-        return "counts"
-    return "settings" if key in SETTINGS else "metrics"
+    return "time" if "seconds" in key else "metrics"
 
 
 def grouped(row: Row) -> dict[str, float]:
@@ -104,7 +95,7 @@ def grouped(row: Row) -> dict[str, float]:
 
 
 def final(result: Row) -> dict[str, float]:
-    """Return the metrics and ratios of a result as `result/KEY`, without its counters and lists."""
+    """Return the numbers of a result as `result/KEY`, without its bytes, times and lists."""
     return {
         f"result/{key}": value
         for key, value in _numbers(iter(result.items()))

@@ -154,12 +154,13 @@ def test_names_of_values_are_grouped():
     assert found == {
         "metrics/accuracy": 0.2, "metrics/loss": 1.0, "metrics/own_score": 3.0,
         "bytes/uplink_bytes": 200.0, "bytes/uplink_bytes_by_segment/0": 1.0,
-        "bytes/uplink_bytes_by_segment/1": 2.0, "counts/client_updates": 2.0, "settings/lr": 0.1,
+        "bytes/uplink_bytes_by_segment/1": 2.0, "metrics/client_updates": 2.0, "metrics/lr": 0.1,
         "time/virtual_seconds": 4.0, "time/seconds": 0.02, "time/seconds_by_segment/0": 0.5,
     }  # fmt: skip
     result = {**row(2), "uplink_ratio": 4.0, "link_up_mbps": [1.0] * 900, "segments": {"a": 1}}
     assert final(result) == {
-        "result/accuracy": 0.2, "result/loss": 1.0, "result/uplink_ratio": 4.0
+        "result/accuracy": 0.2, "result/loss": 1.0, "result/client_updates": 2.0,
+        "result/lr": 0.1, "result/uplink_ratio": 4.0,
     }  # fmt: skip
 
 
