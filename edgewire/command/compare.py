@@ -46,8 +46,7 @@ seed=0,1       takes other seeds"""
 def compare(words: Sequence[str]) -> int:
     """Make the runs, print their table, and draw their curves; return the exit code.
 
-    `words`: overrides of the task, such as `task=keywords`. `algorithm=A,B` compares other methods
-    with the uncompressed one, and `seed=0,1` takes other seeds.
+    `words`: as in `USAGE`.
     """
     if {"-h", "--help"} & set(words):
         print(USAGE)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from edgewire.command.exit import Diverged, Failed, caller, clear_errors
-from edgewire.command.run_lock import ended_with_parent, run_lock
+from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
 from edgewire.compression.base import PayloadError
@@ -80,8 +80,6 @@ def job(composed: DictConfig) -> None:
         # Errors are handled here, because Hydra would print a line for an exception.
         with under_way(), clear_errors(), orderly_exit():
             held.enter_context(run_lock(folder))
-            if "joblib" in hydra.launcher["_target_"]:
-                held.enter_context(ended_with_parent())
             place = folder
             write_configuration(composed, folder)
             if sweep and not may_begin(folder):
