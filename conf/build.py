@@ -278,20 +278,12 @@ def share_of(config: Config) -> float:
 def optimizer_of(config: Config, parameters: list[nn.Parameter]) -> Optimizer:
     """Return the nodes' optimiser.
 
-    Raises `ConfigError` for values that its class refuses, and for an optimiser whose steps need a
-    closure, such as L-BFGS, if the local algorithm gives none.
+    Raises `ConfigError` for values that its class refuses.
     """
     if not parameters:
         raise ConfigError("the model has no parameters: there is nothing to train")
     with uncompiled():
         optimizer: Optimizer = build("optimizer", config.optimizer)(parameters, lr=config.lr)
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    needs = closure is not None and closure.default is closure.empty
-    if needs and type(local_of(config)).train is LocalAlgorithm.train:
-        raise ConfigError(
-            f"optimizer: the steps of {type(optimizer).__name__} need a closure, and local= gives "
-            f"none: choose another optimizer="
-        )
     return optimizer
 
 

@@ -174,10 +174,7 @@ class Target:
         return [name for name in _fields_of(group) if name not in direct]
 
     def made(self, *args: Any, **options: Any) -> Any:
-        """Return a new object of the class, made with the checked arguments and the caller's.
-
-        Raises `ConfigError` for an argument that both the configuration and the caller give.
-        """
+        """Return a new object of the class, made with the checked arguments and the caller's."""
         own = {
             key: value.made() if isinstance(value, Target) else copy.deepcopy(value)
             for key, value in self.options.items()
@@ -187,11 +184,7 @@ class Target:
                 default, kind = parameter.default, parameter.annotation
                 same = isinstance(default, kind)
                 own[parameter.name] = replace(default, **given) if same else kind(**given)
-        if twice := own.keys() & options.keys():
-            key = min(twice)
-            hint = f"give {key}= in its place" if hasattr(Config, key) else "drop it"
-            raise ConfigError(f"the run itself sets {key}: {hint}")
-        return self.make(*args, **{**own, **options})
+        return self.make(*args, **own, **options)
 
 
 def check_target(group: str, node: Any, *, submitted: bool = False) -> Target:
@@ -260,7 +253,6 @@ def checked_target(group: str, node: Mapping[Any, Any], target: Callable[..., An
             near = [*_fields_of(whole)] if whole else get_close_matches(key, parameters, n=1)
             away = f"; if a preset sets it, ~{group}.{key} removes it"
             hint = f"; did you mean {group}.{near[0]}?" if near else away
-            hint = f"; the run has {key}=" if hasattr(Config, key) else hint
             raise ConfigError(f"{group}.{key} is not an option of {node['_target_']}{hint}")
         annotation = parameters[key].annotation if key in parameters else None
         if isinstance(value, Mapping) and "_target_" in value:

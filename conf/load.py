@@ -126,8 +126,6 @@ def _literal(node: Any) -> Any:
 
 def _of_another_type(key: str, value: Any, error: Exception) -> str:
     """Return the message for a value that a key's type does not take; `error`: OmegaConf's."""
-    if value and isinstance(value, dict):
-        return f"there is no key {key}.{next(iter(value))}: {key} is one value"
     if "ListConfig" in str(error):
         return f"{key} must be a list: {key}=[NAME,NAME]"
     return f"{key}: {str(error).splitlines()[0]}"

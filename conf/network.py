@@ -83,33 +83,21 @@ def network_named(name: str) -> Network:
 
 
 def only_virtual(network: Network) -> str:
-    """Return which options act on a virtual clock alone, and what to give instead; "" for none.
+    """Return the options that act on a virtual clock alone, as overrides; "" for none.
 
     These options differ from `network=ideal`. Options without an effect are left out:
     `waiting_seconds` with `waiting=none`, and `rejoin_seconds` without `crash`.
     """
     ideal, asked = network_named("ideal"), []
     unused = {"waiting_seconds": network.waiting == "none", "rejoin_seconds": not network.crash}
-    for key, value in vars(ideal).items():
-        if getattr(network, key) != value and not unused.get(key):
-            asked.append(key)
-    if not asked:
-        return ""
-    single = len(asked) == 1 and asked != ["classes"]
-    instead = _words(ideal, asked) if single else "network=ideal"
-    return f"{_words(network, asked)}: give {instead}"
-
-
-def _words(network: Network, keys: list[str]) -> str:
-    """Return options as the user would write them on the command line."""
-    found = []
-    for key in keys:
+    for key, default in vars(ideal).items():
         value = getattr(network, key)
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        if isinstance(value, dict):
-            text = "{" + ",".join(value) + "}"
-        found.append(f"network.{key}={'null' if value is None else text}")
-    return ", ".join(found)
+        if value != default and not unused.get(key):
+            if isinstance(value, dict):
+                value = "{" + ",".join(value) + "}"
+            text = f"{value:g}" if isinstance(value, float) else value
+            asked.append(f"network.{key}={text}")
+    return f"{', '.join(asked)}: give network=ideal" if asked else ""
 
 
 def _values(name: str) -> dict[str, Any]:

@@ -17,9 +17,8 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from keyword import iskeyword
@@ -121,44 +120,24 @@ def sources_of(words: Iterable[str]) -> dict[str, Path]:
     return {path: file for files in found for path, file in files.items()}
 
 
-def unsent_files(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return, by package, the paths of its files that no app gets, because they are no .py files.
-
-    Only packages that have such files are in the result. Pages (.md) and type markers (py.typed)
-    are not counted.
-    """
-    sent, found = (".py", ".pyc", ".md", ".typed"), {}
-    for name in (word.partition("@")[0] for word in words if word.partition("@")[0] not in OURS):
-        files = [(path, file) for path, file in sorted(_files(name)) if file.name[0] != "."]
-        paths = [path.removeprefix(f"{name}/") for path, file in files if file.suffix not in sent]
-        if paths:
-            found[name] = paths
-    return found
-
-
 def source_files(name: str) -> dict[str, Path]:
     """Return a package's .py files by their path from its parent folder, as in `mine/parts.py`.
 
-    The files of tests (`test_*.py`, `*_test.py`) are left out: Flower puts no tests into an app.
-    Raises `ConfigError` if the package is not found.
-    """
-    return {p: file for p, file in _files(name) if p.endswith(".py") and not TEST.fullmatch(p)}
-
-
-def _files(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield a package's files with their path from its parent folder, not those in hidden folders.
-
-    Raises `ConfigError` if the package is not found.
+    Hidden folders and the files of tests (`test_*.py`, `*_test.py`) are left out: Flower puts no
+    tests into an app. Raises `ConfigError` if the package is not found.
     """
     spec = _spec_of(name)
     origin = Path(str(spec.origin))
     if not spec.submodule_search_locations:
-        yield origin.name, origin
-        return
+        return {origin.name: origin}
+    found = {}
     for folder, inner, files in os.walk(origin.parent):
         inner[:] = [each for each in inner if not each.startswith((".", "__pycache__"))]
         for file in (Path(folder, each) for each in files):
-            yield f"{name}/{file.relative_to(origin.parent).as_posix()}", file
+            path = f"{name}/{file.relative_to(origin.parent).as_posix()}"
+            if path.endswith(".py") and not TEST.fullmatch(path):
+                found[path] = file
+    return found
 
 
 def _spec_of(name: str) -> ModuleSpec:
@@ -203,10 +182,7 @@ def _qualified_name(key: str, name: str, packages: Sequence[str]) -> str:
     for package in packages:
         if name in vars(sys.modules[package]):
             return f"{package}.{name}"
-    name = abbreviate(name)
-    if not packages:
-        raise ConfigError(f"{key}={name}: give PACKAGE.NAME, or packages=[PACKAGE] beside it")
-    known = [each for package in packages for each in vars(sys.modules[package])]
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"{key}={name}: it is in none of packages=[{','.join(packages)}]{hint}")
+    said = f"it is in none of packages=[{','.join(packages)}]; " if packages else ""
+    raise ConfigError(
+        f"{key}={abbreviate(name)}: {said}give PACKAGE.NAME, or packages=[PACKAGE] beside it"
+    )

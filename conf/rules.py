@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp.strategy import Bulyan, FedAvg, FedProx, MultiKrum, QFedAvg, Strategy
@@ -273,7 +272,7 @@ def _sums(c: Choice, s: Any) -> Rows:
 
 
 def _momenta(c: Choice, s: Any) -> Rows:
-    """Return the rows of an optimiser to which nodes send momenta; log what is doubtful."""
+    """Return the rows of an optimiser to which nodes send momenta."""
     wrong = {
         "strategy.update=gradient": s.update != "gradient",
         "a downlink= other than full": c.downlink is None,
@@ -281,21 +280,7 @@ def _momenta(c: Choice, s: Any) -> Rows:
         "strategy.mask_received=false": s.mask_received,
     }
     adam = "strategy/optimizer=one_bit_adam is for nodes that send gradients and repeat the"
-    momenta, rounds = s.optimizer.sends_momentum, c.config.rounds
-    warmup = getattr(s.optimizer, "warmup_steps", 0) if momenta else 0
-    if momenta and warmup >= rounds:
-        getLogger("flwr").warning(
-            "the warm-up of one_bit_adam takes all %d rounds, so no gradient is quantized: "
-            "give strategy.optimizer.warmup_steps= a smaller value than %d",
-            *(rounds, rounds),
-        )
-    for name, codec in (("compression", c.uplink), ("downlink", c.downlink)):
-        if codec and not codec.quantizer.exact and codec.exact_steps < warmup:
-            getLogger("flwr").warning(
-                "%s.exact_steps=%d ends before the warm-up of one_bit_adam, %d steps: its "
-                "second moment will be that of quantized gradients",
-                *(name, codec.exact_steps, warmup),
-            )
+    momenta = s.optimizer.sends_momentum
     return {f"{adam} server's steps: give {cure}": momenta and wrong[cure] for cure in wrong}
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 
 from edgewire.conf.schema import ConfigError
-from edgewire.conf.words import fault_of
 
 # Before the import below: the search for plugins executes that module again, with a new class.
 Plugins.instance()
@@ -44,16 +41,9 @@ class Cases(BasicSweeper):
         """Run all jobs. Raises `ConfigError` for cases that cannot be parsed."""
         assert self.hydra_context is not None  # Hydra calls setup() first
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        split = [split_case(case) for case in _as_list(self.given)] or [[]]
-        self.cases = [parser.parse_overrides(case) for case in split]
-        try:
-            return super().sweep(arguments)
-        except HydraException as error:
-            params = [f"{key}={value}" for key, value in (self.params or {}).items()]
-            for case in split:
-                if said := fault_of([*sys.argv[1:], *case, *params]):
-                    raise ConfigError(said) from error
-            raise
+        split = [split_case(case) for case in _as_list(self.given)]
+        self.cases = [parser.parse_overrides(case) for case in split] or [[]]
+        return super().sweep(arguments)
 
     def split_arguments(  # type: ignore[override]  # a static method there: it knows no cases
         self, overrides: list[Override], max_batch_size: int | None

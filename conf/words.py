@@ -37,17 +37,11 @@ def explained(error: BaseException, words: Sequence[str]) -> str:
             return f"there is no configuration {name}"
         options = error.options or sorted(path.stem for path in (HERE / group).glob("*.yaml"))
         return f"there is no {group}={name}. there are: {', '.join(options)}"
-    if found := fault_of(words):
-        return found
+    with suppress(HydraException, OmegaConfBaseException):  # the choices cannot be composed
+        for found in _faults(words):
+            return found
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def fault_of(words: Sequence[str]) -> str:
-    """Return the first fault of a command line; "" if its choices alone cannot be composed."""
-    with suppress(HydraException, OmegaConfBaseException):
-        return next(_faults(words), "")
-    return ""
 
 
 def _faults(words: Sequence[str]) -> Iterator[str]:

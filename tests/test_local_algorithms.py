@@ -11,8 +11,6 @@ from edgewire.client.node import Node
 from edgewire.client.training import LOCAL, Trainer
 from edgewire.compression.flower.headers import TrainConfig
 from edgewire.compression.flower.node.state import stored_arrays
-from edgewire.conf.build import optimizer_of
-from edgewire.conf.schema import ConfigError
 from edgewire.task.errors import TaskError
 from edgewire.task.local import LocalAlgorithm
 from edgewire.task.local.scaffold import Scaffold
@@ -93,17 +91,6 @@ def test_c_is_the_mean_of_what_the_nodes_have(strategy, case, quantizer, tmp_pat
         expected = np.average([c for c, _ in own], axis=0, weights=[n for _, n in own])
         most = CODED[quantizer] * np.abs(expected).max()
         np.testing.assert_allclose(server, expected, rtol=0, atol=most)
-
-
-def test_an_optimizer_whose_steps_need_a_closure_is_refused_unless_the_algorithm_gives_one():
-    config = configured("dataset=digits", "model=mlp")
-    config.optimizer = {"_target_": "torch.optim.LBFGS", "_partial_": True}
-    with pytest.raises(ConfigError, match="steps of LBFGS need a closure"):
-        optimizer_of(config, [torch.nn.Parameter(torch.zeros(3))])
-    own = type("Own", (LocalAlgorithm,), {"train": lambda self, run, batches: 0.0})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgewire.conf.build.local_of", lambda config: own())
-        assert optimizer_of(config, [torch.nn.Parameter(torch.zeros(3))])
 
 
 WRONG = {

@@ -7,7 +7,6 @@ bytes, with several seeds each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -21,7 +20,6 @@ from edgewire.report.format import NOTHING, human_bytes, human_seconds
 from edgewire.report.link_time import seconds_over
 from edgewire.report.run_result import RunResult, SweepResult
 from edgewire.report.runs import read_settings
-from edgewire.simulation.workers.limits import allowed_cores
 
 # Of each method: what the table calls it. The first one is the uncompressed one.
 METHODS = {
@@ -48,8 +46,7 @@ seed=0,1       takes other seeds"""
 def compare(words: Sequence[str]) -> int:
     """Make the runs, print their table, and draw their curves; return the exit code.
 
-    `words`: overrides of the task, such as `task=keywords`. `algorithm=A,B` compares other methods
-    with the uncompressed one, and `seed=0,1` takes other seeds.
+    `words`: as in `USAGE`.
     """
     if {"-h", "--help"} & set(words):
         print(USAGE)
@@ -61,8 +58,8 @@ def compare(words: Sequence[str]) -> int:
     methods = _choices(words, "algorithm=") or list(METHODS)[1:]
     methods = list(dict.fromkeys([next(iter(METHODS)), *methods]))
     seeds = _choices(words, "seed=") or [str(seed) for seed in range(SEEDS)]
-    task = given or [*TASK, *_parallel()]
-    console.print(f"{len(methods) * len(seeds)} runs: {' '.join(given or TASK)}")
+    task = given or TASK
+    console.print(f"{len(methods) * len(seeds)} runs: {' '.join(task)}")
     try:
         found = sweep(*task, f"algorithm={','.join(methods)}", f"seed={','.join(seeds)}")
     except RunFailed as error:
@@ -86,15 +83,6 @@ def compare(words: Sequence[str]) -> int:
     if not given:
         console.print("         python run.py compare task=keywords    # another task")
     return 1 if found.failed else 0
-
-
-def _parallel() -> list[str]:
-    """Return the overrides with which each core makes one run, if joblib's launcher is there."""
-    plugins = "hydra_plugins"
-    if not (find_spec(plugins) and find_spec(f"{plugins}.hydra_joblib_launcher")):
-        return []
-    jobs = f"hydra.launcher.n_jobs={allowed_cores()}"
-    return ["hydra/launcher=joblib", jobs, "engine.workers=1"]
 
 
 def comparison(found: SweepResult, methods: Sequence[str]) -> Table:

@@ -11,7 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from edgewire.command.exit import Diverged, Failed, caller, clear_errors
-from edgewire.command.run_lock import ended_with_parent, run_lock
+from edgewire.command.run_lock import run_lock
 from edgewire.command.saved_config import CONFIG_DIR, RESUME, completed, continues, resumes
 from edgewire.command.sweep import BASIC, REFUSED, begin_job, may_begin, note_failure, stop_sweep
 from edgewire.compression.base import PayloadError
 from edgewire.conf.check import build, check_target, check_targets
 from edgewire.conf.load import run_config, typed
 from edgewire.conf.network import only_virtual
-from edgewire.conf.own_packages import look_in, sources_of, unsent_files
+from edgewire.conf.own_packages import look_in, sources_of
 from edgewire.conf.schema import Config, ConfigError
 from edgewire.conf.trust import NodeGrants, confine_data
 from edgewire.machine.errors import Ended, EngineError
@@ -47,11 +47,10 @@ from edgewire.strategy.run.checkpoint_file import FILE as CHECKPOINT
 from edgewire.strategy.run.whole_files import NotWritten, replace_file
 
 ROOT = Path(__file__).parents[2]
-LOCAL = "edgewire.simulation.local.run_local"
 SUPERLINK = (
     "edgewire.engines.superlink.run_on_superlink"  # the engine that submits runs to a server
 )
-RATES = ("eta", "server_learning_rate", "server_lr")  # options with the server's learning rate
+RATES = ("eta", "server_learning_rate")  # options of Flower's with the server's learning rate
 RUN_FILES = ("result.json", "history.jsonl", "model.safetensors", "nodes.json", CHECKPOINT)
 console = Console(highlight=False, quiet=VIEW in os.environ)
 silent = Console(quiet=True)
@@ -81,8 +80,6 @@ def job(composed: DictConfig) -> None:
         # Errors are handled here, because Hydra would print a line for an exception.
         with under_way(), clear_errors(), orderly_exit():
             held.enter_context(run_lock(folder))
-            if "joblib" in hydra.launcher["_target_"]:
-                held.enter_context(ended_with_parent())
             place = folder
             write_configuration(composed, folder)
             if sweep and not may_begin(folder):
@@ -155,15 +152,6 @@ def run(composed: DictConfig, folder: Path) -> None:
         verbose=config.verbose,
         sources=sources_of(config.packages),
     )
-    if config.engine["_target_"] != LOCAL:
-        for name, paths in unsent_files(config.packages).items():
-            log.warning(
-                "packages=[%s]: nodes get its .py files only, and it has %d other files, such as "
-                "%s: put what they hold into Python, or have it on the nodes",
-                name,
-                len(paths),
-                paths[0],
-            )
     screen = silent if caller().python else console
     if caller().python:
         with delayed():  # a process cannot import torch again after an interrupted import
@@ -264,21 +252,10 @@ def refuse_sweep() -> None:
 
 
 def what_to_try(config: Config) -> str:
-    """Return one line that names the settings to change so that this run may not diverge."""
-    tries = [f"a lower lr= (it is {config.lr:g})"]
-    strategy = config.strategy
-    gradients = strategy.get("update") == "gradient"  # then the learning rate is `lr`
-    tries += [
-        f"a lower strategy.{rate}= (it is {strategy[rate]:g})"
-        for rate in RATES
-        if rate in strategy and not (gradients and rate == "server_lr")
-    ]
-    compression = asdict(config.compression)
-    if compression["sparsifier"] == "dgc" and not compression["clip_norm"]:
-        tries.append("compression.clip_norm=")
-    if not gradients:
-        tries.append("fewer local_epochs= or local_steps=")
-    return ", ".join(tries[:-1]) + " or " + tries[-1] if len(tries) > 1 else tries[0]
+    """Return the learning rates to change so that this run may not diverge."""
+    rates = {f"strategy.{rate}": config.strategy.get(rate) for rate in RATES}
+    found = {"lr": config.lr, **{key: value for key, value in rates.items() if value is not None}}
+    return " or ".join(f"a lower {key}= (it is {value:g})" for key, value in found.items())
 
 
 def is_submitted(config: Config) -> bool:

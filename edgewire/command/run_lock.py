@@ -1,12 +1,10 @@
-"""Keeps two processes from writing one folder, and ends a job whose sweep was killed."""
+"""Keeps two processes from writing one folder."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +18,6 @@ from edgewire.conf.schema import ConfigError
 LOCK = Path(".hydra") / "lock"  # in a run's folder; it names the process
 SWEEP_LOCK = Path(".lock")  # in a sweep's folder
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without flock
-EVERY = 1.0  # seconds between two looks at the parent
 
 
 def new_folder(top: str) -> str:
@@ -71,25 +68,3 @@ def run_lock(folder: Path, lock: Path = LOCK) -> Iterator[None]:
         finally:
             with suppress(OSError):  # the folder was removed
                 path.write_text("")
-
-
-@contextmanager
-def ended_with_parent() -> Iterator[None]:
-    """In this context, stop this process with SIGTERM if the process that started it has ended.
-
-    Joblib's workers would go on after their sweep was killed.
-    """
-    parent, over = os.getppid(), threading.Event()
-
-    def watch() -> None:
-        while not over.wait(EVERY):
-            if os.getppid() != parent:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(30)  # a second signal would not let the run write its checkpoint
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()

@@ -50,7 +50,7 @@ BAD = [
     (["screen=${lr}"], "screen is a group of keys, not one value"),
     (["dataset.classes=${lr}"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
     (["dataset.classes=cat"], "dataset.classes must be a list: dataset.classes=[NAME,NAME]"),
-    (["dataset.classes.a=1"], "there is no key dataset.classes.a: dataset.classes is one value"),
+    (["dataset.classes.a=1"], "dataset.classes"),
     (["compression.denisty=1"], "no key compression.denisty; did you mean compression.density?"),
     (["+compression.xyz=1"], "no key compression.xyz; packages= may register a method"),
     (["gradients.scoop=1"], "there is no key gradients.scoop; did you mean gradients.scope?"),

@@ -1,18 +1,17 @@
-"""Two processes do not write one run, and a job ends with its killed sweep."""
+"""Two processes do not write one run."""
 
 import errno
 import fcntl
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from edgewire.command import python_api
 from edgewire.command import run_lock as module
 from edgewire.command import sweep as sweep_module
-from edgewire.command.run_lock import LOCK, SWEEP_LOCK, ended_with_parent, run_lock
+from edgewire.command.run_lock import LOCK, SWEEP_LOCK, run_lock
 from edgewire.conf.schema import ConfigError
 from tests.local_runs import raising
 from tests.runs import QUICK
@@ -91,17 +90,3 @@ def test_commands_in_one_second_have_folders_of_their_own(tmp_path, monkeypatch)
     monkeypatch.setattr(module.time, "strftime", lambda words: "day/second")
     found = [module.new_folder(str(tmp_path)) for _ in range(3)]
     assert found == [f"{tmp_path}/day/second{suffix}" for suffix in ("", "-2", "-3")]
-
-
-def test_a_job_is_stopped_when_its_parent_has_ended(monkeypatch):
-    parents = iter([1, 1, 2])
-    sent = []
-    monkeypatch.setattr(module, "EVERY", 0.01)
-    monkeypatch.setattr(module.os, "getppid", lambda: next(parents, 2))
-    monkeypatch.setattr(module.os, "kill", lambda pid, number: sent.append(number))
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
-    with ended_with_parent():
-        deadline = time.monotonic() + 20
-        while not sent and time.monotonic() < deadline:
-            pass
-    assert sent[0] == module.signal.SIGTERM

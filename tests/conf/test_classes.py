@@ -239,9 +239,9 @@ def test_an_option_that_a_preset_sets_for_another_choice_says_how_to_remove_it()
 def test_a_group_as_a_whole_and_what_the_run_sets_are_no_options_of_a_configuration():
     with pytest.raises(ConfigError, match="participation is not an option of"):
         check_target("strategy", {**AVERAGING, "participation": 1})
-    with pytest.raises(ConfigError, match=r"optimizer: the run itself sets lr: give lr= in its pl"):
+    with pytest.raises(ConfigError, match=r"optimizer: .* multiple values for .* 'lr'"):
         build("optimizer", {**SGD, "lr": 3})([], lr=0.1)
-    with pytest.raises(ConfigError, match=r"strategy: the run itself sets codecs: drop it"):
+    with pytest.raises(ConfigError, match=r"strategy: .* multiple values for .* 'codecs'"):
         build("strategy", {**AVERAGING, "codecs": None})(codecs=Codecs())
 
 
@@ -275,11 +275,6 @@ def test_a_subclass_changes_a_groups_default_and_takes_an_option_of_a_fields_nam
     made = checked_half(min_train_nodes=2, trim="x", mean="median").made()
     assert made.participation == replace(HALF, min_train_nodes=2)
     assert (made.own_trim, made.aggregation.trim, made.aggregation.mean) == ("x", 0.2, "median")
-
-
-def test_an_option_that_the_run_has_itself_is_named():
-    with pytest.raises(ConfigError, match=r"strategy\.seed is not an option .*; the run has seed="):
-        check_target("strategy", {**AVERAGING, "seed": 3})
 
 
 def test_a_text_is_not_interpolated_twice(bait):

@@ -178,7 +178,7 @@ def test_settings_are_chosen_on_a_part_of_the_training_set():
 
 @pytest.mark.parametrize("group", ["compression", "downlink"])
 def test_another_choice_replaces_all_of_the_preset_s(group):
-    for name in choices(group):
+    for name in choices(group)[::5]:
         words = [f"{group}={name}"]
         chosen = getattr(config("algorithm=edgewire", *words), group)
         assert chosen == getattr(config("algorithm=fedavg_topk", *words), group), name

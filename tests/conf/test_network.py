@@ -90,12 +90,3 @@ def test_each_key_with_an_effect_is_named(key):
 
 def test_keys_without_an_effect_are_accepted():
     assert not only_virtual(replace(IDEAL, waiting_seconds=9.0, rejoin_seconds=9.0))
-
-
-def test_an_error_suggests_overrides():
-    for changed, end in (
-        ({"seconds_per_step": 0.04}, "give network.seconds_per_step=0.01"),
-        ({"up_mbps": 5.0, "latency_ms": 1.0}, "network.latency_ms=1: give network=ideal"),
-        ({"up_mbps": 5.0}, "give network.up_mbps=null"),
-    ):
-        assert only_virtual(replace(IDEAL, **changed)).endswith(end)

@@ -1,14 +1,10 @@
 """1-bit Adam on whole runs: all nodes send momenta after the warm-up, and losses do not add up."""
 
-import logging
-
 import pytest
 
-from edgewire.conf.load import to_config
-from edgewire.strategy.factory import made
 from edgewire.task.optimizers import OneBitAdam
 from tests.local_runs import local_run
-from tests.runs import composed, result_of
+from tests.runs import result_of
 
 RUN = [
     "algorithm=one_bit_adam", "dataset=digits", "batch_size=16", "nodes=6", "rounds=50",
@@ -54,14 +50,3 @@ def test_the_warm_up_of_the_codec_counts_steps_and_not_rounds(tmp_path, encoded)
     assert last < 14
     for number, size in encoded:
         assert (size > 2 * small) == (number <= 5)
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [("rounds=300", "takes all 300 rounds"),
-     ("compression.exact_steps=3", "exact_steps=3 ends before")],
-)  # fmt: skip
-def test_a_warm_up_that_does_not_fit_is_one_warning(word, said, caplog):
-    with caplog.at_level(logging.WARNING, logger="flwr"):
-        made(to_config(composed("algorithm=one_bit_adam", word)))
-    assert [r.message for r in caplog.records if said in r.message]
