@@ -77,41 +77,24 @@ class Superlink:
 
     def _expect(self) -> None:
         """Raise `UsageError` unless a SuperLink answers that accepts clients of this machine."""
+        proxy = by_proxy(self.address, self.root is not None)
+        none = f"no SuperLink answers at {self.address}{proxy}"
         try:
             found = self.http.get("/health")
-        except httpx.RemoteProtocolError as error:
-            raise UsageError(self._tls()) from error
         except httpx.TransportError as error:
             self.close()
-            raise UsageError(self._why(error)) from error
+            reason = str(error) or type(error).__name__
+            advice = f"if it has TLS, give {self._certificate_name}keys/ca.crt"
+            if self.root is not None:
+                advice = f"if it has no TLS, drop {self._certificate_name.strip()}"
+            raise UsageError(f"{none}: {reason}; {advice}") from error
         if found.status_code == 403:
             raise UsageError(
                 f"the SuperLink at {self.address} takes runs from its own machine alone: start "
                 "this there, or through `ssh -L PORT:127.0.0.1:PORT`"
             )
         if not found.is_success:
-            raise UsageError(f"{self._none()}: status {found.status_code}")
-
-    def _why(self, error: httpx.TransportError) -> str:
-        text = str(error)
-        if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
-            return f"the SuperLink at {self.address} has no TLS: it is not to be asked for one"
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            reason = text.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
-            return f"the certificate of {self.address} is not what it should be: {reason}"
-        if isinstance(error, httpx.ReadError | httpx.ReadTimeout) and self.root is None:
-            return self._tls()
-        return f"{self._none()}: {text or type(error).__name__}"
-
-    def _none(self) -> str:
-        proxy = by_proxy(self.address, self.root is not None)
-        return f"no SuperLink answers at {self.address}{proxy}"
-
-    def _tls(self) -> str:
-        return (
-            f"what answers at {self.address} speaks no plain HTTP: if it has TLS, give "
-            f"{self._certificate_name}keys/ca.crt"
-        )
+            raise UsageError(f"{none}: status {found.status_code}")
 
 
 def _read(certificate: str, word: str) -> bytes:

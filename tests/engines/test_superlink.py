@@ -210,7 +210,7 @@ def resumed(tmp_path, monkeypatch):
         monkeypatch.setattr(superlink, "Superlink", lambda *_: server)
         monkeypatch.setattr(superlink, "source_of", lambda *_: LocalFiles(there))
         monkeypatch.setattr(superlink, "follow", server.follow)
-        monkeypatch.setattr(superlink, "bundle", lambda *_: (Fab("", b"", {}), None))
+        monkeypatch.setattr(superlink, "bundle", lambda *_: Fab("", b"", {}))
         monkeypatch.setattr(superlink, "wait_for_nodes", lambda *_, **__: None)
         job = Job(Path(), {"resume": True}, 2, here)
         superlink.run_on_superlink(job, address=server.address)
