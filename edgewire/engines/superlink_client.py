@@ -50,16 +50,21 @@ class Superlink:
         certificate: str | None = None,
         names: tuple[str, str] = ("engine.address=", "engine.certificate="),
     ) -> None:
-        self._certificate_name = names[1]
         expect_address(address, names[0])
         self.address = address
         keep_loopback_direct(address)
         expect_usable_proxies()
-        self.root = None if certificate is None else _read(certificate, names[1])
-        verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
-        url = f"{'http' if certificate is None else 'https'}://{address}"
+        self.root: bytes | None = None
+        verify: ssl.SSLContext | bool = True
+        url = f"http://{address}"
+        if certificate is not None:
+            try:
+                verify = ssl.create_default_context(cafile=certificate)
+                self.root, url = Path(certificate).read_bytes(), f"https://{address}"
+            except OSError as error:  # `SSLError` is one, too
+                raise UsageError(f"{names[1]}{certificate}: {error.strerror}") from error
         self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
-        self._expect()
+        self._expect(names[1])
 
     def control(self) -> ControlHttpClient:
         """Return a new client of the Control API; the caller closes it."""
@@ -75,7 +80,7 @@ class Superlink:
         """Close the connection."""
         self.http.close()
 
-    def _expect(self) -> None:
+    def _expect(self, option: str) -> None:
         """Raise `UsageError` unless a SuperLink answers that accepts clients of this machine."""
         proxy = by_proxy(self.address, self.root is not None)
         none = f"no SuperLink answers at {self.address}{proxy}"
@@ -84,9 +89,9 @@ class Superlink:
         except httpx.TransportError as error:
             self.close()
             reason = str(error) or type(error).__name__
-            advice = f"if it has TLS, give {self._certificate_name}keys/ca.crt"
-            if self.root is not None:
-                advice = f"if it has no TLS, drop {self._certificate_name.strip()}"
+            advice = "does it have TLS, with a certificate of this CA?"
+            if self.root is None:
+                advice = f"if it has TLS, give {option}keys/ca.crt"
             raise UsageError(f"{none}: {reason}; {advice}") from error
         if found.status_code == 403:
             raise UsageError(
@@ -95,17 +100,6 @@ class Superlink:
             )
         if not found.is_success:
             raise UsageError(f"{none}: status {found.status_code}")
-
-
-def _read(certificate: str, word: str) -> bytes:
-    try:
-        content = Path(certificate).read_bytes()
-        ssl.create_default_context(cadata=content.decode("ascii"))
-    except (ValueError, ssl.SSLError) as error:  # `SSLError` is an `OSError` too
-        raise UsageError(f"{word}{certificate}: this is no certificate") from error
-    except OSError as error:
-        raise UsageError(f"{word}{certificate}: {error.strerror}") from error
-    return content
 
 
 @contextmanager

@@ -12,11 +12,9 @@ changes nothing; SQLite would write to the folder for a reader, too.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -24,7 +22,7 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from google.protobuf.message import DecodeError
 
-from edgewire.deploy.device.node_database import NodeDatabase, write_file
+from edgewire.deploy.device.node_database import NodeDatabase, locked, write_file
 from edgewire.deploy.device.node_store import NodeStore, open_node_store
 from edgewire.machine.errors import UsageError
 
@@ -39,7 +37,8 @@ class NodeFolder:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _locked(folder / "lock")
+            taken = f"another node runs on --state {folder}: give each its own"
+            self._lock = locked(folder / "lock", taken)
             self.database = NodeDatabase(folder)
         except OSError as error:
             raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
@@ -124,13 +123,3 @@ def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
         if (said["server"], said["key"]) == (server, public_key.hex()):
             return int(said["node"])
     return None
-
-
-def _locked(file: Path) -> TextIO:
-    handle = file.open("a")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
-        raise UsageError(f"another node runs on --state {file.parent}: give each its own") from None
-    return handle
