@@ -41,11 +41,8 @@ except ImportError as error:  # Flower is missing or unsupported: `main` reports
 log = logging.getLogger("edgewire")
 
 
-def main(arguments: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
-    """Run a node with the options of the command line; exit with code 2 for an invalid option.
-
-    `client`: the class of the client that connects to the server; None: `FleetClient`.
-    """
+def main(arguments: list[str] | None = None) -> None:
+    """Run a node with the options of the command line; exit with code 2 for an invalid option."""
     reader = parser()
     given = reader.parse_args(arguments)
     if MISSING is not None:
@@ -58,7 +55,7 @@ def main(arguments: list[str] | None = None, client: type[FleetClient] | None = 
         key = node_folder.key() if file is None else key_of(file.expanduser())
         config = node_config_of(given.node_config)
         expect_digests(given.app)
-        fleet = client_of(given, key, client)
+        fleet = client_of(given, key)
     except UsageError as error:
         reader.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -113,11 +110,7 @@ def expect_digests(arguments: list[str]) -> None:
             )
 
 
-def client_of(
-    given: argparse.Namespace,
-    key: ec.EllipticCurvePrivateKey,
-    kind: type[FleetClient] | None = None,
-) -> FleetClient:
+def client_of(given: argparse.Namespace, key: ec.EllipticCurvePrivateKey) -> FleetClient:
     """Return a client of the server that the options name.
 
     Raises `UsageError` for invalid options.
@@ -131,7 +124,7 @@ def client_of(
     keep_loopback_direct(given.superlink)
     expect_usable_proxies()
     try:
-        return (kind or FleetClient)(
+        return FleetClient(
             given.superlink,
             key,
             insecure=given.insecure,

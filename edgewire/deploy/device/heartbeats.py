@@ -132,6 +132,6 @@ class Membership:
             except httpx.TransportError:
                 pause = _AGAIN
             except Exception:  # otherwise the thread would end without a message
-                if self._stopped.is_set() or self._fleet.closed:
+                if self._stopped.is_set():
                     return
                 log.exception("a heartbeat failed")

@@ -70,7 +70,7 @@ from edgewire.deploy.server.node_registry import status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
-from edgewire.deploy.signed_header import LONGEST, SignedHeader, read_header
+from edgewire.deploy.signed_header import LONGEST, SignedHeader, headers, read_header
 from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
@@ -267,8 +267,8 @@ async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[by
     except ValueError as error:
         raise HTTPException(400, f"this is no compact request: {error}") from error
     key = await run_in_threadpool(message_store.key_of, signed.node_id, get_linkstate(request))
-    headers = Headers(signed.headers(key))
-    authenticated = Request({**request.scope, "headers": headers.raw})
+    flowers = Headers(headers(key, signed.stamp, signed.signature))
+    authenticated = Request({**request.scope, "headers": flowers.raw})
     await expect_signed(authenticated, PullMessagesRequest(node=Node(node_id=signed.node_id)))
 
     async def others() -> AsyncIterator[bytes]:
