@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from edgewire.deploy import keys
+from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
-from edgewire.deploy.node import key_of
 from edgewire.deploy.server.node_registry import load
 from edgewire.engines.control import bundle
 from edgewire.machine.errors import UsageError
@@ -193,7 +193,7 @@ def test_a_revoked_node_can_be_registered_again(tool, tmp_path):
         tool("node", "garden")
         tool(*there, "register", "garden")  # writing the file again forgets no key
         folder = tmp_path / "keys"
-        key = key_of(folder / "nodes" / "kitchen.key")
+        key = private_key(folder / "nodes" / "kitchen.key")
         fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
         member = Membership(fleet, NodeFolder(tmp_path / "node"), registers=False)
         member.enter()

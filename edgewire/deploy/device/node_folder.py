@@ -17,11 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from google.protobuf.message import DecodeError
 
+from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.node_database import NodeDatabase, locked, write_file
 from edgewire.deploy.device.node_store import NodeStore, open_node_store
 from edgewire.machine.errors import UsageError
@@ -55,7 +55,7 @@ class NodeFolder:
         if not file.exists():
             made, _ = generate_key_pairs()
             write_file(file, private_key_to_bytes(made))
-        return own_key(file)
+        return private_key(file)
 
     # who this node is
 
@@ -97,20 +97,6 @@ class NodeFolder:
         stored = [name for name in self.database.names() if name != _CLAIM]
         for name in set(stored[MOST_RUNS:]) - set(map(str, self._node_stores)):
             self.database.remove(name)
-
-
-def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the private key in a file that `NodeFolder.key` has written.
-
-    Raises `UsageError` for a damaged file, and `OSError`.
-    """
-    try:
-        key = load_pem_private_key(file.read_bytes(), None)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{file} is damaged: remove it") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"{file} holds another kind of key: remove it")
-    return key
 
 
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:

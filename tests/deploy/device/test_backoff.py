@@ -61,6 +61,7 @@ def enter(superlink, folder, *, registers=True, certificates=None):
         assert "\n" not in reason
         return reason
     finally:
+        member.stop()
         fleet.close()
         node_folder.close()
     return ""
