@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
     load_ssh_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -70,7 +72,7 @@ def make_server(keys: Path, names: list[str], renew: bool = False) -> list[Path]
     ca_key, ca = _ca(keys)
     file, made = keys / f"{SERVER}.key", list[Path]()
     if renew:
-        key = _private(file)
+        key = private_key(file)
     else:
         key = ec.generate_private_key(ec.SECP384R1())
         made = [write_new(file, _pem(key), SECRET)]
@@ -116,6 +118,24 @@ def node_files(keys: Path, name: str) -> tuple[Path, Path]:
             f"{name!r} is no name for a node: letters, digits, . _ -, a letter or digit first"
         )
     return keys / NODES / f"{name}.key", keys / NODES / f"{name}.pub"
+
+
+def private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a file, in PEM or in OpenSSH's format.
+
+    Raises `UsageError` if the file cannot be read or holds no elliptic-curve key.
+    """
+    try:
+        content = file.read_bytes()
+        load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
+        key = load(content, None)
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"{file} is no private key (ssh-keygen -t ecdsa makes one)") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UsageError(f"{file} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
+    return key
 
 
 def public_key(keys: Path, name: str) -> bytes:
@@ -170,22 +190,12 @@ def write_new(path: Path, content: bytes, mode: int) -> Path:
 
 
 def _ca(keys: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    key = _private(keys / f"{CA}.key")
+    key = private_key(keys / f"{CA}.key")
     path = keys / f"{CA}.crt"
     try:
         return key, x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is no certificate that can be read") from error
-
-
-def _private(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
-        raise UsageError(f"{path} is no key that can be read without a password") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"{path} is no key of an elliptic curve")
-    return key
 
 
 def _begun(

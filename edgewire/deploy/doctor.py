@@ -27,22 +27,20 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgewire.deploy.node import MISSING, client_of, key_of, node_config_of, parser
+from edgewire.deploy.certificates import private_key
+from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
+from edgewire.deploy.device.client import (
+    BUNDLED,
+    FleetClient,
+    ServerRefusal,
+    ahead_of,
+    says_bundled,
+)
+from edgewire.deploy.node import client_of, node_config_of, parser
 from edgewire.machine.errors import UsageError
 from edgewire.machine.proxies import by_proxy
 from edgewire.machine.surroundings import free_memory, print_any_text
-from edgewire.protocol.flower_releases import installed, is_known, lacking
-
-if MISSING is None:
-    from edgewire.deploy.device.backoff import WORTH_WAITING, clock_trouble, reason_of
-    from edgewire.deploy.device.client import (
-        BUNDLED,
-        FleetClient,
-        ServerRefusal,
-        ahead_of,
-        says_bundled,
-    )
-    from edgewire.deploy.device.node_folder import own_key
+from edgewire.protocol.flower_releases import installed, is_known
 
 PROG = "python -m edgewire.deploy.doctor"
 SERVER = "--server"
@@ -84,9 +82,6 @@ def _findings(given: list[str]) -> Iterable[Finding]:
     """Yield the findings of all checks, in order. An exception in a check becomes a finding."""
     on_server = SERVER in given
     options = _server_options(given) if on_server else _node_options(given)
-    if MISSING is not None:
-        yield Finding(WRONG, "Flower", lacking(MISSING))
-        return
     checks: tuple[Check, ...] = (memory, data, key, server_of_node)
     if on_server:
         checks = (memory, data_of_server, certificate_of_server)
@@ -204,18 +199,18 @@ def key(options: argparse.Namespace) -> Iterable[Finding]:
 def _key_in_use(options: argparse.Namespace) -> tuple[ec.EllipticCurvePrivateKey, Path] | None:
     """Return the node's key and its file; None if the node will make a key.
 
-    Raises `UsageError` or `OSError` if the file holds no such key.
+    Raises `UsageError` if the file holds no such key.
     """
     if (file := options.auth_supernode_private_key) is not None:
-        return key_of(file.expanduser()), file.expanduser()
+        return private_key(file.expanduser()), file.expanduser()
     own: Path = options.state / "key"
-    return (own_key(own), own) if own.exists() else None
+    return (private_key(own), own) if own.exists() else None
 
 
 def server_of_node(options: argparse.Namespace) -> Iterable[Finding]:
     """Check the server, through a node's client; stop if the server cannot be reached."""
     found = None
-    with suppress(UsageError, OSError):  # the check of the key reports these
+    with suppress(UsageError):  # the check of the key reports these
         found = _key_in_use(options)
     fleet = client_of(options, found[0] if found else ec.generate_private_key(ec.SECP384R1()))
     with closing(fleet):

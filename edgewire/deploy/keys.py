@@ -87,8 +87,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _app(given: argparse.Namespace) -> list[str]:
-    app, _ = bundle(Path(__file__).parents[2], {}, sources_of(given.packages))
-    return [app.hash_str]
+    return [bundle(Path(__file__).parents[2], {}, sources_of(given.packages)).hash_str]
 
 
 def _server(given: argparse.Namespace) -> list[str]:

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import click
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+from edgewire.deploy.certificates import private_key
 from edgewire.machine.errors import UsageError
 from edgewire.machine.proxies import expect_address, expect_usable_proxies, keep_loopback_direct
 from edgewire.protocol.flower_releases import lacking
 
-MISSING: ImportError | None = None
 try:
     from flwr.app import UserConfig
     from flwr.common.config import parse_config_args
@@ -35,30 +33,25 @@ try:
     from edgewire.deploy.device.heartbeats import Membership
     from edgewire.deploy.device.node_folder import NodeFolder
     from edgewire.deploy.device.node_loop import Device
-except ImportError as error:  # Flower is missing or unsupported: `main` reports this
-    MISSING = error
+except ImportError as error:  # Flower is missing or unsupported
+    raise SystemExit(f"error: {lacking(error)}") from error
 
 log = logging.getLogger("edgewire")
 
 
-def main(arguments: list[str] | None = None, client: type[FleetClient] | None = None) -> None:
-    """Run a node with the options of the command line; exit with code 2 for an invalid option.
-
-    `client`: the class of the client that connects to the server; None: `FleetClient`.
-    """
+def main(arguments: list[str] | None = None) -> None:
+    """Run a node with the options of the command line; exit with code 2 for an invalid option."""
     reader = parser()
     given = reader.parse_args(arguments)
-    if MISSING is not None:
-        reader.error(lacking(MISSING))
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         node_folder = NodeFolder(given.state.expanduser())
         file = given.auth_supernode_private_key
-        key = node_folder.key() if file is None else key_of(file.expanduser())
+        key = node_folder.key() if file is None else private_key(file.expanduser())
         config = node_config_of(given.node_config)
         expect_digests(given.app)
-        fleet = client_of(given, key, client)
+        fleet = client_of(given, key)
     except UsageError as error:
         reader.error(str(error))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -76,22 +69,6 @@ def main(arguments: list[str] | None = None, client: type[FleetClient] | None = 
         member.leave()
         fleet.close()
         node_folder.close()
-
-
-def key_of(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a node's private key from a file in OpenSSH's format.
-
-    Raises `UsageError` if the file cannot be read or holds no elliptic-curve key.
-    """
-    try:
-        key = load_ssh_private_key(file.read_bytes(), None)
-    except OSError as error:
-        raise UsageError(f"--auth-supernode-private-key {file}: {error.strerror}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{file} is no private key (ssh-keygen -t ecdsa makes one)") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"{file} must be an elliptic-curve key (ssh-keygen -t ecdsa)")
-    return key
 
 
 def node_config_of(text: str | None) -> UserConfig:
@@ -113,11 +90,7 @@ def expect_digests(arguments: list[str]) -> None:
             )
 
 
-def client_of(
-    given: argparse.Namespace,
-    key: ec.EllipticCurvePrivateKey,
-    kind: type[FleetClient] | None = None,
-) -> FleetClient:
+def client_of(given: argparse.Namespace, key: ec.EllipticCurvePrivateKey) -> FleetClient:
     """Return a client of the server that the options name.
 
     Raises `UsageError` for invalid options.
@@ -131,7 +104,7 @@ def client_of(
     keep_loopback_direct(given.superlink)
     expect_usable_proxies()
     try:
-        return (kind or FleetClient)(
+        return FleetClient(
             given.superlink,
             key,
             insecure=given.insecure,

@@ -33,10 +33,6 @@ class SignedHeader(NamedTuple):
     stamp: str
     signature: bytes
 
-    def headers(self, public_key: bytes) -> dict[str, str]:
-        """Return Flower's HTTP headers of authentication, with the same signature."""
-        return headers(public_key, self.stamp, self.signature)
-
 
 def headers(public_key: bytes, stamp: str, signature: bytes) -> dict[str, str]:
     """Return the HTTP headers by which Flower authenticates its nodes.

@@ -14,7 +14,6 @@ from io import BytesIO
 from logging import getLogger
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 from zipfile import ZipFile
 
 import httpx
@@ -41,8 +40,8 @@ _LAST_LINES_SECONDS = 3.0  # seconds to wait for a finished run's last log lines
 
 def bundle(
     app_dir: Path, run_config: UserConfig, sources: Mapping[str, Path] = MappingProxyType({})
-) -> tuple[Fab, dict[str, Any]]:
-    """Return the Flower App Bundle of a folder, and the app's table `[tool.flwr.app]`.
+) -> Fab:
+    """Return the Flower App Bundle of a folder.
 
     The bundle holds the files that the app's `fab-include` selects. `sources`: further files by
     their path in the bundle.
@@ -52,15 +51,15 @@ def bundle(
     """
     try:
         content, _ = build_fab_from_files(_with_sources(_files(app_dir), sources))
-        app: dict[str, Any] = get_fab_config(content)["tool"]["flwr"]["app"]
+        config = get_fab_config(content)["tool"]["flwr"]["app"].get("config")
     except (ValueError, OSError) as error:
         raise EngineError(f"{app_dir} is no Flower app: {one_line(str(error))}") from error
-    if unknown := sorted(run_config.keys() - flatten_dict(app.get("config")).keys()):
+    if unknown := sorted(run_config.keys() - flatten_dict(config).keys()):
         raise UsageError(
             f"{', '.join(unknown)}: not in [tool.flwr.app.config] of {app_dir / 'pyproject.toml'}"
         )
     _expect_all(sources, content)
-    return Fab(hashlib.sha256(content).hexdigest(), content, {}), app
+    return Fab(hashlib.sha256(content).hexdigest(), content, {})
 
 
 def _with_sources(

@@ -11,10 +11,8 @@ run_on_ray  -- Control API (HTTP) -->  flower-superlink --simulation, on a free 
 
 import socket
 import time
-from importlib.machinery import PathFinder
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import click
 from flwr.cli.utils import flwr_cli_exc_handler
@@ -60,8 +58,7 @@ def run_on_ray(
         client_resources_num_gpus=gpus_per_client,
         init_args_num_cpus=actors or None,
     )
-    fab, app = bundle(job.app_dir, job.run_config, job.sources)
-    _refuse_namesakes(app, job.app_dir)
+    fab = bundle(job.app_dir, job.run_config, job.sources)
     request = StartRunRequest(
         fab=fab_to_proto(fab),
         override_config=user_config_to_proto(job.run_config),
@@ -150,18 +147,3 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise UsageError(f"no Ray cluster answers at {address}: {error}") from error
-
-
-def _refuse_namesakes(app: dict[str, Any], app_dir: Path) -> None:
-    """Raise `UsageError` if a module in the working directory would hide a module of the app.
-
-    Ray's actors search the working directory before the app's folder.
-    """
-    here = Path.cwd()
-    for reference in app["components"].values():
-        package = reference.split(":")[0].split(".")[0]
-        found = PathFinder.find_spec(package, [str(here)])
-        if found is not None and found.origin is not None and here != app_dir.resolve():
-            raise UsageError(
-                f"Ray would take `{package}` from {here}, not from the app: run it in {app_dir}"
-            )

@@ -206,7 +206,7 @@ def _start(
     wait: float,
 ) -> int:
     """Wait for the nodes, then submit a run with these values; return its id."""
-    fab, _ = bundle(job.app_dir, values, job.sources)
+    fab = bundle(job.app_dir, values, job.sources)
     wait_for_nodes(control, job.nodes, wait, more=bool(values.get(RESUME)))
     request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(values))
     run_id: int = control.StartRun(request).run_id

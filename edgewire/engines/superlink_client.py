@@ -50,16 +50,21 @@ class Superlink:
         certificate: str | None = None,
         names: tuple[str, str] = ("engine.address=", "engine.certificate="),
     ) -> None:
-        self._certificate_name = names[1]
         expect_address(address, names[0])
         self.address = address
         keep_loopback_direct(address)
         expect_usable_proxies()
-        self.root = None if certificate is None else _read(certificate, names[1])
-        verify = True if certificate is None else ssl.create_default_context(cafile=certificate)
-        url = f"{'http' if certificate is None else 'https'}://{address}"
+        self.root: bytes | None = None
+        verify: ssl.SSLContext | bool = True
+        url = f"http://{address}"
+        if certificate is not None:
+            try:
+                verify = ssl.create_default_context(cafile=certificate)
+                self.root, url = Path(certificate).read_bytes(), f"https://{address}"
+            except OSError as error:  # `SSLError` is one, too
+                raise UsageError(f"{names[1]}{certificate}: {error.strerror}") from error
         self.http = httpx.Client(base_url=url, verify=verify, timeout=_SECONDS)
-        self._expect()
+        self._expect(names[1])
 
     def control(self) -> ControlHttpClient:
         """Return a new client of the Control API; the caller closes it."""
@@ -75,54 +80,26 @@ class Superlink:
         """Close the connection."""
         self.http.close()
 
-    def _expect(self) -> None:
+    def _expect(self, option: str) -> None:
         """Raise `UsageError` unless a SuperLink answers that accepts clients of this machine."""
+        proxy = by_proxy(self.address, self.root is not None)
+        none = f"no SuperLink answers at {self.address}{proxy}"
         try:
             found = self.http.get("/health")
-        except httpx.RemoteProtocolError as error:
-            raise UsageError(self._tls()) from error
         except httpx.TransportError as error:
             self.close()
-            raise UsageError(self._why(error)) from error
+            reason = str(error) or type(error).__name__
+            advice = "does it have TLS, with a certificate of this CA?"
+            if self.root is None:
+                advice = f"if it has TLS, give {option}keys/ca.crt"
+            raise UsageError(f"{none}: {reason}; {advice}") from error
         if found.status_code == 403:
             raise UsageError(
                 f"the SuperLink at {self.address} takes runs from its own machine alone: start "
                 "this there, or through `ssh -L PORT:127.0.0.1:PORT`"
             )
         if not found.is_success:
-            raise UsageError(f"{self._none()}: status {found.status_code}")
-
-    def _why(self, error: httpx.TransportError) -> str:
-        text = str(error)
-        if "WRONG_VERSION_NUMBER" in text or "record layer" in text:
-            return f"the SuperLink at {self.address} has no TLS: it is not to be asked for one"
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            reason = text.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
-            return f"the certificate of {self.address} is not what it should be: {reason}"
-        if isinstance(error, httpx.ReadError | httpx.ReadTimeout) and self.root is None:
-            return self._tls()
-        return f"{self._none()}: {text or type(error).__name__}"
-
-    def _none(self) -> str:
-        proxy = by_proxy(self.address, self.root is not None)
-        return f"no SuperLink answers at {self.address}{proxy}"
-
-    def _tls(self) -> str:
-        return (
-            f"what answers at {self.address} speaks no plain HTTP: if it has TLS, give "
-            f"{self._certificate_name}keys/ca.crt"
-        )
-
-
-def _read(certificate: str, word: str) -> bytes:
-    try:
-        content = Path(certificate).read_bytes()
-        ssl.create_default_context(cadata=content.decode("ascii"))
-    except (ValueError, ssl.SSLError) as error:  # `SSLError` is an `OSError` too
-        raise UsageError(f"{word}{certificate}: this is no certificate") from error
-    except OSError as error:
-        raise UsageError(f"{word}{certificate}: {error.strerror}") from error
-    return content
+            raise UsageError(f"{none}: status {found.status_code}")
 
 
 @contextmanager

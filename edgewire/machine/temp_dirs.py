@@ -8,16 +8,13 @@ in a container sees other ids.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-
-if sys.platform != "win32":
-    import fcntl
 
 _NAME = re.compile(r"edgewire-\d+-run-\w{8}")  # the names that `TempDirs` makes
 _TRIES = 5
@@ -53,27 +50,19 @@ class TempDirs:
 
 def sweep(parent: str | Path) -> None:
     """Remove this user's folders in `parent` that no living process has locked."""
-    if sys.platform == "win32":
-        return
     with suppress(OSError):
         for entry in os.scandir(parent):
-            if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-                _remove_abandoned(entry)
-
-
-def _remove_abandoned(entry: os.DirEntry[str]) -> None:
-    if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-        return
-    lock = _locked(entry.path, wait=False)
-    if lock is not None:
-        shutil.rmtree(entry.path, ignore_errors=True)
-        os.close(lock)
+            is_ours = _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            if not is_ours or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                continue
+            lock = _locked(entry.path, wait=False)
+            if lock is not None:
+                shutil.rmtree(entry.path, ignore_errors=True)
+                os.close(lock)
 
 
 def _locked(folder: str | Path, *, wait: bool) -> int | None:
     """Return a descriptor that holds the folder's lock; None if it cannot be locked."""
-    if sys.platform == "win32":
-        return None
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:

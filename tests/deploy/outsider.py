@@ -20,7 +20,7 @@ from flwr.supercore.primitives.asymmetric import (
 from flwr.superlink.main import create_app
 
 from edgewire.deploy.compact_bundle import compact
-from edgewire.deploy.signed_header import read_header, sign_header
+from edgewire.deploy.signed_header import headers, read_header, sign_header
 
 OURS = [
     "/v1/runtime/edgewire/pull", "/v1/runtime/edgewire/push", "/v1/control/edgewire/runs/",
@@ -68,12 +68,13 @@ def main():
 
     def signed():
         signed, _ = read_header(sign_header(0, 0, lambda stamp: sign_message(key, stamp)))
-        return signed.headers(public) | {"content-type": "application/protobuf"}
+        made = headers(public, signed.stamp, signed.signature)
+        return made | {"content-type": "application/protobuf"}
 
     for name, path, body, signs in tries(key, public, int(node), int(run), digest, objects):
-        headers = signed() if signs == "key" else {"content-type": "application/protobuf"}
+        sent = signed() if signs == "key" else {"content-type": "application/protobuf"}
         for method in ("POST", "GET"):
-            found = client.request(method, path, content=body, headers=headers)
+            found = client.request(method, path, content=body, headers=sent)
             print(json.dumps([f"{method} {name}", path, found.status_code,
                               b64encode(found.content).decode()]))  # fmt: skip
 

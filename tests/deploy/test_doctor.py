@@ -6,10 +6,10 @@ import pytest
 from cryptography import x509
 
 from edgewire.deploy import doctor, keys
+from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.node_folder import NodeFolder
 from edgewire.deploy.doctor import OK, WARNING, WRONG, lasting
-from edgewire.deploy.node import key_of
 from edgewire.protocol import flower_releases
 from tests.deploy.device.test_backoff import DAY, NOW, issued
 
@@ -65,8 +65,8 @@ def test_an_unregistered_key(place, look, tmp_path, photos):
 
 def test_a_key_gives_no_information_about_another(place):
     server, folder = place
-    key = key_of(folder / "nodes" / "kitchen.key")
-    other = key_of(folder / "nodes" / "garden.key")
+    key = private_key(folder / "nodes" / "kitchen.key")
+    other = private_key(folder / "nodes" / "garden.key")
     fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
     stranger = FleetClient(server.address, other, root_certificates=folder / "ca.crt")
     assert fleet.get("edgewire/status").json()["registered"]
@@ -127,13 +127,6 @@ def test_a_node_that_makes_its_own_key(bundled, says, servers, look, tmp_path):
     assert code == 0
     assert says in found["registered"][0][1]
     assert not server.state.get_node_info()  # the doctor has changed nothing
-
-
-def test_without_flower_the_doctor_prints_one_line(monkeypatch, look):
-    monkeypatch.setattr(doctor, "MISSING", ImportError("No module named 'flwr'"))
-    code, found = look("--superlink", "a:1", "--state", "s")
-    assert code == 1
-    assert "pip install" in found["Flower"][0][1]
 
 
 @pytest.mark.parametrize(

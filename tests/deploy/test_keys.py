@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.supernode.register import try_load_public_key
 
 from edgewire.deploy import keys
+from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.heartbeats import Membership
 from edgewire.deploy.device.node_folder import NodeFolder
-from edgewire.deploy.node import key_of
 from edgewire.deploy.server.node_registry import load
 from edgewire.engines.control import bundle
 from edgewire.machine.errors import UsageError
@@ -132,7 +132,7 @@ def test_nodes_are_registered_and_revoked(tool, tmp_path):
         assert (code, error) == (2, "error: no node kitchen is registered: list says who is\n")
         code, _, error = tool(*there, "--insecure", "list")
         assert code == 2
-        assert "speaks no plain HTTP" in error
+        assert "if it has TLS, give --keys: " in error
 
 
 def test_registered_nodes_outlive_the_server(tool, tmp_path):
@@ -166,13 +166,13 @@ def test_without_a_superlink_the_error_is_one_line(tool):
 
 
 def test_the_app_command_prints_the_hash_of_an_app_with_packages(tool, tmp_path, monkeypatch):
-    plain = bundle(ROOT, {})[0].hash_str
+    plain = bundle(ROOT, {}).hash_str
     assert tool("app") == (0, [plain], "")
     (tmp_path / "keys_package.py").write_text("raise RuntimeError('it is not imported')")
     monkeypatch.setenv("EDGEWIRE_PACKAGES", str(tmp_path))
     monkeypatch.setattr(sys, "path", sys.path[:])
     code, lines, _ = tool("app", "keys_package")
-    app, _ = bundle(ROOT, {}, {"keys_package.py": tmp_path / "keys_package.py"})
+    app = bundle(ROOT, {}, {"keys_package.py": tmp_path / "keys_package.py"})
     assert code == 0
     assert lines == [app.hash_str]
     assert app.hash_str != plain
@@ -193,7 +193,7 @@ def test_a_revoked_node_can_be_registered_again(tool, tmp_path):
         tool("node", "garden")
         tool(*there, "register", "garden")  # writing the file again forgets no key
         folder = tmp_path / "keys"
-        key = key_of(folder / "nodes" / "kitchen.key")
+        key = private_key(folder / "nodes" / "kitchen.key")
         fleet = FleetClient(server.address, key, root_certificates=folder / "ca.crt")
         member = Membership(fleet, NodeFolder(tmp_path / "node"), registers=False)
         member.enter()

@@ -25,9 +25,9 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.proto.node_pb2 import Node
 
 from edgewire.deploy import keys
+from edgewire.deploy.certificates import private_key
 from edgewire.deploy.device.client import FleetClient
 from edgewire.deploy.device.transport import ids_of
-from edgewire.deploy.node import key_of
 from tests import fork_server
 from tests.deploy.processes import ROOT, eventually
 from tests.deploy.servers import COUNTING, Field
@@ -65,7 +65,7 @@ def world(tmp_path_factory):
         f.environment["SSL_CERT_FILE"] = ca
         f.serve(["--keys", str(made), "--state", str(folder / "state")])
         key("register", "kitchen")
-        secret = key_of(made / "nodes" / "kitchen.key")
+        secret = private_key(made / "nodes" / "kitchen.key")
         node = FleetClient(f"{address}:{f.port}", secret, root_certificates=made / "ca.crt")
         activate = ActivateNodeRequest(public_key=node.public_key, heartbeat_interval=300)
         number = node.call(activate, ActivateNodeResponse).node_id

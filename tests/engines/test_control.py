@@ -21,7 +21,7 @@ def files_of(fab):
 
 
 def test_a_bundle_leaves_out_what_is_only_for_papers():
-    made, _ = bundle(ROOT, {})
+    made = bundle(ROOT, {})
     assert not [n for n in files_of(made) if n.startswith(("papers/", "conf/experiment/"))]
 
 
@@ -42,7 +42,7 @@ def test_a_bundle_holds_further_sources_in_place_of_a_folder_of_their_name(inclu
     for name, text in sources.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    made, _ = bundle(app, {}, {name: tmp_path / name for name in sources})
+    made = bundle(app, {}, {name: tmp_path / name for name in sources})
     found = files_of(made)
     assert {name: found[name].decode() for name in sources} == sources
     assert "mine/old.py" not in found

@@ -228,12 +228,6 @@ def test_a_cluster_elsewhere_may_have_the_gpus() -> None:
     refuse(job, gpus_per_client=0.5, address="auto")
 
 
-def test_another_apps_package_in_the_way(app: Path, tmp_path: Path) -> None:
-    (tmp_path / "toy_client.py").write_text("")
-    with pytest.raises(UsageError, match="Ray would take `toy_client` from"):
-        run_on_ray(Job(app, {}, 2, tmp_path))
-
-
 def test_a_folder_without_an_app(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is no Flower app"):
         run_on_ray(Job(tmp_path, {}, 2, tmp_path))

@@ -51,13 +51,10 @@ class Wait:
         self._pause, self._reason = FIRST, ""
 
 
-def reason_of(error: Exception, fleet: FleetClient, known: bool | None = True) -> str:
-    """Return one line that says why a call failed, and what to do.
-
-    `known`: whether the server accepts this node's key; None: not known yet.
-    """
+def reason_of(error: Exception, fleet: FleetClient) -> str:
+    """Return one line that says why a call failed, and what to do."""
     if isinstance(error, ServerRefusal):
-        return _of_refusal(error, fleet.address + by_proxy(fleet.address, fleet.secure), known)
+        return _of_refusal(error, fleet.address + by_proxy(fleet.address, fleet.secure))
     if isinstance(error, httpx.TransportError):
         return _of_line(error, fleet.address, fleet.secure)
     if isinstance(error, OSError):
@@ -78,7 +75,7 @@ def clock_trouble(ahead: float | None) -> str | None:
     )
 
 
-def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
+def _of_refusal(error: ServerRefusal, address: str) -> str:
     clock = clock_trouble(error.ahead)
     if error.status == 401:
         if clock is not None:
@@ -87,12 +84,11 @@ def _of_refusal(error: ServerRefusal, address: str, known: bool | None) -> str:
             return "the server does not accept this node's signature: is the key file damaged?"
         return "the server does not know this node's key (any more): register it there"
     if error.code == NOT_ACTIVATED:
-        online = (
-            "the server still counts an earlier life of this node as online "
-            f"(for at most {ONLINE_SECONDS:.0f} s), or another machine uses its key"
+        return (
+            "the server does not know this node's key: register it there; or it still counts an "
+            f"earlier life of this node as online (for at most {ONLINE_SECONDS:.0f} s), or another "
+            "machine uses its key"
         )
-        unknown = "the server does not know this node's key: register it there"
-        return online if known else unknown if known is False else f"{unknown}; or {online}"
     if error.code == ONLY_REGISTERED:
         return "the server takes registered keys alone: give --auth-supernode-private-key"
     if error.status == DUPLICATE_NODE:

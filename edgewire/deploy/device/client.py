@@ -153,11 +153,6 @@ class FleetClient:
         answer = self._bundled("push", node, 0, compact_bundle.compact(parts))
         return self._parsed(answer, fleet_pb2.PushMessagesResponse)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._http.is_closed
-
     def close(self) -> None:
         """Close the connections."""
         self._http.close()

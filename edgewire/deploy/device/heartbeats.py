@@ -46,7 +46,6 @@ class Membership:
         self._stopped, self._active = threading.Event(), threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.node_id = 0
-        self.known: bool | None = None  # whether the server accepts the key; None: not known yet
 
     @property
     def active(self) -> bool:
@@ -73,7 +72,6 @@ class Membership:
             request = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=INTERVAL)
             self.node_id = fleet.call(request, ActivateNodeResponse).node_id
             self._node_folder.remember(fleet.address, fleet.public_key, self.node_id)
-        self.known = True
         self._active.set()
         if not self._beats.is_alive():
             self._beats.start()
@@ -112,7 +110,6 @@ class Membership:
         except ServerRefusal as error:
             if error.status not in (401, 404) or clock_trouble(error.ahead) is not None:
                 raise
-            self.known = False
             return False
 
     def _heard(self) -> bool:
@@ -135,6 +132,6 @@ class Membership:
             except httpx.TransportError:
                 pause = _AGAIN
             except Exception:  # otherwise the thread would end without a message
-                if self._stopped.is_set() or self._fleet.closed:
+                if self._stopped.is_set():
                     return
                 log.exception("a heartbeat failed")

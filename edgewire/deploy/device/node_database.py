@@ -11,6 +11,7 @@ at any moment the folder holds the record and the blobs of the last complete `wr
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
 import time
@@ -19,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from logging import getLogger
 from pathlib import Path
+from typing import TextIO
 
 from xxhash import xxh3_128_hexdigest
 
@@ -255,6 +257,20 @@ def write_durably(file: Path, content: bytes | memoryview) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def locked(file: Path, taken: str) -> TextIO:
+    """Lock a file; return the open file that holds the lock.
+
+    Raises `UsageError` with the text `taken` if another process holds the lock, and `OSError`.
+    """
+    handle = file.open("a")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        raise UsageError(taken) from None
+    return handle
 
 
 def sync_folder(folder: Path) -> None:

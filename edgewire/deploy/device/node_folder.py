@@ -12,19 +12,17 @@ changes nothing; SQLite would write to the folder for a reader, too.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from google.protobuf.message import DecodeError
 
-from edgewire.deploy.device.node_database import NodeDatabase, write_file
+from edgewire.deploy.certificates import private_key
+from edgewire.deploy.device.node_database import NodeDatabase, locked, write_file
 from edgewire.deploy.device.node_store import NodeStore, open_node_store
 from edgewire.machine.errors import UsageError
 
@@ -39,7 +37,8 @@ class NodeFolder:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _locked(folder / "lock")
+            taken = f"another node runs on --state {folder}: give each its own"
+            self._lock = locked(folder / "lock", taken)
             self.database = NodeDatabase(folder)
         except OSError as error:
             raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
@@ -56,7 +55,7 @@ class NodeFolder:
         if not file.exists():
             made, _ = generate_key_pairs()
             write_file(file, private_key_to_bytes(made))
-        return own_key(file)
+        return private_key(file)
 
     # who this node is
 
@@ -100,20 +99,6 @@ class NodeFolder:
             self.database.remove(name)
 
 
-def own_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return the private key in a file that `NodeFolder.key` has written.
-
-    Raises `UsageError` for a damaged file, and `OSError`.
-    """
-    try:
-        key = load_pem_private_key(file.read_bytes(), None)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"{file} is damaged: remove it") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UsageError(f"{file} holds another kind of key: remove it")
-    return key
-
-
 def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
     """Return the node's id with a key at a server, read from this folder; None if it has none.
 
@@ -124,13 +109,3 @@ def known_id(folder: Path, server: str, public_key: bytes) -> int | None:
         if (said["server"], said["key"]) == (server, public_key.hex()):
             return int(said["node"])
     return None
-
-
-def _locked(file: Path) -> TextIO:
-    handle = file.open("a")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        handle.close()
-        raise UsageError(f"another node runs on --state {file.parent}: give each its own") from None
-    return handle

@@ -73,7 +73,7 @@ class Device:
             except WORTH_WAITING as error:
                 if isinstance(error, ServerRefusal) and error.status in (401, 404, 405, 412):
                     self._member.mark_offline()
-                self._wait.after(reason_of(error, self._fleet, self._member.known))
+                self._wait.after(reason_of(error, self._fleet))
 
     def step(self) -> None:
         """Come online if necessary; reply to the current message, or pull the next one first.

@@ -6,11 +6,11 @@ authentication. Anyone who reaches this API can start a run, and so run code on 
 every node. So only the Fleet API is open to other machines. If nodes have keys, the calls that
 register nodes are closed to other machines too.
 
-A client is local if it connects from this machine, through 127.0.0.1, ::1 or a Unix socket. So
-every user of the machine is local. A header that claims a local origin is not trusted. A request
-with one of the headers that proxies add (`FORWARDED`) always counts as remote. If a proxy on this
-machine adds none of these headers, all its clients count as local. So configure such a proxy to
-forward only `/v1/fleet/`.
+A client is local if it connects from this machine, through 127.0.0.1 or ::1. So every user of the
+machine is local. A header that claims a local origin is not trusted. A request with one of the
+headers that proxies add (`FORWARDED`) always counts as remote. If a proxy on this machine adds none
+of these headers, all its clients count as local. So configure such a proxy to forward only
+`/v1/fleet/`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,9 @@ def is_inside(scope: Scope) -> bool:
     """Return whether a request comes from this machine, without a proxy's headers."""
     if any(name.lower() in FORWARDED for name, _ in scope.get("headers", ())):
         return False
-    client, server = scope.get("client"), scope.get("server")
-    if client is None:  # a Unix socket has a path and no port; any other client is unknown
-        return server is not None and server[1] is None
+    host, _ = scope.get("client") or ("", 0)
     try:
-        address = ipaddress.ip_address(client[0].partition("%")[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)

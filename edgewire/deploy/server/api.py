@@ -70,7 +70,7 @@ from edgewire.deploy.server.node_registry import status_of
 from edgewire.deploy.server.redelivery import Redelivery
 from edgewire.deploy.server.run_files import results_of
 from edgewire.deploy.server.signed_uploads import SMALL, BodyBudget, expect_signed, length_of
-from edgewire.deploy.signed_header import LONGEST, SignedHeader, read_header
+from edgewire.deploy.signed_header import LONGEST, SignedHeader, headers, read_header
 from edgewire.protocol.bundle import MOST_PARTS, OF_MANY, frames, parts_of
 
 OURS = "edgewire"
@@ -227,7 +227,8 @@ class BundleApi:
         def pause() -> float:
             return OBJECTS_LOOK if self._arriving.waits(task.run_id) else SERVER_LOOKS
 
-        found = await self._bell.wait_for(("run", task.run_id), look, _seconds(request), pause)
+        wait = min(float(request.headers.get(WAIT, USUAL_WAIT)), LONGEST_WAIT)
+        found = await self._bell.wait_for(("run", task.run_id), look, wait, pause)
         if found is None:
             return _frames([("response", b"")])
         await run_in_threadpool(message_store.received, found, state)
@@ -266,8 +267,8 @@ async def _read_signed(request: Request) -> tuple[SignedHeader, AsyncIterator[by
     except ValueError as error:
         raise HTTPException(400, f"this is no compact request: {error}") from error
     key = await run_in_threadpool(message_store.key_of, signed.node_id, get_linkstate(request))
-    headers = Headers(signed.headers(key))
-    authenticated = Request({**request.scope, "headers": headers.raw})
+    flowers = Headers(headers(key, signed.stamp, signed.signature))
+    authenticated = Request({**request.scope, "headers": flowers.raw})
     await expect_signed(authenticated, PullMessagesRequest(node=Node(node_id=signed.node_id)))
 
     async def others() -> AsyncIterator[bytes]:
@@ -314,15 +315,6 @@ def _read(kind: type[Kind], content: bytes) -> Kind:
     except DecodeError as error:
         raise HTTPException(400, f"this is no {kind.DESCRIPTOR.name}") from error
     return found
-
-
-def _seconds(request: Request) -> float:
-    """Return for how many seconds the server may hold a pull, from the request's header."""
-    try:
-        asked = float(request.headers.get(WAIT, USUAL_WAIT))
-    except ValueError as error:
-        raise HTTPException(400, f"{WAIT} is a number of seconds") from error
-    return min(max(asked, 0.0), LONGEST_WAIT) if asked == asked else 0.0
 
 
 @contextmanager

@@ -23,10 +23,10 @@ async def results_of(output: Path | None, request: Request) -> Response:
     if folder is None or not _plain(run) or not folder.is_dir():
         raise HTTPException(404, f"there is no run {run}")
     if not name:
-        files = [each for each in folder.iterdir() if _is_own(each)]
+        files = [each for each in folder.iterdir() if _plain(each.name) and each.is_file()]
         return JSONResponse({each.name: each.stat().st_size for each in files})
     path = folder / name
-    if not _plain(name) or not _is_own(path):
+    if not _plain(name) or not path.is_file():
         raise HTTPException(404, f"run {run} has no {name}")
     start = request.query_params.get("start", "0")
     if not start.isdecimal():
@@ -39,11 +39,6 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
         file.seek(start)
         while piece := file.read(PIECE):
             yield piece
-
-
-def _is_own(path: Path) -> bool:
-    """Return whether a path is a regular file that is neither hidden nor a symbolic link."""
-    return _plain(path.name) and path.is_file() and not path.is_symlink()
 
 
 def _plain(name: str) -> bool:

@@ -11,7 +11,6 @@ The server extends Flower's internals, so it starts only with a release that it 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import resource
 import sys
@@ -23,6 +22,7 @@ from typing import Any, TextIO
 
 from edgewire.conf.trust import DATA, OUTPUT
 from edgewire.deploy.certificates import CA, SERVER
+from edgewire.deploy.device.node_database import locked
 from edgewire.deploy.server.access import LocalOnly
 from edgewire.machine.errors import UsageError
 from edgewire.machine.processes import flower_environment
@@ -167,16 +167,11 @@ def taken(folder: Path) -> TextIO:
     Raises `UsageError` if the folder cannot be used, or if another server uses it. Two servers
     would overwrite each other's registered nodes.
     """
+    said = f"another server runs on --state {folder}: stop it, or give each a folder of its own"
     try:
-        handle = (folder / LOCK).open("a")
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(
-            f"another server runs on --state {folder}: stop it, or give each a folder of its own"
-        ) from None
+        return locked(folder / LOCK, said)
     except OSError as error:
         raise UsageError(f"--state {folder} cannot be used: {error.strerror}") from error
-    return handle
 
 
 def environment(options: argparse.Namespace) -> dict[str, str]:

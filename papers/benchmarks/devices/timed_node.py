@@ -8,8 +8,8 @@ import time
 
 from flwr.proto.fleet_pb2 import PushMessagesResponse
 
+from edgewire.deploy import node
 from edgewire.deploy.device.client import FleetClient
-from edgewire.deploy.node import main
 
 
 class Timed(FleetClient):
@@ -26,4 +26,5 @@ class Timed(FleetClient):
 
 
 if __name__ == "__main__":
-    main(client=Timed)
+    node.FleetClient = Timed  # type: ignore[misc]
+    node.main()
