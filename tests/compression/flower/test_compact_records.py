@@ -177,11 +177,6 @@ def test_records_before_two_payloads_are_refused():
         restored(RecordDict({"arrays": ArrayRecord(arrays)}))
 
 
-def test_arrays_of_the_kind_of_a_carrier_are_refused():
-    with pytest.raises(PayloadError, match="reserved"):
-        compact(carried(b"\1\1"))
-
-
 @given(CONTENTS.filter(len), st.data())
 def test_cut_bytes_are_refused_or_hold_fewer_records(content, data):
     whole = bytes_of(compact(content))
@@ -293,8 +288,3 @@ def test_values_that_flower_takes_are_restored_as_plain_ones(value):
     there = ConfigRecord.inflate(content["config"].deflate())["a"]
     assert here == there
     assert type(here) is type(there)
-
-
-def test_arrays_named_like_the_header_are_refused():
-    with pytest.raises(PayloadError, match="reserved"):
-        compact(RecordDict({HEADER: ArrayRecord()}))
