@@ -7,7 +7,7 @@ import pytest
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.batchnorm import exact_tensors, scale_of, separate
-from edgewire.compression.decoder import decode, decode_update
+from edgewire.compression.decoder import decode
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
@@ -41,26 +41,6 @@ def test_statistics_are_found_by_their_names():
     np.testing.assert_array_equal(cut.gather_exact(np.arange(LAYOUT.size)), EXACT)
     every = np.arange(LAYOUT.size, dtype=np.float32)
     np.testing.assert_array_equal(cut.merge(cut.gather(every), cut.gather_exact(every)), every)
-
-
-@pytest.mark.parametrize(
-    "combination", list(product(methods("sparsifier"), methods("quantizer"))), ids="-".join
-)
-def test_statistics_arrive_exactly(combination):
-    for feedback in (None, True):
-        check_exactly(make_codec(*combination, feedback=feedback))
-
-
-def check_exactly(codec):
-    memory, before = {}, None
-    for number in range(3):
-        payload = codec.encode(
-            update(number), LAYOUT, memory=memory, loss=3.0 - number, as_before=number > 0
-        )
-        sent = decode_update(payload, LAYOUT, before=before)
-        np.testing.assert_array_equal(sent.dense()[EXACT], update(number)[EXACT])
-        before = sent.selected
-        codec.restore(payload, LAYOUT, memory) if codec.keeps else None
 
 
 def test_a_model_of_statistics_alone():

@@ -341,16 +341,6 @@ def test_any_selection_with_statistics(target, selection):
     check(codec.encode_sparse(indices, VALUES[indices], MODEL))
 
 
-@pytest.mark.parametrize("target", [("int8", "entropy"), ("float32", "zstd"), ("sign", "zip")])
-@pytest.mark.parametrize("exact", [["2.*"], ["0.*", "4.*"], ["*"]])
-def test_any_tensors_may_be_exact(target, exact):
-    codec = make_codec("dense", *target, feedback=False, exact=exact)
-    check(codec.encode(VALUES, MODEL))
-    for name in ("nearly all", "few"):
-        indices = SELECTIONS[name]
-        check(codec.encode_sparse(indices, VALUES[indices], MODEL))
-
-
 @pytest.mark.parametrize("coder", methods("coder"))
 def test_names_and_tensors_in_their_own_type(coder):
     own = [NativeTensor(2 * place, f"own {place}", array) for place, array in enumerate(

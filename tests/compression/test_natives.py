@@ -56,18 +56,6 @@ def test_every_value_of_every_type_is_restored(data):
         np.testing.assert_allclose(update.values, VECTOR, atol=0.05)
 
 
-@pytest.mark.parametrize("sparsifier", ["topk", "esgd", "cesgd", "dgc"])
-def test_beside_a_selection_with_a_memory(sparsifier):
-    codec, memory = make_codec(sparsifier), {}
-    own = [NativeTensor(1, "steps", np.array([2**62 + 1, -5]))]
-    for _ in range(2):
-        payload = codec.encode(VECTOR, LAYOUT, memory=memory, own=own)
-        update = decode_update(payload, model_of(own), own=(1,))
-        np.testing.assert_array_equal(update.own[0].array, own[0].array)
-        if codec.keeps:
-            codec.restore(payload, LAYOUT, memory)  # the layout of the encoder
-
-
 def test_nan_is_refused_before_the_memory_changes():
     memory = {}
     own = [NativeTensor(1, "half", np.array([np.nan], np.float16))]

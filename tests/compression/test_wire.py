@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.base import PayloadError
 from edgewire.compression.coders.shared_context import SharedContext
 from edgewire.compression.decoder import declared, decode, decode_update, describe, expect
 from edgewire.compression.layout import Layout
@@ -105,12 +105,6 @@ def test_more_tensors_than_the_format_holds(make_layout):
     layout = make_layout([()] * 16_385)
     with pytest.raises(ValueError, match="at most 16384 tensors"):
         make_codec().encode(np.zeros(layout.size, dtype=np.float32), layout)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_two_stages_draw_independent_numbers(seed):
-    one, other = Rng(seed, 0).generator, Rng(seed, 1).generator
-    assert (one.random(8) != other.random(8)).all()
 
 
 def test_the_format_by_hand():

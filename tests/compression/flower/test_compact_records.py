@@ -252,15 +252,6 @@ def test_each_name_of_this_project_takes_one_byte():
     assert len(NAMES) == len({*NAMES}) < 127
 
 
-def test_a_reply_s_records_take_less_than_half_of_their_bytes():
-    header = written(UplinkHeader(20, 20, 19))
-    metrics = {"loss": 0.123, "num-examples": 6000, "num-steps": 188, "seconds": 1.5}
-    content = RecordDict({"metrics": MetricRecord(metrics), HEADER: header})
-    assert size_of(compact(content)) < 0.4 * size_of(content)
-    beside_payload = compact(RecordDict({"a": payload_records({"a": b""}), **content}))
-    assert size_of(beside_payload) < 0.15 * size_of(content)
-
-
 class Kind(enum.IntEnum):
     ONE = 1
 

@@ -39,15 +39,6 @@ def dense(indices, values):
     return vector
 
 
-@every_rule
-def test_the_version_counts_updates_even_empty_ones(rule):
-    replica = start(rule)
-    empty = np.empty(0, np.uint32), np.empty(0, np.float32)
-    for number, (indices, values) in enumerate([update(1, 0.5), empty, update(2, 1.0)], 1):
-        replica.apply(indices, values, 0.1)
-        assert replica.version == number
-
-
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), share=st.floats(0, 1), rule=st.sampled_from(RULES))
 def test_parameters_take_the_optimisers_step_and_statistics_the_values(seed, share, rule):

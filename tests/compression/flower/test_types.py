@@ -73,14 +73,6 @@ def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
                 np.testing.assert_allclose(found[name], value, atol=0.02)
 
 
-@pytest.mark.parametrize("downlink", ["int8", "topk"])
-def test_a_model_may_have_far_more_integers_than_floats(downlink):
-    values = {"w": np.ones(4, np.float32), "ids": np.arange(1000)}
-    model, _, traffic = run(values=values, rounds=3, downlink=downlink)
-    assert model["ids"].tolist() == list(range(1000))
-    assert traffic.failures == 0
-
-
 def test_integers_that_differ_are_averaged_in_their_own_type():
     def change(node, found):
         return {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)}

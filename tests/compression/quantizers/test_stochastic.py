@@ -119,13 +119,3 @@ def test_ternary_is_unbiased_for_clipped_values(clip):
         limit = min(limit, clip * np.sqrt(np.mean(values.astype(np.float64) ** 2)))
     clipped = np.clip(values.astype(np.float64), -limit, limit)
     check_unbiased(means(Ternary(clip), values), clipped, np.full(N, limit))
-
-
-def test_the_check_finds_rounding_to_nearest_and_small_biases():
-    values = some_values()
-    steps = steps_of(Qsgd(), values)
-    with pytest.raises(AssertionError):
-        check_unbiased(np.rint(values / steps) * steps, values, steps)
-    for bias in (-0.003, 0.003):  # of a step
-        with pytest.raises(AssertionError):
-            check_unbiased(values + bias * steps * (values != 0), values, steps)

@@ -160,15 +160,6 @@ def test_dgc_of_convolutions_only():
     assert np.diff(np.searchsorted(indices, LAYOUT.offsets)).tolist() == [3, 4, 600]
 
 
-def test_two_dgc_variants_in_one_process_do_not_affect_each_other():
-    def sent(layers):
-        return next(run(make("dgc", sparsity=0.993, layers=layers), 1))[1][0]
-
-    alone = sent("all")
-    assert len(sent("conv")) > len(alone)
-    np.testing.assert_array_equal(sent("all"), alone)
-
-
 def esgd_by_hand(g, state, loss, rng, drop, literal):
     """Do algorithms 1 and 2 of eSGD, coordinate by coordinate; `rng` is the set that was drawn."""
     k, tau = count(1 - drop, N), np.abs(g).mean(dtype=np.float64)
@@ -286,14 +277,6 @@ def chances_of(weights, total):
         c = (low + high) / 2
         low, high = (c, high) if np.minimum(1, c * weights).sum() < total else (low, c)
     return np.minimum(1, c * weights)
-
-
-@pytest.mark.parametrize("density", [0.05, 0.34, 0.9])
-@pytest.mark.parametrize("operator", ["proportional", "largest"])
-def test_cesgds_operators_send_the_density(operator, density):
-    sparsifier = make("cesgd", operator=operator, density=density, speculative=0.0)
-    sent = [len(s.indices) / N for _, s, _ in run(sparsifier, 200, [1.0] * 200)]
-    assert np.mean(sent) == pytest.approx(density, rel=0.05)
 
 
 @pytest.mark.few(4)

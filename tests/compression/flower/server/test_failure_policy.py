@@ -75,12 +75,6 @@ def test_replies_without_an_update_end_the_run(traffic):
         policy.end_round(1, used=0, replies=3)
 
 
-def test_the_reasons_of_the_last_thousand_replies_are_stored(traffic):
-    reasons = ["first", *["second", "first"] * 500]
-    _, said = play(FailurePolicy(traffic), [(0, reasons)])
-    assert said.endswith(": second")  # 500 of each remain, of which "second" is the first
-
-
 def test_a_resumed_policy_counts_on(traffic):
     state, limits = FailurePolicyState(), FailureLimits(patience=2)
     play(FailurePolicy(traffic, limits, state), [BAD])

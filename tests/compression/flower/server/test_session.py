@@ -219,11 +219,6 @@ def test_an_applied_reply_is_not_read_again(talk):
     assert read(message.content, DownlinkHeader).applied == 1
 
 
-@pytest.mark.parametrize("samples", [1, 0.5, 2**62, 2.0**62])
-def test_any_number_of_samples_that_can_be_counted_will_do(talk, samples):
-    assert received(talk, metrics={"num-examples": samples}).metrics["num-examples"] == samples
-
-
 @pytest.mark.parametrize("here", [0, 1, 4])
 def test_data_of_absent_nodes_is_deleted_above_the_limit(here, monkeypatch):
     """Absent nodes may outnumber the present ones by SPARE."""
