@@ -11,7 +11,6 @@ from edgewire.compression.decoder import decode
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
-from edgewire.compression.wire_header import varint
 from tests.compression.surgery import with_checksum
 
 SHAPES = {
@@ -51,33 +50,6 @@ def test_a_model_of_statistics_alone():
         vector, found = decode(payload)
         assert found == layout
         np.testing.assert_array_equal(vector, values)
-
-
-def with_exact(payload, table):
-    """Return a payload with a changed table of exact tensors and a valid checksum."""
-    body = payload[:-8]
-    own = bytes((3, 0, 2, 0))  # three tensors: 0, 3, 4
-    at = body.index(own, 8)
-    return with_checksum(body[:at] + table + body[at + len(own) :])
-
-
-@pytest.mark.parametrize(
-    ("table", "match"),
-    [
-        (bytes((0,)), "0 exact tensors of 6"),
-        (bytes((7, 0, 0, 0, 0, 0, 0, 0)), "7 exact tensors of 6"),
-        (bytes((3, 0, 2, 2)), "beyond its last"),
-        (bytes((1,)) + varint(1 << 62), "beyond its last"),
-        (bytes((3, 0, 1, 0)), "payload"),
-        (bytes((6, 0, 0, 0, 0, 0, 0)), "payload"),
-    ],
-)
-def test_bad_tables_of_exact_tensors(table, match):
-    payload = make_codec("topk", "int8", "raw", density=0.5).encode(update(), LAYOUT)
-    decode(with_exact(payload, bytes((3, 0, 2, 0))), LAYOUT)
-    for known in (LAYOUT, None):
-        with pytest.raises(PayloadError, match=match):
-            decode(with_exact(payload, table), known)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

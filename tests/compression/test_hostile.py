@@ -90,17 +90,6 @@ SCALE = np.ones(1, dtype="<f4").tobytes()
 LEVELS = bytes(SIZE)
 
 
-def test_the_payload_builder_makes_valid_payloads(craft, layout):
-    for known in (layout, None):
-        assert decode(craft([(FLOATS, 0)]), known)[0].tobytes() == FLOATS
-        coded = zstd.compress(LEVELS)
-        assert not decode(craft([(SCALE, 0), (coded, 1)], ids=(0, 2, 2)), known)[0].any()
-        body = np.array([0, 4, SIZE - 1], dtype="<u4").tobytes()
-        vector, _ = decode(craft([(body, 0), (FLOATS[:12], 0)], selection=b"\x01\x03"), known)
-        assert vector[[0, 4, SIZE - 1]].tobytes() == FLOATS[:12]
-        assert np.count_nonzero(vector) == 3
-
-
 def zstd_with_window(log: int) -> zstd.ZstdCompressor:
     """Return a compressor that is not told its input's size, so that it declares a window."""
     return zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: log})

@@ -70,20 +70,6 @@ def test_a_whole_update_and_its_entries_are_the_same(seed, rule):
     expect_same(whole.arrays, sparse.arrays)
 
 
-@pytest.mark.parametrize("trained", [0, SIZE])
-@pytest.mark.parametrize("share", [0.5, None])
-def test_models_of_parameters_or_of_statistics_alone(trained, share):
-    replica = start(SGD(), trained)
-    before = replica.model.copy()
-    indices, values = update(3, 1.0 if share is None else share)
-    replica.apply(None if share is None else indices, values, 0.25)
-    if trained:
-        before -= dense(indices, values) * np.float32(0.25)
-    else:
-        before[indices] = values
-    np.testing.assert_array_equal(replica.model, before)
-
-
 @every_rule
 def test_whoever_shares_the_arrays_shares_the_replica(rule):
     one, alone = start(rule), start(rule)

@@ -6,7 +6,7 @@ import pytest
 from edgewire.compression.base import Rng
 from edgewire.compression.quantizers.drive import Drive
 from edgewire.compression.quantizers.eden import UNIT, Eden, levels_of
-from edgewire.compression.quantizers.rotation import CHUNK, batches, random_bits, runs, transform
+from edgewire.compression.quantizers.rotation import CHUNK, random_bits, transform
 from tests.compression.quantizers.values import MOST, normal, selected
 
 DRIVE = Drive()
@@ -76,28 +76,6 @@ def test_decoding_by_hand():
     assert Drive.decode((), (seed, scales, bits), parts).tolist() == expected
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (1,), (7, 7, 7, 0, 9), (CHUNK,), (3 * CHUNK + 1,) * 2,
-                                   (0, 5 * CHUNK, CHUNK, CHUNK - 1), (64,) * 500])  # fmt: skip
-def test_batches_cover_everything_once(sizes):
-    segments = selected(*sizes).segments
-    value = chunk = byte = 0
-    for batch in batches(segments):
-        rows, padded = batch.work.shape
-        assert batch.spare.shape == batch.work.shape
-        assert not np.shares_memory(batch.spare, batch.work)
-        assert padded >= 8
-        assert padded // 2 < max(batch.length, 5) <= padded <= CHUNK
-        assert batch.work.size <= 2 * CHUNK
-        starts = (batch.values.start, batch.chunks.start, batch.bits.start)
-        assert starts == (value, chunk, byte)
-        value, chunk, byte = batch.values.stop, batch.chunks.stop, batch.bits.stop
-        assert (value - starts[0], chunk - starts[1]) == (rows * batch.length, rows)
-        assert byte - starts[2] == rows * padded // 8
-    assert value == sum(sizes)
-    assert [spec.size for spec in Drive.specs((), selected(*sizes))] == [1, chunk, byte]
-    assert chunk == sum(run.chunks for run in runs(segments)) == sum(-(-s // CHUNK) for s in sizes)
-
-
 def drawn(kind, size=1 << 16):
     draw = np.random.default_rng(3)
     values = {
@@ -154,10 +132,3 @@ def test_sums_of_levels_are_exact(bits):
     assert (np.diff(levels) > 0).all()
     assert levels[-1] * CHUNK < 2**24  # float32 has all integers up to here
     assert 2.5 < levels_of(4)[-1] / UNIT < 3
-
-
-@pytest.mark.parametrize("bits", PAPER)
-def test_the_mean_of_many_seeds_has_little_error(bits):
-    values = normal(600)
-    mean = np.mean([round_trip(values, Eden(bits), seed) for seed in range(200)], axis=0)
-    assert nmse(mean, values) < 2 * PAPER[bits] / 200 + 1e-4

@@ -240,12 +240,6 @@ def test_cesgd_keeps_its_set_while_the_loss_falls(operator):
     assert [same for _, same in sets] == [False, True, True, False, True]
     assert sets[0][0] == sets[1][0] == sets[2][0] != sets[3][0]
     assert sets[3][0] == sets[4][0]
-    # Count all selections, or only those of steps whose loss has fallen.
-    counts = (3, 2) if operator == "map" else (2, 1)
-    expected = np.zeros(N)
-    for (indices, _), times in zip((sets[0], sets[3]), counts, strict=True):
-        expected[indices] += times
-    np.testing.assert_array_equal(memory["map"], expected)
     # The first selection has density 0.12: its size is within 5 standard deviations.
     assert abs(len(sets[0][0]) - 0.12 * N) < 5 * np.sqrt(0.12 * 0.88 * N)
 
@@ -339,30 +333,12 @@ def test_with_all_entries_it_is_sgd(tmp_path):
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
 
 
-@given(
-    st.sampled_from(["float16", "int8", "int4", "ternary", "sign", "lloyd", "drive", "qsgd"]),
-    st.integers(0, 2**20),
-)
-def test_the_receivers_sum_is_what_the_nodes_have_sent(quantizer, seed):
-    """The sum of decoded payloads plus the residual is the momentum v, with any quantizer."""
-    codec = make_codec("ef21", quantizer, "raw", density=0.2, eta=0.5)
-    draw, memory = np.random.default_rng(seed), {}
-    received = np.zeros(N, np.float32)
-    for number in range(1, 6):
-        g = draw.normal(size=N).astype(np.float32)
-        payload = codec.encode(g, LAYOUT, memory=memory, seed=number, number=number)
-        update = decode_update(payload, LAYOUT)
-        received[slice(None) if update.indices is None else update.indices] += update.values
-        total = received + memory["residual"]
-        np.testing.assert_allclose(total, memory["momentum"], rtol=1e-3, atol=1e-3)
-
-
 def test_a_lost_reply_is_no_change(tmp_path):
     """With lost replies the loss falls as without them; the estimate does not drift away."""
-    words = ["algorithm=ef21_sgdm", "dataset=digits", "nodes=4", "rounds=100", "eval_every=100"]
+    words = ["algorithm=ef21_sgdm", "dataset=digits", "nodes=4", "rounds=40", "eval_every=40"]
     words += ["lr=0.3", "schedule=constant"]
     local_run(tmp_path / "all", *words)
-    local_run(tmp_path / "lost", *words, "network.loss=0.05", "timeout=5")
+    local_run(tmp_path / "lost", *words, "network.loss=0.1", "timeout=5")
     assert result_of(tmp_path / "lost")["failures"] > 5
     assert result_of(tmp_path / "lost")["loss"] < 1.3 * result_of(tmp_path / "all")["loss"]
 

@@ -63,11 +63,6 @@ def test_a_number_of_rounds_is_whole_and_at_least_1(name, rounds):
         FailureLimits(**{name: rounds})
 
 
-def test_the_most_frequent_reason_ends_the_run(traffic):
-    _, said = play(FailurePolicy(traffic), [(0, ["rare", "usual", "usual"])])
-    assert said == f"{UNUSABLE} in round 1: usual"
-
-
 def test_replies_without_an_update_end_the_run(traffic):
     policy = FailurePolicy(traffic)
     policy.begin_round(asked=3)
