@@ -65,14 +65,6 @@ class Update(NamedTuple):
         put_at(out, self.indices, self.values)
         return out
 
-    def added_to(self, vector: Vector) -> Vector:
-        """Return a new (n,) float32 vector: ``vector`` plus this update."""
-        if self.indices is None:
-            return self.values + vector
-        total = vector.copy()
-        add_at(total, self.indices, self.values)
-        return total
-
     def model_from(self, vector: Vector) -> Vector:
         """Return a new (n,) model: ``vector`` plus an update that `batchnorm.changes` computed.
 
@@ -80,7 +72,8 @@ class Update(NamedTuple):
         replace the entries of ``vector``. Raises PayloadError if entries of exact tensors are
         missing.
         """
-        total = self.added_to(vector)
+        total = vector.copy()
+        add_at(total, self.indices, self.values)
         values = sorted({*self.exact, *exact_tensors(self.layout)})
         for start, stop in runs(self.layout, values):
             total[start:stop] = self.entries(start, stop)

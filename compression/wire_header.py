@@ -189,16 +189,12 @@ def skip_layout(reader: Reader, has_names: bool, layout: Layout) -> None:
     """
     if not skip(reader, shape_table(layout)):
         raise PayloadError(f"payload is for another model: {_difference(reader, layout)}")
-    if has_names and not skip(reader, _names_of(layout)):
-        raise PayloadError("payload is for another model: it has other names or dtypes")
-
-
-def _names_of(layout: Layout) -> bytes:
-    """Return the encoded names of a layout; raises PayloadError if a payload cannot hold them."""
     try:
-        return name_table(layout)
-    except ValueError as error:
+        same = not has_names or skip(reader, name_table(layout))
+    except ValueError as error:  # no payload can hold this layout's names
         raise PayloadError(f"payload names its tensors: {error}") from None
+    if not same:
+        raise PayloadError("payload is for another model: it has other names or dtypes")
 
 
 def skip(reader: Reader, table: bytes) -> bool:

@@ -64,18 +64,11 @@ def compact(content: RecordDict) -> RecordDict:
     """Return a content with the same payloads and arrays, and all other records in compact form.
 
     Raises `PayloadError` for a value that Flower does not serialise either, such as an integer of
-    70 bits, and for arrays named like the header.
+    70 bits. No arrays may have the header's name or the kind `CARRIER`.
     """
     arrays, others = dict[str, Any](), dict[str, Any]()
     for name, record in values_of(content).items():
-        if isinstance(record, ArrayRecord):
-            if name == HEADER:
-                raise PayloadError(f"the name {HEADER!r} is reserved: give arrays another name")
-            if any(array.stype == CARRIER for array in values_of(record).values()):
-                raise PayloadError(f"arrays of the kind {CARRIER!r} are reserved: give another")
-            arrays[name] = record
-            continue
-        others[name] = record
+        (arrays if isinstance(record, ArrayRecord) else others)[name] = record
     written = _written_records(others)
     made = filled(RecordDict, arrays)
     place = _first(made, STYPE)

@@ -60,7 +60,9 @@ class Int4(Quantizer):
 
         The values are processed in groups of blocks that fit into the cache.
         """
-        halves = _scales(values, self.block)
+        bits = (buckets.magnitudes(values, self.block) / np.float32(_LEVELS)).view(np.uint32)
+        # Scales are rounded up, unless 7 times the scale would overflow.
+        halves = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
         scales = widen(halves)
         packed = np.empty(-(-len(values) // 2), dtype=_U1)
         work = buckets.temporary(len(values), self.block)
@@ -100,16 +102,6 @@ class Int4(Quantizer):
             part = values[here]
             buckets.multiply(levels[: len(part)], scales[which], params[0], part)
         return values
-
-
-def _scales(values: Vector, block: int) -> NDArray[np.uint16]:
-    """Return (b,) scales, max |x| / 7 of each block, as the upper 16 bits of a float32.
-
-    They are rounded up, unless 7 times the scale would overflow.
-    """
-    bits = (buckets.magnitudes(values, block) / np.float32(_LEVELS)).view(np.uint32)
-    halves: NDArray[np.uint16] = np.minimum((bits + 0xFFFF) >> 16, _LARGEST).astype(_U2)
-    return halves
 
 
 def _pack(levels: NDArray[np.int8]) -> NDArray[np.uint8]:

@@ -36,8 +36,17 @@ class Int8(ScaledQuantizer):
     top: ClassVar[int] = _LEVELS
 
     def scales(self, values: Vector, parts: TensorSlices) -> Vector:
-        """Return (T,) scales, max |x| / 127 of each tensor."""
-        return _scales(magnitudes(values, parts.segments))
+        """Return (T,) scales: x / scale rounds to at most 127, and 127 * scale is finite."""
+        largest = magnitudes(values, parts.segments)
+        scales = largest / np.float32(_LEVELS)
+        if len(scales) and (scales.min() < _TINY or scales.max() > _SAFE):
+            exact = scales.astype(np.float64)
+            # A subnormal quotient is rounded up: its rounding error can be half of its value.
+            low = exact * (_LEVELS + 0.5) < largest
+            scales[low] = np.nextafter(scales[low], np.float32(np.inf))
+            high = exact * _LEVELS > _HUGE
+            scales[high] = np.nextafter(scales[high], np.float32(0))
+        return scales
 
     def round(self, scaled: Vector, rng: Rng, draws: Vector) -> None:
         """Round half to even, in place."""
@@ -49,16 +58,3 @@ class Int8(ScaledQuantizer):
         if len(levels) and levels.min() < -_LEVELS:
             raise PayloadError("payload holds the int8 level -128, which is never sent")
         return levels
-
-
-def _scales(largest: Vector) -> Vector:
-    """Return (T,) scales such that x / scale rounds to at most 127 and 127 * scale is finite."""
-    scales = largest / np.float32(_LEVELS)
-    if len(scales) and (scales.min() < _TINY or scales.max() > _SAFE):
-        exact = scales.astype(np.float64)
-        # A subnormal quotient is rounded up, because its rounding error can be half of its value.
-        low = exact * (_LEVELS + 0.5) < largest
-        scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-        high = exact * _LEVELS > _HUGE
-        scales[high] = np.nextafter(scales[high], np.float32(0))
-    return scales

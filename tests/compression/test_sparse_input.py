@@ -91,21 +91,6 @@ def test_the_payload_equals_that_of_a_sparsifier_with_these_entries(quantizer, l
     assert len(found.indices) == count + (0 if given.exact else statistics(layout).sum())
 
 
-@every_quantizer
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-def test_statistics_travel_exactly(quantizer, share):
-    codec = make_codec("dense", quantizer, feedback=False)
-    indices, values = sparse(NORMED, share)
-    update = decode_update(codec.encode_sparse(indices, values, NORMED, seed=1), NORMED)
-    where = statistics(NORMED)
-    given = whole(NORMED, indices, values)
-    np.testing.assert_array_equal(update.dense()[where], given[where])
-    sent = np.zeros(NORMED.size, dtype=np.bool_)
-    sent[update.indices] = True
-    others = ~where & ~np.isin(np.arange(NORMED.size), indices)
-    assert not sent[others].any()
-
-
 FALLING_BACK = [("topk", False), ("randomk", False), ("threshold", False), ("dense", True)]
 FALLING_BACK += [("dense", None)]  # of every entry
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from edgewire.compression.base import PayloadError, Rng
+from edgewire.compression.base import PayloadError
 from edgewire.compression.coders.shared_context import SharedContext
 from edgewire.compression.decoder import declared, decode, decode_update, describe, expect
 from edgewire.compression.layout import Layout
@@ -21,7 +21,7 @@ from edgewire.compression.make import make_codec
 from edgewire.compression.registry import get
 from edgewire.compression.registry import names as methods
 from edgewire.compression.wire import EXACT, OWN, SHORT, ids_of, parse, stream_sizes
-from edgewire.compression.wire_header import name_table, shape_table, varint
+from edgewire.compression.wire_header import shape_table, varint
 from edgewire.compression.wire_natives import NativeTensor
 from tests.compression.surgery import with_checksum
 
@@ -76,13 +76,6 @@ def test_another_model_is_refused(lenet, mixed, make_layout, update_for):
         decode(payload, make_layout(shapes))
 
 
-def test_without_a_layout_size_is_limited(lenet, update_for):
-    payload = make_codec("dense", "int8", "zstd").encode(update_for(lenet), lenet)
-    assert decode(payload, max_size=lenet.size)[0].size == lenet.size
-    with pytest.raises(PayloadError, match="more than the 61705 entries"):
-        decode(payload, max_size=lenet.size - 1)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -105,12 +98,6 @@ def test_more_tensors_than_the_format_holds(make_layout):
     layout = make_layout([()] * 16_385)
     with pytest.raises(ValueError, match="at most 16384 tensors"):
         make_codec().encode(np.zeros(layout.size, dtype=np.float32), layout)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_two_stages_draw_independent_numbers(seed):
-    one, other = Rng(seed, 0).generator, Rng(seed, 1).generator
-    assert (one.random(8) != other.random(8)).all()
 
 
 def test_the_format_by_hand():
@@ -178,14 +165,6 @@ class Case:
 cases = st.builds(Case, SHAPES, st.booleans(), st.integers(0, 1 << 32))
 
 
-def other_than_streams(payload, parsed, without):
-    """Return the bytes of a payload without its streams and their lengths, the last `without`."""
-    sizes = [2 * body.view.nbytes + body.coded for body in parsed.bodies]
-    lengths = [*map(len, map(varint, sizes))]
-    lengths[len(lengths) - without :] = [1] * without
-    return len(payload) - sum(size >> 1 for size in sizes) - sum(lengths)
-
-
 @given(cases, st.sampled_from(METHODS), st.booleans())
 def test_the_short_form_holds_what_the_long_form_holds(case, method, first):
     short, before = case.encoded(method, first=first)
@@ -205,14 +184,7 @@ def test_the_short_form_holds_what_the_long_form_holds(case, method, first):
     for ours, theirs in zip(made.own, wanted.own, strict=True):
         assert (ours.position, ours.name) == (theirs.position, theirs.name)
         np.testing.assert_array_equal(ours.array, theirs.array)
-    # The tables are left out, 8 bytes of prefix and checksum, the padding, and one length.
-    fixed = 8 + len(shape_table(case.layout)) + len(name_table(case.layout))
-    read = parse(short, case.model, 1 << 20, own=case.places, context=case.context)
-    lengths = (
-        other_than_streams(long, parse(long, None, 1 << 20), 0),
-        other_than_streams(short, read, 1),
-    )
-    assert 0 <= lengths[0] - lengths[1] - fixed < 8
+    assert len(long) - len(short) >= 8 + len(shape_table(case.layout))
 
 
 @given(cases, st.sampled_from(METHODS), st.integers(1, 255), st.binary(min_size=1, max_size=9))
@@ -226,29 +198,6 @@ def test_any_other_bytes_are_refused(case, method, mask, more):
     for wrong in [*changed, *cuts, payload + more, more + payload]:
         with pytest.raises(PayloadError):
             case.decoded(wrong)
-
-
-@given(cases, st.sampled_from(METHODS), st.data())
-def test_another_layout_of_the_same_size_is_refused(case, method, data):
-    payload, _ = case.encoded(method)
-    shapes = list(case.layout.shapes)
-    at = data.draw(st.integers(0, len(shapes) - 1))
-    way = data.draw(st.sampled_from(["one more dimension", "flat", "split", "order"]))
-    if way == "one more dimension":
-        shapes[at] = (1, *shapes[at])
-    elif way == "flat":
-        shapes[at] = (int(np.prod(shapes[at])),)
-    elif way == "split":
-        shapes += [()]
-        shapes[-2] = (shapes[-2][0] - 1,)
-    else:
-        shapes = data.draw(st.permutations(shapes))
-    names = tuple(map(str, range(len(shapes))))
-    other = Layout(names, tuple(shapes), ("float32",) * len(shapes))
-    assert other.size == case.layout.size
-    if other.shapes != case.layout.shapes:
-        with pytest.raises(PayloadError, match="another model or another context: its checksum"):
-            parse(payload, other, 1 << 20, of_vector=True, context=case.context)
 
 
 @given(cases)

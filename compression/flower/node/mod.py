@@ -150,10 +150,6 @@ class CompressionMod:
         self._follower = NodeReplica(layout, optimizer, seeded, contextual=contextual)
         self._warned = False
 
-    def __repr__(self) -> str:
-        """Return the codec."""
-        return f"CompressionMod({self.codec!r})"
-
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Decode the model in the message, call the app with it, and encode the app's update."""
         began = time.perf_counter()

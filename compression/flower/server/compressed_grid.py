@@ -107,7 +107,7 @@ class CompressedGrid(GridWrapper):
         super().__init__(grid)
         self.traffic = Traffic() if traffic is None else traffic
         self.state = state = CompressedGridState() if state is None else state
-        self._downlink = codec = None if downlink is None else chosen(downlink)
+        codec = None if downlink is None else chosen(downlink)
         if codec is not None:
             codec.expect_receiver("differences")
         self._deltas = DeltaSync(codec, seed, state.deltas, model.seeded if model else None)
@@ -138,10 +138,6 @@ class CompressedGrid(GridWrapper):
             self._uncompressed,
         )
         self._slowest = defaultdict[str, SlowestReply](SlowestReply)  # by type of message
-
-    def __repr__(self) -> str:
-        """Return the downlink's codec and the kind of the grid."""
-        return f"CompressedGrid({type(self._grid).__name__}, downlink={self._downlink!r})"
 
     # Flower's Grid
 

@@ -74,9 +74,7 @@ class FailureLimits:
     few: int | None = None
 
     def __post_init__(self) -> None:
-        for name, rounds in (("patience", self.patience), ("few", self.few)):
-            if name == "few" and rounds is None:
-                continue
+        for name, rounds in (("patience", self.patience), ("few", self.few or 1)):
             if type(rounds) is not int or rounds < 1:
                 raise ValueError(f"{name} must be a number of rounds, at least 1, not {rounds!r}")
 

@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
-from ...base import PayloadError, Vector, quiet
+from ...base import PayloadError, quiet
 from ...layout import Layout
 from ..headers import HEADER, UplinkHeader
 from ..message_size import measured
@@ -236,17 +236,14 @@ def _shortened(record: ArrayRecord, sent: SentMessage, used: Screened) -> ArrayR
         model = form.model(record)
     vector, share = model.vector, used.share
     if share < 1:
-        vector = _between(sent.start.vector, vector, share)
+        start = sent.start.vector
+        vector = np.asarray(start + np.float32(share) * (vector - start), dtype=np.float32)
     before = sent.natives if flat else {each.name: each.array for each in sent.start.own}
     after = natives_of(record) if flat else {each.name: each.array for each in model.own}
     after = scaled(after, before, used.natives)
     own = tuple(each._replace(array=after[each.name]) for each in model.own)
     model = with_statistics(form, Model(vector, own), used.statistics)
     return with_natives(flat_record(model.vector), after) if flat else form.arrays(model)
-
-
-def _between(start: Vector, end: Vector, share: float) -> Vector:
-    return np.asarray(start + np.float32(share) * (end - start), dtype=np.float32)
 
 
 def _weigh(

@@ -126,11 +126,6 @@ class StatisticsAveraging(Strategy):
         self._sent: dict[str, NDArray[Any]] = {}
         self.strategy = strategy  # last, because later attributes may be set on the strategy
 
-    def __repr__(self) -> str:
-        """Return the kinds of the wrapped strategies."""
-        kinds = ", ".join(type(each).__name__ for each in wrapped(self.strategy))
-        return f"StatisticsAveraging({kinds})"
-
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that only the wrapped strategy has."""
         return getattr(self.__dict__.get("strategy"), name)

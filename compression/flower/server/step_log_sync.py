@@ -12,9 +12,9 @@ from ...make import make_codec
 from ..node.state import checksum
 from ..records import payload_records
 from ..replica import ACTIVITY, INITIAL_VERSION, MODEL, VERSION, Replica, vector_layout
+from .delta_sync import RAW
 from .version_tracker import ModelUpdate
 
-RAW = make_codec(quantizer="float32", coder="raw")
 LOSSLESS = make_codec(quantizer="float32", coder="entropy")
 # Updates are sent if they have at most WORTH_IT times the bytes of a snapshot. With 1.1, a dense
 # update with its header is sent and not a snapshot.

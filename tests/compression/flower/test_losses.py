@@ -92,23 +92,6 @@ def test_sent_plus_kept_equals_given_whatever_is_lost(name, changes, monkeypatch
         expect_nothing_lost(codec, state, applied, node, layout, given[node - 1])
 
 
-def test_a_node_that_lost_its_state_takes_part_again():
-    codec = make_codec("topk", density=0.05)
-    pool = pool_of(app_with(CompressionMod(codec), {}), 2)
-    strategy = FedAvg(fraction_evaluate=0, min_train_nodes=2, min_available_nodes=2)
-    compressed = CompressedGrid(LocalGrid(pool, 2), downlink="int8")
-    failures = []
-
-    def forget(server_round, arrays):
-        failures.append(compressed.traffic.failures)
-        if server_round == 3:
-            pool.load({})
-
-    strategy.start(compressed, initial(), num_rounds=6, evaluate_fn=forget)
-    # The server needs one round to notice the lost replicas; then training goes on.
-    assert failures == [0, 0, 0, 0, 2, 2, 2]
-
-
 def test_a_node_with_a_damaged_model_gets_the_whole_model_again():
     codec = make_codec("dense", "int8")
 

@@ -17,7 +17,6 @@ from edgewire.compression.decoder import decode
 from edgewire.compression.flower import (
     CompressedGrid,
     CompressionMod,
-    FailureLimits,
     ReplyRules,
     Screening,
     StatisticsAveraging,
@@ -90,18 +89,6 @@ def test_a_round_without_a_usable_reply_raises_with_the_reason(case):
     assert reason in str(raised.value)
 
 
-def test_later_rounds_raise_too_unless_patience_allows_them():
-    app = app_with(CompressionMod(INT8), fails=(2, 3))
-    with pytest.raises(PayloadError, match=r"in round 2: .*out of battery"):
-        compressed_run(app)
-    with pytest.raises(PayloadError, match="in 2 rounds: "):
-        compressed_run(app, failures=FailureLimits(patience=2))
-    seen, note = [], lambda r, arrays: seen.append(arrays["scale"].numpy())
-    _, traffic = compressed_run(app, evaluate_fn=note, failures=FailureLimits(patience=3))
-    assert seen[1] == seen[2] == seen[3] != seen[0]  # what the model has learned is kept
-    assert traffic.failures == 2 * NODES
-
-
 def test_a_run_without_any_reply_raises_at_its_end():
     class Deaf(LocalGrid):
         def send_and_receive(self, messages, *, timeout=None):
@@ -127,7 +114,7 @@ WRONG_TYPES = [
     *((lambda given=given: StatisticsAveraging(given), "flwr.serverapp.strategy")
       for given in (FedAvg, "fedavg")),
     (lambda: CompressedGrid("grid"), "wraps a Grid"),
-    (lambda: CompressedGrid(compressed()), "not CompressedGrid"),
+    (lambda: CompressedGrid(compressed()), "wraps a Grid of Flower"),
     (lambda: compressed(downlink=8), '"int8" say, not 8'),
     (lambda: compressed(exact="head"), "list of patterns"),
     (lambda: compressed(exact=None), "list of patterns"),
@@ -172,15 +159,6 @@ def test_attributes_of_a_wrapped_strategy_are_set_on_it():
     assert inner.weighted_by_key == "num-examples"
     assert not hasattr(inner, "exact")
     assert copy.deepcopy(wrapper).fraction_train == 0.3
-
-
-@pytest.mark.parametrize(
-    "made", [compressed(), CompressionMod("int8"), StatisticsAveraging(fedavg()), INT8,
-             FailureLimits(), ReplyRules(), Screening()], ids=lambda made: type(made).__name__
-)  # fmt: skip
-def test_public_objects_say_what_they_are(made):
-    assert repr(made).startswith(f"{type(made).__name__}(")
-    assert " at 0x" not in repr(made)
 
 
 def test_a_strategy_of_the_old_api_is_refused():
@@ -277,13 +255,3 @@ def test_methods_that_the_noise_does_not_cover_are_refused(wrapper, extra):
 def test_values_at_a_node_that_clips_are_refused():
     with pytest.raises(PayloadError, match="take a model without"):
         clipped(INT8, fedavg(), arrays=with_extra("bn.running_var"))
-
-
-@pytest.mark.parametrize("name", ["topk", "qsgd"])
-def test_any_method_works_where_the_server_clips(name):
-    inner = Norms(fraction_evaluate=0)
-    strategy = DifferentialPrivacyServerSideFixedClipping(inner, 0.0, CLIP, NODES)
-    app = app_with(CompressionMod(make_codec(**DO_NOT[name])))
-    compressed_run(app, strategy=strategy, arrays=without_scalars())
-    assert len(inner.norms) == 3 * NODES
-    assert max(inner.norms) <= CLIP * (1 + 1e-5)

@@ -39,15 +39,6 @@ def dense(indices, values):
     return vector
 
 
-@every_rule
-def test_the_version_counts_updates_even_empty_ones(rule):
-    replica = start(rule)
-    empty = np.empty(0, np.uint32), np.empty(0, np.float32)
-    for number, (indices, values) in enumerate([update(1, 0.5), empty, update(2, 1.0)], 1):
-        replica.apply(indices, values, 0.1)
-        assert replica.version == number
-
-
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**32), share=st.floats(0, 1), rule=st.sampled_from(RULES))
 def test_parameters_take_the_optimisers_step_and_statistics_the_values(seed, share, rule):
@@ -77,20 +68,6 @@ def test_a_whole_update_and_its_entries_are_the_same(seed, rule):
         whole.apply(None, dense(indices, values), 0.1)
         sparse.apply(indices, values, 0.1)
     expect_same(whole.arrays, sparse.arrays)
-
-
-@pytest.mark.parametrize("trained", [0, SIZE])
-@pytest.mark.parametrize("share", [0.5, None])
-def test_models_of_parameters_or_of_statistics_alone(trained, share):
-    replica = start(SGD(), trained)
-    before = replica.model.copy()
-    indices, values = update(3, 1.0 if share is None else share)
-    replica.apply(None if share is None else indices, values, 0.25)
-    if trained:
-        before -= dense(indices, values) * np.float32(0.25)
-    else:
-        before[indices] = values
-    np.testing.assert_array_equal(replica.model, before)
 
 
 @every_rule

@@ -73,14 +73,6 @@ def test_all_tensors_except_floats_are_restored_exactly(strategy, downlink):
                 np.testing.assert_allclose(found[name], value, atol=0.02)
 
 
-@pytest.mark.parametrize("downlink", ["int8", "topk"])
-def test_a_model_may_have_far_more_integers_than_floats(downlink):
-    values = {"w": np.ones(4, np.float32), "ids": np.arange(1000)}
-    model, _, traffic = run(values=values, rounds=3, downlink=downlink)
-    assert model["ids"].tolist() == list(range(1000))
-    assert traffic.failures == 0
-
-
 def test_integers_that_differ_are_averaged_in_their_own_type():
     def change(node, found):
         return {**found, "steps": LARGE + node * 6, "on": np.array([node > 0] * 3)}
@@ -130,16 +122,6 @@ def test_exact_adds_other_tensors(kind, downlink):
     np.testing.assert_array_equal(seen[-1]["head.scale"], moved)
 
 
-def test_a_codecs_exact_concerns_only_transport():
-    """A codec's `exact` tensor is sent exactly; the strategy treats the tensor as a parameter."""
-    values = {"w": VALUES["w"], "head": np.array([0.1, 1e-6, 1e6], np.float32)}
-    moved = values["head"] * np.float32(1.1)
-    codec = make_codec("topk", "int8", density=0.05, exact=["head"])
-    change = lambda node, found: {**found, "head": moved}  # noqa: E731
-    model, _, _ = run(change, codec, values=values, rounds=1)
-    np.testing.assert_allclose(model["head"], moved, rtol=3e-7)
-
-
 @pytest.mark.parametrize(
     ("options", "warned"),
     [
@@ -163,30 +145,6 @@ def test_values_that_a_type_cannot_hold_are_refused(caplog):
     _, _, traffic = run(change)
     assert traffic.failures == 2
     assert "its uint8 cannot hold the values" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [make_codec("topk", density=0.1), make_codec("topk", "int8", density=0.1), make_codec("esgd"),
-     make_codec(quantizer="int8", feedback=True), make_codec("dgc", momentum=0.0)],
-    ids=lambda codec: f"{codec.sparsifier.name}-{codec.quantizer.name}",
-)  # fmt: skip
-def test_a_lost_reply_is_put_back_in_a_model_with_integers(codec):
-    """A round without a used reply loses nothing: nodes add their updates to their residuals."""
-    lost = iter([0, 1])
-
-    class Losing(FedAvg):
-        def aggregate_train(self, server_round, replies):
-            if next(lost, 2) == 0:
-                return None, None
-            return super().aggregate_train(server_round, replies)
-
-    def change(node, found):
-        return {**found, "w": found["w"] + np.float32(0.1), "steps": found["steps"] + 1}
-
-    model, _, traffic = run(change, codec, Losing, rounds=5)
-    assert traffic.failures == 0
-    np.testing.assert_array_equal(model["steps"], LARGE + 4)  # four rounds were used
 
 
 def test_an_app_that_trains_in_float32_may_reply_in_float32():

@@ -76,21 +76,6 @@ def test_a_grid_that_compresses_replies_does_not_warn(logged):
     assert logged() == []
 
 
-def test_a_node_that_replies_again_is_sent_changes():
-    compressed = compressed_run(
-        lambda content, _: RecordDict({"arrays": content["arrays"]}), downlink="int8"
-    )
-    content = RecordDict({"arrays": vector(0)})
-    for _ in range(4):
-        compressed.push_messages([Message(content, 1, "train")])
-    before = compressed.traffic.downlink_bytes
-    compressed.send_and_receive([Message(content, 1, "train")])
-    compressed.send_and_receive([Message(content, 1, "train")])
-    assert compressed.traffic.failures == 0
-    # Two messages of one byte an entry.
-    assert compressed.traffic.downlink_bytes - before < 2 * 5000
-
-
 def queried(content, context):
     return RecordDict({"e": vector(context.node_id)})
 

@@ -90,6 +90,8 @@ def error_bound(quantizer, values, parts):
 
     Of a quantizer without a bound here, it is the error itself.
     """
+    if quantizer.exact:
+        return np.zeros(len(values))
     if isinstance(quantizer, RotatedQuantizer):
         return rotated(quantizer, values, parts)
     if quantizer.name in BOUNDS:

@@ -11,23 +11,10 @@ from edgewire.compression.quantizers.bfloat16 import BFloat16
 from edgewire.compression.quantizers.int4 import Int4
 from edgewire.compression.quantizers.int8 import Int8
 from edgewire.compression.quantizers.lloyd import Lloyd
-from edgewire.compression.quantizers.scaling import BLOCK, blocks
+from edgewire.compression.quantizers.scaling import BLOCK
 from edgewire.compression.quantizers.sign import Sign
 from edgewire.compression.quantizers.ternary import Ternary
 from tests.compression.quantizers.values import LEAST, MOST, normal, parts_of, whole
-
-
-def test_blocks_cover_everything_once():
-    segments = np.cumsum([0, 3, 0, BLOCK, 2 * BLOCK + 5, 0, 1, BLOCK - 9, 0])
-    covered = np.zeros(segments[-1], dtype=int)
-    for block in blocks(segments):
-        assert 0 < block.whole.stop - block.whole.start <= BLOCK
-        for tensor, there, here in block.pieces:
-            covered[there] += 1
-            assert segments[tensor] <= there.start < there.stop <= segments[tensor + 1]
-            assert there.start - here.start == block.whole.start
-            assert there.stop - here.stop == block.whole.start
-    assert (covered == 1).all()
 
 
 def test_int8_is_the_plain_formula():

@@ -10,7 +10,6 @@ import pytest
 from edgewire.compression.base import Rng, TensorSlices
 from edgewire.compression.quantizers.qsgd import Qsgd
 from edgewire.compression.quantizers.ternary import Ternary
-from tests.compression.quantizers.bounds import error_bound
 
 ALARM = 1e-6
 LEAST = float(np.finfo(np.float32).smallest_subnormal)
@@ -71,15 +70,6 @@ def steps_of(quantizer: Qsgd, values: np.ndarray) -> np.ndarray:
     return np.repeat(norms, quantizer.bucket) / quantizer.levels
 
 
-@pytest.mark.parametrize("quantizer", [Qsgd(), Ternary()], ids=repr)
-def test_the_defaults_are_unbiased(quantizer):
-    """The values are bounded, so the default clipping at 2.5 sigma changes none of them."""
-    values = np.random.default_rng(2).uniform(-1, 1, N).astype(np.float32)
-    bound = error_bound(quantizer, values, TensorSlices(np.array([0, N])))
-    # The largest value is always decoded exactly, so its bound is 0.
-    check_unbiased(means(quantizer, values), values, 2 * bound + 1e-6)
-
-
 @pytest.mark.parametrize("quantizer", QSGDS, ids=repr)
 def test_qsgd_is_unbiased(quantizer):
     values = some_values()
@@ -119,13 +109,3 @@ def test_ternary_is_unbiased_for_clipped_values(clip):
         limit = min(limit, clip * np.sqrt(np.mean(values.astype(np.float64) ** 2)))
     clipped = np.clip(values.astype(np.float64), -limit, limit)
     check_unbiased(means(Ternary(clip), values), clipped, np.full(N, limit))
-
-
-def test_the_check_finds_rounding_to_nearest_and_small_biases():
-    values = some_values()
-    steps = steps_of(Qsgd(), values)
-    with pytest.raises(AssertionError):
-        check_unbiased(np.rint(values / steps) * steps, values, steps)
-    for bias in (-0.003, 0.003):  # of a step
-        with pytest.raises(AssertionError):
-            check_unbiased(values + bias * steps * (values != 0), values, steps)

@@ -46,15 +46,6 @@ def test_patterns_must_name_something_once():
         models.of(message, first=True)
 
 
-def test_an_integer_tensor_that_became_float_stays_exact():
-    state = SentModelsState()
-    before = content(a=named(w=np.ones(3, np.float32), n=np.int64([7])))
-    after = content(a=named(w=np.ones(3, np.float32), n=np.float64([7.5])))
-    assert SentModels(None, [], 0, state).of(before, first=True).form.patterns == ()
-    assert state.counts == {"n"}
-    assert SentModels(None, [], 0, state).of(after, first=False).form.patterns == ("n",)
-
-
 def test_a_flat_model_needs_no_look_at_its_names():
     models = SentModels(FLAT, ["b"], 123, SentModelsState())
     found = models.of(content(a=flat_record(np.arange(6, dtype=np.float32))), first=True)

@@ -219,31 +219,6 @@ def test_an_applied_reply_is_not_read_again(talk):
     assert read(message.content, DownlinkHeader).applied == 1
 
 
-@pytest.mark.parametrize("samples", [1, 0.5, 2**62, 2.0**62])
-def test_any_number_of_samples_that_can_be_counted_will_do(talk, samples):
-    assert received(talk, metrics={"num-examples": samples}).metrics["num-examples"] == samples
-
-
-@pytest.mark.parametrize("here", [0, 1, 4])
-def test_data_of_absent_nodes_is_deleted_above_the_limit(here, monkeypatch):
-    """Absent nodes may outnumber the present ones by SPARE."""
-    monkeypatch.setattr("edgewire.compression.flower.server.session.SPARE", 3)
-    talk, calls = session(), []
-
-    def living():
-        calls.append(None)
-        return range(here)
-
-    asked(talk, *range(3))
-    assert talk.gone(living) == set()
-    assert not calls  # the data is of few nodes
-    asked(talk, *range(2 * here + 3))
-    assert talk.gone(living) == set()
-    asked(talk, 99)
-    assert talk.gone(living) == {*range(here, 2 * here + 3), 99}
-    assert talk.gone(living) == set()
-
-
 def test_native_tensors_are_sent_when_they_differ_from_the_initial_ones():
     initial = Initial({"count": np.array(3), "table": np.arange(4)})
     talk = ServerSession(Newest(), Traffic(), InitialModel(LAYOUT, PLAIN_BYTES, initial))
