@@ -2,19 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch.nn.functional import cross_entropy
 
 from edgewire.task.datasets import Data, Split, load_data
 from edgewire.task.datasets.data import DATASETS, expect_usable
 from edgewire.task.errors import TaskError
-from edgewire.task.models import build_model
-from edgewire.task.objectives.classification import Classification
-from edgewire.task.steps import evaluate
 from edgewire.task.transforms import ImageTransform
 
 GOOD = Split(
@@ -107,36 +100,6 @@ def test_an_invalid_test_set_is_refused_too():
     bad = replace(DATA, test=Split(GOOD.inputs / 255, GOOD.targets))
     with pytest.raises(TaskError, match=r"^mine: test\.inputs are torch\.float32"):
         expect_usable("mine", bad)
-
-
-@given(
-    count=st.integers(1, 5),
-    channels=st.integers(1, 4),
-    side=st.integers(4, 9),
-    classes=st.integers(1, 4),
-    own=st.booleans(),
-    strided=st.booleans(),
-    seed=st.integers(0, 99),
-)
-def test_unusual_valid_data_means_the_same_as_in_plain_pytorch(
-    count, channels, side, classes, own, strided, seed
-):
-    random = np.random.default_rng(seed)
-    pixels = torch.from_numpy(random.integers(0, 256, (count, channels, side, side), np.uint8))
-    if strided:
-        pixels = pixels.transpose(2, 3)
-    truth = torch.from_numpy(random.integers(0, classes, count))
-    mean, std = ((), ()) if own else ((0.4,) * channels, (0.3,) * channels)
-    split = Split(pixels, truth)
-    expect_usable("mine", Data(split, split, ImageTransform(mean, std), classes))
-    prepared = ImageTransform(mean, std)(pixels)
-    if not own:
-        torch.testing.assert_close(prepared, (pixels / 255 - 0.4) / 0.3, rtol=1e-5, atol=1e-5)
-    model = build_model("mlp", channels=channels, size=side, classes=classes, seed=0).eval()
-    with torch.no_grad():
-        expected = cross_entropy(model(prepared), truth).item()
-    measured = evaluate(model, Classification(), prepared, truth)
-    assert measured["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,3 @@ def test_nodes_and_seeds_that_do_not_exist(made):
             Partition(made, FIFTY, 5, 0).indices(node)
     with pytest.raises(TaskError, match="nodes=5, seed=-1"):
         Partition(made, FIFTY, 5, -1)
-
-
-def test_sampled_nodes_may_be_more_than_the_samples():
-    assert len(Partition(Sampled(50), FIFTY, 51, 0).indices(50)) == 50
