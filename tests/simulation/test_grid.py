@@ -214,15 +214,6 @@ def test_messages_sent_together_may_depend_on_each_other(grid):
     assert len(expected) > NODES
 
 
-def test_waiting_without_a_sent_message_raises_an_error():
-    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
-    try:
-        with pytest.raises(RuntimeError, match="nothing to wait for"):
-            next(pool.get())
-    finally:
-        pool.close()
-
-
 def test_nodes_without_state_cost_nothing(grid):
     contexts = weakref.WeakValueDictionary()
 

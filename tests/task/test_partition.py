@@ -223,7 +223,6 @@ REFUSED = [
     (flower.PathologicalPartitioner(40, "label", 11), MANY, 40, "num_classes_per_partition"),
     (flower.ShardPartitioner(40, "label", 2, shard_size=100), MANY, 40, "impossible"),
     (Iid(39), MANY, 40, "makes 39 partitions for nodes=40"),
-    (flower.IidPartitioner(39), MANY, 40, "makes 39 partitions for nodes=40"),
     (flower.IidPartitioner(41), MANY, 40, "makes 41 partitions for nodes=40"),
     (DIRICHLET(40, "target", 1.0), MANY, 40, "target"),
     (DIRICHLET(40, "label", 0.05, min_partition_size=0), MANY, 40, "without a sample"),
