@@ -130,15 +130,6 @@ def test_a_lazy_optimiser_does_not_change_entries_not_received(seed, rule):
         assert before[name][others].tobytes() == after[name][others].tobytes()
 
 
-@pytest.mark.parametrize("rule", RULES[1:], ids=repr)
-def test_other_optimisers_keep_moving_entries_not_received(rule):
-    first = np.ones(SIZE, dtype=np.float32)
-    none = np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.float32)
-    before, after = run(rule, [(EVERYWHERE, first)]), run(rule, [(EVERYWHERE, first), none])
-    moves = getattr(rule, "momentum", 1.0) > 0
-    assert (before["x"] != after["x"]).all() == moves
-
-
 BAD = [
     (Momentum, {"momentum": 1.0}, "momentum must be from 0 to below 1, not 1"),
     (Momentum, {"momentum": -0.1}, "momentum"),
