@@ -30,11 +30,6 @@ def plain():
     return make()
 
 
-@pytest.fixture(scope="module")
-def other():
-    return make("seed=1")
-
-
 def numbered(trainer):
     """Return a trainer's samples; their labels are their indices in the training split."""
     train = trainer.data.train
@@ -115,28 +110,11 @@ def test_batches_do_not_depend_on_the_cache(words, monkeypatch):
     assert piece_by_piece == [at_once[0], *[16] * 10]
 
 
-def test_each_seed_has_different_batches(plain, other):
-    def positions(trainer):
-        """Return the batches, each sample as its position in the node's list of samples."""
-        place = {sample: i for i, sample in enumerate(epoch_of(trainer, 2)[1])}
-        return [[place[sample] for sample in batch] for batch in drawn(trainer, 2, range(3))]
-
-    assert positions(plain) == positions(make())
-    assert positions(plain) != positions(other)
-
-
 def test_a_node_with_less_than_a_batch_uses_all_it_has():
     trainer = make("batch_size=1000", "dataset.holdout=0.25")
     _, samples = epoch_of(trainer, 1)
     for batch in drawn(trainer, 1, range(3)):
         assert sorted(batch) == sorted(samples)
-
-
-def test_held_back_samples_are_not_drawn():
-    trainer = make("dataset.holdout=0.25")
-    held = set(part_of(trainer, 0, held_back=True))
-    assert held
-    assert not held & set().union(*drawn(trainer, 0, range(40)))
 
 
 @pytest.mark.parametrize("number", [0, 7, 30])

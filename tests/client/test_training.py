@@ -97,14 +97,6 @@ def test_epochs_and_steps_are_counted():
     assert result(trainer(f"local_steps={batches + 2}"), 0)[1]["num-steps"] == batches + 2
 
 
-def test_every_sample_is_seen_once_an_epoch(plain):
-    x, y = plain.samples.of(Node(0, NODES), held_back=False)
-    seen = [b for b, _ in plain.batches(x, y, torch.Generator().manual_seed(1))]
-    assert sorted(map(tuple, torch.cat(seen).flatten(1).tolist())) == sorted(
-        map(tuple, x.flatten(1).tolist())
-    )
-
-
 def test_the_strategy_s_proximal_term_pulls_towards_the_start():
     t = trainer("strategy=fedprox")
     start = start_of(t)

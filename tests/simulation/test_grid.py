@@ -31,15 +31,6 @@ def test_any_number_of_workers_gives_the_same_replies_in_the_same_order(grid, wo
     assert [node for node, *_ in expected] == list(one.get_node_ids())
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_state_stays_with_its_node(grid, workers):
-    g = grid(workers)
-    for call in (1, 2, 3, 4):
-        replies = g.send_and_receive(messages(g)[:: call if call < 4 else 1])
-    calls = {r.content["metrics"]["partition"]: r.content["metrics"]["calls"] for r in replies}
-    assert calls == {0: 4, 1: 2, 2: 3, 3: 3, 4: 3, 5: 2, 6: 4}
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_messages_to_one_node_are_served_one_after_the_other(grid, workers):
     g = grid(workers)
@@ -228,15 +219,6 @@ def test_messages_sent_together_may_depend_on_each_other(grid):
             expected = seen(replies)
     assert seen(replies) == expected
     assert len(expected) > NODES
-
-
-def test_waiting_without_a_sent_message_raises_an_error():
-    pool = make_pool(NodeHostSpec(app, NODES, 1, {}), 2)
-    try:
-        with pytest.raises(RuntimeError, match="nothing to wait for"):
-            next(pool.get())
-    finally:
-        pool.close()
 
 
 def test_nodes_without_state_cost_nothing(grid):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgewire.compression.flower.message_size import size_of
 from edgewire.conf.network import WAITING, Network
 from edgewire.simulation.clock import NEVER, VirtualClock
-from tests.simulation.grids import NODES, app, growth, messages, seen, sources
+from tests.simulation.grids import NODES, app, growth, messages, sources
 
 
 def asked(g, nodes):
@@ -97,28 +97,6 @@ def test_a_pull_whose_deadline_is_past_gets_what_has_arrived(grid):
     assert g.pull_before(ids[4:], 3.0) == []
     assert sources(g.pull_before(ids[:4], 0.0)) == [1, 2, 3]
     assert g.virtual_seconds == 3.0
-
-
-def lossy_run(g):
-    """Run three rounds with deadlines, one with a time-out; return which nodes replied when."""
-    pending, trace = [], []
-    for deadline in (5.0, 10.0, 40.0):
-        pending += g.push_messages(messages(g))
-        while got := g.pull_before(pending, deadline):
-            trace.append((g.virtual_seconds, seen(got)))
-        trace.append(g.virtual_seconds)
-    trace.append(seen(g.send_and_receive(messages(g), timeout=6.0)))
-    return [*trace, g.virtual_seconds]
-
-
-@pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_workers_loses_the_same_replies(grid, workers):
-    network = Network(seconds_per_step=1.0, latency_ms=10, loss=0.4)
-    one, many = (lossy_run(grid(count, network, seed=3)) for count in (1, workers))
-    assert many == one
-    pulled = sum(len(entry[1]) for entry in one if isinstance(entry, tuple))
-    assert 0 < pulled < 3 * NODES
-    assert one[-1] == 46.0
 
 
 @pytest.mark.few(2)

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from edgewire.task.errors import TaskError
-from edgewire.task.finetuning import Adapter, LoRA, freeze_others, in_dtype, load_file
+from edgewire.task.finetuning import LoRA, freeze_others, in_dtype, load_file
 from edgewire.task.model_file import sha256_of
 
 
@@ -123,11 +123,6 @@ def test_a_half_model_takes_and_gives_float32(dtype):
     assert (given["y"].dtype, given["tokens"].dtype) == (torch.float32, torch.int64)
     torch.testing.assert_close(given["y"], net()(x), rtol=0.05, atol=0.05)
     assert module.inner[0].weight.dtype == getattr(torch, dtype)
-
-
-def test_without_an_adapter_the_model_is_unchanged():
-    module = net()
-    assert Adapter().add(module) is module
 
 
 @pytest.mark.system

@@ -130,25 +130,13 @@ def test_a_lazy_optimiser_does_not_change_entries_not_received(seed, rule):
         assert before[name][others].tobytes() == after[name][others].tobytes()
 
 
-@pytest.mark.parametrize("rule", RULES[1:], ids=repr)
-def test_other_optimisers_keep_moving_entries_not_received(rule):
-    first = np.ones(SIZE, dtype=np.float32)
-    none = np.empty(0, dtype=np.uint32), np.empty(0, dtype=np.float32)
-    before, after = run(rule, [(EVERYWHERE, first)]), run(rule, [(EVERYWHERE, first), none])
-    moves = getattr(rule, "momentum", 1.0) > 0
-    assert (before["x"] != after["x"]).all() == moves
-
-
 BAD = [
     (Momentum, {"momentum": 1.0}, "momentum must be from 0 to below 1, not 1"),
     (Momentum, {"momentum": -0.1}, "momentum"),
-    (Momentum, {"momentum": float("nan")}, "momentum"),
     (Adam, {"beta1": 1.0}, "beta1"),
     (Adam, {"beta2": -1.0}, "beta2"),
-    (Adam, {"beta2": float("nan")}, "beta2"),
     (Adam, {"eps": 0.0}, "eps must be above 0, not 0"),
     (Adam, {"eps": float("inf")}, "eps"),
-    (Adam, {"eps": float("nan")}, "eps"),
     (OneBitAdam, {"eps": 0.0}, "eps"),
     (OneBitAdam, {"warmup_steps": 0}, "warmup_steps must be at least 1"),
 ]

@@ -223,7 +223,6 @@ REFUSED = [
     (flower.PathologicalPartitioner(40, "label", 11), MANY, 40, "num_classes_per_partition"),
     (flower.ShardPartitioner(40, "label", 2, shard_size=100), MANY, 40, "impossible"),
     (Iid(39), MANY, 40, "makes 39 partitions for nodes=40"),
-    (flower.IidPartitioner(39), MANY, 40, "makes 39 partitions for nodes=40"),
     (flower.IidPartitioner(41), MANY, 40, "makes 41 partitions for nodes=40"),
     (DIRICHLET(40, "target", 1.0), MANY, 40, "target"),
     (DIRICHLET(40, "label", 0.05, min_partition_size=0), MANY, 40, "without a sample"),
@@ -251,7 +250,3 @@ def test_nodes_and_seeds_that_do_not_exist(made):
             Partition(made, FIFTY, 5, 0).indices(node)
     with pytest.raises(TaskError, match="nodes=5, seed=-1"):
         Partition(made, FIFTY, 5, -1)
-
-
-def test_sampled_nodes_may_be_more_than_the_samples():
-    assert len(Partition(Sampled(50), FIFTY, 51, 0).indices(50)) == 50

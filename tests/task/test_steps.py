@@ -29,6 +29,7 @@ def test_prepare_normalises_as_usual(count, channels, side, seed):
     images = torch.randint(256, (count, channels, side, side), dtype=torch.uint8, generator=random)
     mean = tuple(torch.rand(channels, generator=random).tolist())
     std = tuple((0.1 + torch.rand(channels, generator=random)).tolist())
+    images = images.transpose(2, 3) if seed % 2 else images
     before = images.clone()
     out = ImageTransform(mean, std)(images)
     shape = (1, channels, 1, 1)
@@ -115,6 +116,30 @@ def test_evaluate_calls_a_function_between_batches():
     )
     assert calls == [True] * 5  # a worker that starts here must be able to train
     assert result == evaluate(model, CLASSES, images, labels, 5)
+
+
+class Caching(nn.Module):
+    """A linear classifier with a weight for each class, in a table that its first call makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.out, self.table = nn.Linear(64, 10), None
+
+    def forward(self, x):
+        logits = self.out(x.flatten(1))
+        if self.table is None:
+            self.table = torch.stack([torch.linspace(0.5, 1.5, 10)] * 2)[1]
+        return logits * self.table  # the gradient needs the table again
+
+
+def test_a_model_may_keep_tensors_of_an_evaluation_for_its_training():
+    model, images = Caching(), torch.randn(6, 1, 8, 8)
+    evaluate(model, CLASSES, images, torch.randint(10, (6,)))
+    model(images).sum().backward()
+    kept = model.out.weight.grad.clone()
+    model.table = model.out.weight.grad = None
+    model(images).sum().backward()
+    assert torch.equal(model.out.weight.grad, kept)
 
 
 def test_evaluate_restores_the_mode_after_an_error():

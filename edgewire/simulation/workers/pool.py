@@ -156,8 +156,6 @@ class Processes:
         workers are rarely idle. Taking one reply at a time would interrupt the workers often. This
         would be slower, because the CPU's caches lose their contents.
         """
-        if not self._replies and not self._queue.under_way:
-            raise RuntimeError("there is nothing to wait for")
         self._feed_all()
         wanted = min(BULK, len(self._queue) // 2) if in_bulk else 1
         while len(self._replies) < max(wanted, 1) and self._queue.under_way:

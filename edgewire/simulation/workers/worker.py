@@ -71,7 +71,7 @@ def work(
     with contextlib.suppress(EOFError, OSError):
         while True:
             if (together := messages.receive()) is None:
-                _tell(replies, host)
+                _reply(replies, True, host.states, True)
                 continue
             for fresh, metadata, anew in together:
                 content = content if fresh is None else fresh
@@ -162,11 +162,3 @@ def _reply(replies: Channel, told: Metadata | bool, content: Any, has_state: boo
         reason = f"what the node sends cannot be sent: {type(error).__name__}: {error}"
         failed = (None, reason) if told is True else (told, raised(reason))
         replies.send((*failed, has_state))
-
-
-def _tell(replies: Channel, host: NodeHost) -> None:
-    """Send the nodes' states to the parent, or an error message if memory for a copy is missing."""
-    try:
-        _reply(replies, True, host.states, True)
-    except MemoryError:
-        replies.send((None, "no memory is left for a copy of what nodes keep", False))

@@ -26,11 +26,6 @@ def digits(request: Request) -> Data:
     return Data(train, test, ImageTransform((0.3058,), (0.3764,)), 10)
 
 
-def is_there(folder: Path) -> bool:
-    """Return whether the digits are available: in a data folder, or with scikit-learn."""
-    return (folder / Path(FILE).name).exists() or find_spec("sklearn") is not None
-
-
 def _rows(folder: Path) -> NDArray[Any]:
     """Return each image's 64 values and its class, float64 (1797, 65).
 

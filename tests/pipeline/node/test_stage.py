@@ -256,24 +256,6 @@ def test_values_that_are_not_finite_are_refused_and_the_segment_stays(spoiled, m
 
 
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
-def test_a_first_layer_that_is_frozen_stays_as_it_is(algorithm):
-    config = configured(f"algorithm={algorithm}")
-    stage = Stage(config, data_of(config), Place(0, (1,)))
-    for parameter in stage.segment.parameters():
-        parameter.requires_grad_(False)
-    x, y = batches_of(config, 1)[0]
-    wire = stage.segment.to_wire(x)
-    stage.main.flat.state.fill_(1)
-    if stage.module is not None:
-        assert stage.train(wire, y, 0, config.lr).output is not None
-    else:
-        output = stage.forward(wire, "0.0")
-        assert stage.backward("0.0", torch.ones_like(output), lambda: wire, first=True) is None
-        stage.finish(config.lr)
-    assert (stage.main.flat.parameters == 1).all()
-
-
-@pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_a_device_with_its_own_memory_trains_the_same_stages(algorithm, tmp_path, monkeypatch):
     words = [f"algorithm={algorithm}", "rounds=12", "eval_every=6"]
     local_run(tmp_path / "host", *words)

@@ -8,12 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 import edgewire.client.app
 from edgewire.compression.base import PayloadError
 from edgewire.compression.decoder import decode_update
-from edgewire.compression.flower.records import STYPE
 from edgewire.compression.make import make_codec
 from edgewire.pipeline.messages import TargetTensor, pack, pack_copy, pack_targets
 from tests.same import expect_same
@@ -24,33 +22,24 @@ LABELS = pack_targets([np.zeros((1, 64))], [TargetTensor(below=10)])
 PLAIN = make_codec(coder="raw")  # as in the preset with compression=none
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
-    "change",
+    ("change", "node"),
     [
-        array("output", lambda data: data[:-1]),
-        array("gradients", lambda data: b""),
-        array("output", lambda data: LABELS),
-        no_arrays,
-        without("metrics"),
+        (array("output", lambda data: data[:-1]), 1),
+        (array("gradients", lambda data: b""), 1),
+        (array("output", lambda data: LABELS), 1),
+        (no_arrays, 1),
+        (without("metrics"), 1),
+        *((metrics(num_examples=samples), 0) for samples in (1e13, -64.0, 65.0, 3.5, float("nan"))),
     ],
 )
 @pytest.mark.parametrize("words", [QUICK, SPLIT])
-def test_an_unusable_reply_costs_its_mini_batch(tmp_path, change, words):
-    result, rows, _ = run(tmp_path, *words, app=spoiling(change))
+def test_an_unusable_reply_costs_its_mini_batch(tmp_path, change, node, words):
+    result, rows, _ = run(tmp_path, *words, app=spoiling(change, node=node))
     assert result["failures"] >= 1
     assert result["round"] == 8
     assert rows[-1]["loss"] < rows[0]["loss"]
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("samples", [1e13, -64, 0, 65, 3.5, float("nan")])
-@pytest.mark.parametrize("words", [QUICK, SPLIT])
-def test_an_absurd_number_of_samples_costs_a_mini_batch_and_no_memory(tmp_path, samples, words):
-    app = spoiling(metrics(num_examples=float(samples)), node=0)
-    result, _, _ = run(tmp_path, *words, app=app)
-    assert result["failures"] >= 1
-    assert result["round"] == 8
 
 
 def test_only_the_first_node_may_send_labels(tmp_path, caplog):
@@ -105,38 +94,6 @@ def test_a_node_that_always_fails_ends_the_run_with_its_reason(tmp_path):
 
     with pytest.raises(PayloadError, match=r"20 failures in a row of segment 2.*coffee"):
         run(tmp_path, *QUICK, app=app)
-
-
-@pytest.mark.parametrize("shape", [(64, 7), (63, 128), (64, 2, 64)])
-def test_activations_of_a_wrong_shape_get_one_clear_error(tmp_path, shape):
-    """A node refuses activations of a wrong shape with one error; its segment stays unchanged."""
-    said = []
-    wrong = pack([np.ones(shape, np.float32)], PLAIN)
-    count = 0
-
-    def app(message, context):
-        nonlocal count
-        arrays = message.content["arrays"]
-        if context.node_config["partition-id"] == 2:
-            count += 1
-            if count == 4:
-                before = {k: a.numpy() for k, a in context.state["segment"].items()}
-                spoiled = {**arrays, "input": Array("uint8", (len(wrong),), STYPE, wrong)}
-                content = RecordDict({**message.content, "arrays": ArrayRecord(spoiled)})
-                with pytest.raises(PayloadError, match="activations of mini-batch 3") as error:
-                    edgewire.client.app.app(
-                        Message(content=content, metadata=message.metadata), context
-                    )
-                said.append(str(error.value))
-                after = context.state["segment"]
-                for key in before:
-                    if not key.startswith("module"):
-                        np.testing.assert_array_equal(before[key], after[key].numpy())
-        return edgewire.client.app.app(message, context)
-
-    run(tmp_path, *QUICK, app=app)
-    assert len(said) == 1
-    assert "\n" not in said[0]
 
 
 def test_a_diverging_run_reports_it(tmp_path):

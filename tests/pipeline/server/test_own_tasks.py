@@ -48,7 +48,7 @@ MINE = """
         made = nn.Sequential(
             nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 8), nn.Dropout(0.0),
             nn.Linear(8, outputs))
-        made[3].requires_grad_(not frozen)
+        made[:4].requires_grad_(not frozen)  # all of the first segment, if it is cut at 1
         return made
 
 
@@ -184,7 +184,7 @@ MINE = """
 """
 TASKS = {
     "regression": ["table", "mlp", "regression"],
-    "a frozen layer": ["table", "mlp +model.frozen=true", "regression"],
+    "frozen layers": ["table", "mlp +model.frozen=true", "regression"],
     "half floats": ["table +dataset.dtype=bfloat16", "mlp", "regression"],
     "missing targets": ["table +dataset.nan=true", "mlp", "mine_cut.Likelihood"],
     "a loss below zero": ["table", "mlp", "mine_cut.Likelihood"],

@@ -5,7 +5,7 @@ from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
 from edgewire.machine.errors import UsageError
 from edgewire.simulation.any_app.app import read_app
-from tests.simulation.any_app.apps import APPS, write
+from tests.simulation.any_app.apps import write
 
 CONFIG = """
 rounds = 3
@@ -108,8 +108,3 @@ def test_a_path_that_is_no_folder_is_refused(app):
             read_app(path, [])
     with pytest.raises(UsageError, match=r"no Flower app: there is no pyproject\.toml"):
         read_app(app.parent, [])
-
-
-@pytest.mark.parametrize("path", sorted(APPS.iterdir()), ids=lambda path: path.name)
-def test_the_example_apps_are_valid(path):
-    assert read_app(path, []).name

@@ -19,7 +19,7 @@ OUTPUTS = {
     "quickstart_pytorch": "model.pt",
     "sklearn_float64": "model.npz",
 }
-ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 8}  # for apps with few rounds by default
+ROUNDS = {"quickstart_pytorch": 6, "sklearn_float64": 5}  # for apps with few rounds by default
 # Nodes have few test samples: even between a run's last rounds accuracies vary by so much.
 NOISE = 0.04
 # First whole models are sent. Headers matter, because models have only 5 to 80 kB.

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from edgewire.simulation.any_app.app import read_app
@@ -92,15 +92,6 @@ def test_draws_depend_on_seed_node_and_number_alone(host):
     assert x(ask(host(seed=1), "draw")) not in drawn
 
 
-def test_the_servers_draws_are_unchanged_by_nodes_in_its_process(host):
-    random.seed(3)
-    expected = [random.random(), random.random()]
-    random.seed(3)
-    found = [random.random()]
-    ask(host(), "draw")
-    assert [*found, random.random()] == expected
-
-
 def test_each_node_gets_its_own_copy_of_a_shared_content(host):
     content, here = RecordDict({"c": ConfigRecord({"x": 1})}), host()
     assert [x(ask(here, "spoil", node, content=content)) for node in (1, 2, 3)] == [1, 1, 1]
@@ -133,19 +124,6 @@ def test_a_failing_node_gives_an_error_and_a_full_log(host, capfd, caplog, actio
     assert reason.split(": ")[-1] in caplog.text
     assert ask(here, "rate", number=2).content["c"]["rate"] == 1
     assert ask(here, "rate", node=2).content["c"]["rate"] == 1
-
-
-def test_a_context_has_the_partition_and_the_number_of_partitions(host):
-    found = {}
-
-    def look(message, context: Context):
-        found[context.node_id] = context.node_config
-        return Message(RecordDict(), reply_to=message)
-
-    here = NodeHost(NodeHostSpec(look, 3, 1, {}))
-    for node in (1, 2, 3):
-        ask(here, "look", node)
-    assert found == {n: {"partition-id": n - 1, "num-partitions": 3} for n in (1, 2, 3)}
 
 
 def draws():
