@@ -28,10 +28,10 @@ from tests.runs import history_of, result_of
 from tests.zoo import makers
 
 IN_TURN = {
-    "fedavg": ["compression=f2i", "downlink=f2i", "local_steps=2"],
-    "fedadam": ["strategy=fedadam", "compression=topk", "local_steps=2"],
-    "qfedavg": ["strategy=qfedavg", "compression=none", "local_steps=2"],
-    "krum": ["strategy=krum", "compression=f2i", "local_steps=2"],
+    "fedavg": ["compression=f2i", "downlink=f2i", "local_steps=1"],
+    "fedadam": ["strategy=fedadam", "compression=topk", "local_steps=1"],
+    "qfedavg": ["strategy=qfedavg", "compression=none", "local_steps=1"],
+    "krum": ["strategy=krum", "compression=f2i", "local_steps=1"],
     "esgd": ["algorithm=esgd"],
     "dgc": ["algorithm=dgc"],
     "batchnorm": ["model=four_layers", "compression=f2i", "local_steps=2"],
@@ -181,7 +181,7 @@ def test_no_attack_spoils_an_asynchronous_model(algorithm, attack, tmp_path):
 )  # fmt: skip
 @pytest.mark.parametrize("algorithm", ["synthetic_gradients", "split_backprop"])
 def test_a_malicious_node_of_a_cut_model_can_be_replaced(algorithm, attack, bad, tmp_path, caplog):
-    words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=16", "eval_every=16"]
+    words = [f"algorithm={algorithm}", "strategy.segments=4", "rounds=12", "eval_every=12"]
     app = app_with(ATTACKS[attack], bad)
     result, weights = trained(tmp_path, *words, "batch_size=48", client_app=app)
     expect_unspoiled(tmp_path, result, weights)
